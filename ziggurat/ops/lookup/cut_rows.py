@@ -13,7 +13,7 @@ own Σ g² and D its own columns it is the rule itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.lookup.kernel import LookupKernel, Step, SummedGradient, TableOptimizerKind, UpdateRule
+from ziggurat.ops.to_device import to_device
 
 PLAIN_STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.SGD), learning_rate=1.0)
 
@@ -49,11 +50,23 @@ def in_order(gradient: SummedGradient) -> SummedGradient:
     return SummedGradient(rows=rows, sums=gradient.sums[order])
 
 
+def spans_of(gradient: SummedGradient, tables: Sequence[tuple[int, int]]) -> list[slice]:
+    """Where the rows of tables stand among those of a storage's gradient; a device is asked once for all.
+
+    Args:
+        gradient: of the storage, rows increasing (`in_order`).
+        tables: first row of each in the storage, and how many it has.
+    """
+    edges = torch.tensor([[first, first + num_rows] for first, num_rows in tables], dtype=torch.int64).view(-1, 2)
+    places = torch.searchsorted(gradient.rows, to_device(edges, gradient.rows.device))
+    return [slice(first, last) for first, last in places.tolist()]
+
+
 def cut_rows(
     gradient: SummedGradient,
     *,
     first_row: int,
-    num_rows: int,
+    span: slice,
     scale: float = 1.0,
     weight_decay: float = 0.0,
     gather: Callable[[Tensor], Tensor] | None = None,
@@ -63,14 +76,12 @@ def cut_rows(
     Args:
         gradient: of the storage, rows increasing (`in_order`).
         first_row: of the table in its storage.
-        num_rows: of the table.
+        span: of the table's rows; see `spans_of`.
         scale: of the gradient.
         weight_decay: λ.
         gather: weights of rows of the storage; needed with weight decay.
     """
-    bounds = torch.tensor([first_row, first_row + num_rows], device=gradient.rows.device)
-    first, last = torch.searchsorted(gradient.rows, bounds).tolist()
-    rows, grad = gradient.rows[first:last] - first_row, gradient.sums[first:last]
+    rows, grad = gradient.rows[span] - first_row, gradient.sums[span]
     if scale != 1.0:
         grad = grad * scale
     if weight_decay:

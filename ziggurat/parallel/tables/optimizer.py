@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
-from ziggurat.ops.lookup.cut_rows import PLAIN_STEP, CutRows, cut_rows, in_order, plain_gradient
+from ziggurat.ops.lookup.cut_rows import PLAIN_STEP, CutRows, cut_rows, in_order, plain_gradient, spans_of
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.copies import sum_over_ranks
@@ -181,22 +181,19 @@ class ShardedTableOptimizer:
     def _cuts(self, tables: EmbeddingTables, *, scale: float) -> list[_Cut]:
         """Every column-wise table of this rank, in the order of the model's tables, rows in increasing order."""
         kernel = tables.kernel
-        summed = [in_order(kernel.sum_gradients(parts)) if parts else None for parts in tables.recorded]
-        cuts = []
-        for shard in self._tables.mine.columns.shards:
-            place = tables.tables.places[shard.table]
-            gradient = summed[place.storage]
-            if gradient is not None:
-                part = cut_rows(
-                    gradient,
-                    first_row=place.first_row,
-                    num_rows=place.num_rows,
-                    scale=scale,
-                    weight_decay=self.config.weight_decay,
-                    gather=tables.tables.storage(place.storage).gather,
-                )
-                cuts.append(_Cut(shard, part))
-        return cuts
+        found: dict[str, CutRows] = {}
+        for index, parts in enumerate(tables.recorded):
+            places = {name: place for name, place in tables.tables.places.items() if place.storage == index}
+            if not parts or not places:
+                continue
+            gradient = in_order(kernel.sum_gradients(parts))
+            spans = spans_of(gradient, [(place.first_row, place.num_rows) for place in places.values()])
+            options = {"scale": scale, "weight_decay": self.config.weight_decay}
+            options["gather"] = tables.tables.storage(index).gather
+            for (name, place), span in zip(places.items(), spans, strict=True):
+                found[name] = cut_rows(gradient, first_row=place.first_row, span=span, **options)
+        shards = self._tables.mine.columns.shards
+        return [_Cut(shard, found[shard.table]) for shard in shards if shard.table in found]
 
     def _add_up(self, cuts: list[_Cut]) -> list[Tensor]:
         """Σ g² over all columns for every row of every cut, summed in the order of the columns on every rank."""

@@ -212,7 +212,8 @@ class ShardedTables(nn.Module):
         batch, group = ids.batches[0], self.mine.rows
         lengths_JR = batch.jagged.offsets.diff().view(len(group.lists), batch.batch_size)
         wanted = [index for index, share in enumerate(group.lists) if share.is_partial_mean]
-        return lengths_JR[wanted].t().float()
+        none = lengths_JR.new_zeros(batch.batch_size, 0)
+        return (torch.stack([lengths_JR[index] for index in wanted], dim=1) if wanted else none).float()
 
     @torch.no_grad()
     def load_from(self, whole: TableWeights) -> None:

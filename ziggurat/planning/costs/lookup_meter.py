@@ -32,7 +32,7 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
     UpdateRule,
 )
-from ziggurat.ops.lookup.cut_rows import apply_cut, cut_rows, in_order
+from ziggurat.ops.lookup.cut_rows import apply_cut, cut_rows, in_order, spans_of
 from ziggurat.planning.costs.probe_tables import TableDraw
 
 _STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.ROWWISE_ADAGRAD), learning_rate=1e-3)
@@ -110,9 +110,10 @@ class LookupMeter:
     def _update_cut(self, part: _Part, grad: Tensor) -> None:
         recorded = GradientPart(layout=part.layout, lookups=part.lookups, grad=grad)
         gradient = in_order(self._kernel.sum_gradients([recorded]))
-        for slot in part.layout.slots:
+        spans = spans_of(gradient, [(slot.first_row, slot.num_rows) for slot in part.layout.slots])
+        for slot, span in zip(part.layout.slots, spans, strict=True):
             rows = slice(slot.first_row, slot.first_row + slot.num_rows)
-            cut = cut_rows(gradient, first_row=slot.first_row, num_rows=slot.num_rows)
+            cut = cut_rows(gradient, first_row=slot.first_row, span=span)
             apply_cut(
                 self._kernel,
                 cut,
