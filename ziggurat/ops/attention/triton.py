@@ -24,6 +24,7 @@ from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.ops.attention.problem import AttentionBias, JaggedLayout, check_problem
 from ziggurat.ops.attention.time_buckets import bucket_cells
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
+from ziggurat.ops.to_device import to_device
 
 _KERNELS = "ziggurat.ops.attention.triton_kernels"
 _BLOCK = 32
@@ -106,7 +107,7 @@ class _Call:
             *(layout.offsets, layout.of_queries, empty if layout.num_targets is None else layout.num_targets),
             *(zero if each is None else each.detach().float().contiguous() for each in _weights(bias)),
             *(empty if each is None else each for each in (bias.query_times, bias.key_times)),
-            *(each.to(q.device) for each in cells),
+            *(to_device(each, q.device) for each in cells),
         )
         rule = layout.rule
         numbers = (self.heads, rule.context, rule.max_attention_length, (positions - 1) // 2, scale, 1.0 / divisor)
