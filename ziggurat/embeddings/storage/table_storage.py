@@ -237,7 +237,7 @@ class TableStorage(ABC):
 
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
         """Sum the gradients of equal rows and apply the rule to each once; see `LookupKernel.update`."""
-        is_late = parts[0].lookups.are_checked
+        is_late = step.applies is not None or parts[0].lookups.are_checked
         summed = sums_without_waiting(kernel, parts) if is_late else kernel.sum_gradients(parts)
         self.apply(kernel, gradient=summed, step=step)
 

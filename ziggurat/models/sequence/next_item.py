@@ -49,7 +49,7 @@ from ziggurat.features.events import EARLIER, HISTORY, HISTORY_TIMES, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
-from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.cut import Cutting

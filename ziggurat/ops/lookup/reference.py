@@ -116,7 +116,8 @@ class TorchKernel:
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
     ) -> None:
         """See `LookupKernel.update`."""
-        summed = sums_of_fixed_size(parts) if parts[0].lookups.are_checked else self.sum_gradients(parts)
+        is_late = step.applies is not None or parts[0].lookups.are_checked
+        summed = sums_of_fixed_size(parts) if is_late else self.sum_gradients(parts)
         self.apply(weight, state=state, gradient=summed, step=step)
 
 

@@ -188,10 +188,11 @@ class ShardedTableOptimizer:
                 continue
             gradient = in_order(kernel.sum_gradients(parts))
             spans = spans_of(gradient, [(place.first_row, place.num_rows) for place in places.values()])
-            options = {"scale": scale, "weight_decay": self.config.weight_decay}
-            options["gather"] = tables.tables.storage(index).gather
+            gather, decay = tables.tables.storage(index).gather, self.config.weight_decay
             for (name, place), span in zip(places.items(), spans, strict=True):
-                found[name] = cut_rows(gradient, first_row=place.first_row, span=span, **options)
+                found[name] = cut_rows(
+                    gradient, first_row=place.first_row, span=span, scale=scale, weight_decay=decay, gather=gather
+                )
         shards = self._tables.mine.columns.shards
         return [_Cut(shard, found[shard.table]) for shard in shards if shard.table in found]
 

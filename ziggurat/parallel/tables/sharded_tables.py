@@ -20,7 +20,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.embeddings.faults import SentRows
 from ziggurat.embeddings.growing.new_rows import NewRows, first_vectors
 from ziggurat.embeddings.initial_rows import InitialRows
-from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
+from ziggurat.embeddings.storage import LowPrecisionStorage, MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
 from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.storage.host import HostStorage
@@ -104,7 +104,7 @@ class ShardedTables(nn.Module):
         )
         self._topology = topology
         for tables, group in zip(self.local, self.mine.groups, strict=True):
-            tables.tables.faults = SentRows() if self.device.type == "cuda" else None
+            tables.tables.faults = _rows_sent_to(tables.tables, device=self.device)
             tables.tables.name_rows({shard.table: _origin(shard) for shard in group.shards})
             for shard in group.shards:
                 rows = tables.tables.rows(shard.table)
@@ -321,6 +321,13 @@ def _origin(shard: Shard) -> RowOrigin:
     """Which row and column of the whole table a rank's part begins with, padding in front counted."""
     row = shard.first_row - shard.num_padding
     return RowOrigin(table=shard.table, first_row=0, num_rows=0, table_row=row, table_column=shard.first_column)
+
+
+def _rows_sent_to(tables: TableWeights, *, device: torch.device) -> SentRows | None:
+    """What spares a GPU a second look at rows; None where their storage asks itself which of them it holds."""
+    found = [tables.storage(index) for index in range(tables.num_storages)]
+    holds_all = all(isinstance(storage, MemoryStorage | LowPrecisionStorage) for storage in found)
+    return SentRows() if device.type == "cuda" and holds_all else None
 
 
 def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage) -> None:
