@@ -23,7 +23,6 @@ from ziggurat.data.balance.partition import Balance, straggler_share
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
-from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.parallel.context.deal import ContextDeal
 from ziggurat.parallel.exchange.samples import Dealt, SampleExchange
 from ziggurat.parallel.parallelize import Parallel
@@ -36,13 +35,13 @@ class Balancer:
     """Deals the samples of batches that are still to come, in a thread; one at a time, on all ranks alike.
 
     Args:
-        deal: what deals a batch, with the random numbers of its step; collective.
+        deal: what deals a batch; collective.
         lines: how, for the start-up report.
         balances: whether samples are dealt by their cost, so that loads say something.
     """
 
     def __init__(
-        self, deal: Callable[[Batch, StepDraw], Dealt], *, lines: dict[str, str] | None = None, balances: bool = True
+        self, deal: Callable[[Batch], Dealt], *, lines: dict[str, str] | None = None, balances: bool = True
     ) -> None:
         self._deal, self.lines, self.balances = deal, lines or {}, balances
         self._thread: threading.Thread | None = None
@@ -50,10 +49,10 @@ class Balancer:
         self._loads = np.zeros(2)  # Σ mean / max over steps, before and after
         self._steps = 0
 
-    def start(self, batch: Batch, *, draw: StepDraw) -> None:
+    def start(self, batch: Batch) -> None:
         """Begin to deal a batch; the one before must have been finished."""
         assert self._thread is None, "one at a time"
-        self._thread = threading.Thread(target=self._work, args=(batch, draw), name="ziggurat-balance", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(batch,), name="ziggurat-balance", daemon=True)
         self._thread.start()
 
     def finish(self) -> Batch:
@@ -82,9 +81,9 @@ class Balancer:
         before, after = (self._loads / max(self._steps, 1)).tolist()
         return before, after
 
-    def _work(self, batch: Batch, draw: StepDraw) -> None:
+    def _work(self, batch: Batch) -> None:
         try:
-            self._result = self._deal(batch.map(lambda tensor: tensor.cpu()), draw)
+            self._result = self._deal(batch.map(lambda tensor: tensor.cpu()))
         except BaseException as error:  # raised by `finish`, in the thread that trains
             self._result = error
 
@@ -100,18 +99,18 @@ def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | No
     """
     balance, lines = _balance_of(config, model=model, parallel=parallel)
     if parallel is None or parallel.topology.context.size == 1:
-        return None if balance is None else Balancer(lambda batch, draw: balance(batch), lines=lines)
+        return None if balance is None else Balancer(balance, lines=lines)
     size = parallel.topology.context.size
     if config.compile is not Compile.OFF:
         ways = ("--training.compile off", "--context 1")
         raise _refused("a network that is not compiled", config.compile.value, ways, f"compile, with --context {size}")
     cut = ContextDeal(model, topology=parallel.topology, traffic=parallel.traffic)
 
-    def deal(batch: Batch, draw: StepDraw) -> Dealt:
+    def deal(batch: Batch) -> Dealt:
         if balance is None:
-            return Dealt(batch=cut(batch, draw=draw), loads=np.ones(1), loads_before=np.ones(1))
+            return Dealt(batch=cut(batch), loads=np.ones(1), loads_before=np.ones(1))
         dealt = balance(batch)
-        return replace(dealt, batch=cut(dealt.batch, draw=draw))
+        return replace(dealt, batch=cut(dealt.batch))
 
     lines |= {"histories are cut": f"into {2 * size} pieces each, two for each of {size} ranks"}
     return Balancer(deal, lines=lines, balances=balance is not None)

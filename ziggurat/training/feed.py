@@ -185,7 +185,7 @@ class Feed:
             return growing is None and (negatives is None or not negatives.is_due(step))
 
         waits, self._waits = self._waits, False
-        taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step), step=step)
+        taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
         current, line = next(taken), deque[_Coming]()
         batch = None if current.batch is None else made(current.batch, step)()
         try:
@@ -234,20 +234,19 @@ class Feed:
             if taken.batch is None:
                 return
 
-    def _dealt(self, taken: Iterator[_Taken], *, step: int) -> Iterator[_Taken]:
+    def _dealt(self, taken: Iterator[_Taken]) -> Iterator[_Taken]:
         """The same with the samples that this rank trains, each begun when the one before it is taken away."""
         if self.balancer is None:
             yield from taken
             return
         current = next(taken)
         if current.batch is not None:
-            self.balancer.start(current.batch, draw=StepDraw(self._config.seed, step))
+            self.balancer.start(current.batch)
         while current.batch is not None:
             following = next(taken)
             ready = replace(current, batch=self.balancer.finish())
-            step += 1
             if following.batch is not None:
-                self.balancer.start(following.batch, draw=StepDraw(self._config.seed, step))
+                self.balancer.start(following.batch)
             yield ready
             current = following
         yield current

@@ -16,11 +16,13 @@ from tests.models.sequence.test_next_item import LENGTH, NUM_ITEMS, lists
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.batches.repeats import deduplicate
+from ziggurat.features.events import HISTORY_LENGTHS, HISTORY_PLACES
 from ziggurat.features.inputs import InputSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec
 from ziggurat.features.items import Items
 from ziggurat.features.jagged import FeatureGroup, moments_group, offsets_of
 from ziggurat.features.schema import Task
 from ziggurat.models import SequenceRanker, SequenceRankerConfig, build_model
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.layers.hstu import HSTULayer
 from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item import Positions
@@ -117,17 +119,22 @@ def padded_logits(model: SequenceRanker, batch: Batch, sample: int) -> Tensor:
     candidate = tables.table("item")[item] + tables.table("kind")[kind]
     assert model.unknown_action is not None
     assert model.context_places is not None
-    length = len(history)
+    whole, at = len(history), list(range(len(history)))
+    if HISTORY_PLACES in batch.sequences:  # thinned: positions are those of the whole history
+        places = batch.sequences[HISTORY_PLACES]
+        at = places.values["time"][places.offsets[sample] : places.offsets[sample + 1]].tolist()
+        whole = int(batch.extras[HISTORY_LENGTHS][sample])
     rows = history * math.sqrt(dim) + model.action_map(tables.table("action")[listed(2)])
     target = candidate * math.sqrt(dim) + model.action_map(model.unknown_action)
     if model.positions is not None:
-        places = [length - at if config.positions is Positions.FROM_END else at for at in range(length + 1)]
+        places = [whole - place if config.positions is Positions.FROM_END else place for place in (*at, whole)]
         rows, target = rows + model.positions.weight[places[:-1]], target + model.positions.weight[places[-1]]
     if model.time_vectors is not None:
         buckets = [min(63, math.isqrt(max(0, (asked - moment) // 60))) for moment in times.tolist()]
         rows, target = rows + model.time_vectors.weight[buckets], target + model.time_vectors.weight[0]
     token = tables.table("country")[country] * math.sqrt(dim) + model.context_places[0]
     events = torch.cat([token.unsqueeze(0), rows, target.unsqueeze(0)])
+    length = len(history)
     first = int(times[0]) if length else asked
     own = [first, *times.tolist(), asked]
     of_query = [*own[1 : length + 1], own[length], asked]  # asked at the next event's time, the last one at its own
@@ -212,21 +219,71 @@ def test_an_empty_batch_has_no_logits_and_its_loss_a_gradient() -> None:
     model.loss(outputs, batch).mean().backward()
 
 
-def test_training_thins_long_histories_and_weighs_tasks() -> None:
+def test_tasks_have_weights() -> None:
     batch = batch_of(QUESTIONS)
-    plain, thin = built(), built(stochastic_length=1.0, task_weights=(2.0, 0.5))
-    torch.testing.assert_close(plain(batch), thin.eval()(batch))
-    outputs = thin.forward_dense(thin.embed(batch))
-    expected, found = plain.loss(outputs, batch), thin.loss(outputs, batch)
+    plain, weighed = built(), built(task_weights=(2.0, 0.5))
+    outputs = plain.forward_dense(plain.embed(batch))
+    expected, found = plain.loss(outputs, batch), weighed.loss(outputs, batch)
     assert torch.equal(found.weight, expected.weight)
     torch.testing.assert_close(found.total, expected.total * torch.tensor([2.0, 0.5]))
-    torch.manual_seed(0)
-    thinned, whole = (model.train().forward_dense(model.embed(batch)).logits for model in (thin, plain))
-    is_short = batch.lists(0)[0].offsets.diff() <= 1
-    torch.testing.assert_close(thinned[is_short], whole[is_short])
-    assert not torch.allclose(thinned[~is_short], whole[~is_short])
     with pytest.raises(ConfigError, match="a weight for each of 2 labels"):
         built(task_weights=(1.0,))
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_training_thins_the_history_of_a_question_for_all_of_its_candidates(settings: dict[str, Any]) -> None:
+    batch, draw = batch_of(QUESTIONS), StepDraw(0, 1)
+    assert built(**settings).shortened(batch, draw=draw) is batch
+    model = built(stochastic_length=1.0, **settings)  # M = √6: two events
+    thin = model.shortened(batch, draw=draw)
+    assert thin.lists(0)[0].offsets.diff().tolist() == [2] * 3 + [0] * 2 + [1] + [2] * 4
+    assert thin.extras[HISTORY_LENGTHS].tolist() == [6] * 3 + [0] * 2 + [1] + [4] * 4
+    embedded = model.embed(thin)
+    assert embedded.named["first"].tolist() == [0, 3, 5, 6]
+    # What remains are events of the whole with all that is known of them.
+    places, offsets = thin.sequences[HISTORY_PLACES], batch.lists(0)[0].offsets
+    at = places.values["time"] + offsets[:-1].repeat_interleave(places.offsets.diff())
+    for position in range(3):
+        assert torch.equal(thin.lists(position)[0].values, batch.lists(position)[0].values[at])
+    times = batch.sequences["history_times"].values["time"]
+    assert torch.equal(thin.sequences["history_times"].values["time"], times[at])
+    alone = torch.stack([padded_logits(model, thin, sample) for sample in range(batch.batch_size)])
+    torch.testing.assert_close(model.forward_dense(embedded).logits, alone, rtol=1e-4, atol=2e-6)
+    assert not torch.allclose(alone[:3], model(batch)[:3])
+
+
+def test_a_thinned_question_depends_on_seed_step_and_itself_alone() -> None:
+    model, draw = built(stochastic_length=1.0), StepDraw(0, 1)
+    batch = batch_of([(6, 3), (0, 2), (5, 3), (6, 4)])
+    thin = model.shortened(batch, draw=draw)
+    wanted, size = model(thin), batch.batch_size
+    # Kept once for all candidates; cut inside questions; with other rows; in another order.
+    once = model.shortened(deduplicate(batch, [FeatureGroup(jagged=(0, 1, 2))]), draw=draw)
+    assert once.repeated[0].num_slices == 4
+    assert torch.equal(once.expanded().jagged.values, thin.jagged.values)
+    two = deduplicate(batch, [FeatureGroup(single=(1,), jagged=(0,)), FeatureGroup(jagged=(2,))])
+    for given in (once, model.shortened(two, draw=draw)):
+        torch.testing.assert_close(model(given), wanted, rtol=0, atol=0)
+    parts = [model.shortened(batch.rows(first, last), draw=draw) for first, last in ((0, 2), (2, 7), (7, 7), (7, size))]
+    torch.testing.assert_close(torch.cat([model(part) for part in parts]), wanted, rtol=1e-5, atol=1e-6)
+    assert set(parts[2].extras) == set(parts[0].extras)
+    moved = dataclasses.replace(batch, row_ids=batch.row_ids + 100).take(torch.arange(size - 1, -1, -1))
+    torch.testing.assert_close(model(model.shortened(moved, draw=draw)).flip(0), wanted, rtol=1e-5, atol=1e-6)
+    others = [model.shortened(batch, draw=StepDraw(0, step)).jagged.values for step in range(2, 6)]
+    assert any(not torch.equal(other, thin.jagged.values) for other in others)
+
+
+def test_questions_that_share_a_slice_are_thinned_apart() -> None:
+    model = built(stochastic_length=1.0)
+    batch = batch_of([(6, 2)])
+    asked = moments_group(torch.tensor([1_600_020_000, 1_600_030_000]), torch.arange(3))
+    apart = deduplicate(
+        dataclasses.replace(batch, sequences=batch.sequences | {"asked_at": asked}), [FeatureGroup(jagged=(0, 1, 2))]
+    )
+    assert apart.repeated[0].num_slices == 1
+    found = [model.shortened(apart, draw=StepDraw(0, step)) for step in range(8)]
+    assert all(each.repeated[0].num_slices == 2 for each in found)
+    assert any(len(set(map(tuple, each.lists(0)[0].values.view(2, 2).tolist()))) == 2 for each in found)
 
 
 def test_other_data_and_impossible_settings_are_refused() -> None:

@@ -13,14 +13,13 @@ from ziggurat.features.events import HISTORY, HISTORY_LENGTHS, HISTORY_PLACES
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.next_item import Positions
-from ziggurat.models.sequence.stochastic_length import thinned, thinned_rows
+from ziggurat.models.sequence.stochastic_length import thinned_rows
 
 
 def test_long_histories_are_thinned_as_often_as_the_equation_says() -> None:
-    torch.manual_seed(0)
     lengths = torch.tensor([0, 1, 10, 50, 63, 64, 100, 256]).repeat(500)
-    offsets = offsets_of(lengths)
-    kept = thinned(offsets, alpha=1.5, longest=256)  # M = 64, N^α = 4096
+    offsets, keys, draw = offsets_of(lengths), torch.arange(len(lengths)), StepDraw(0, 0)
+    kept = thinned_rows(offsets, keys, draw=draw, alpha=1.5, longest=256)  # M = 64, N^α = 4096
     counts = torch.stack([each.sum() for each in kept.split(lengths.tolist())]).view(500, 8)
     assert (counts[:, :6] == lengths[:6]).all()
     shares = (counts == lengths[:8]).double().mean(dim=0)
@@ -32,8 +31,8 @@ def test_long_histories_are_thinned_as_often_as_the_equation_says() -> None:
     often = torch.stack([each for each in kept.split(lengths.tolist()) if len(each) == 256]).double().mean(dim=0)
     assert float(often.min()) > 0.15
     assert float(often.max()) < 0.50
-    assert thinned(offsets, alpha=2.0, longest=256).all()
-    assert not len(thinned(torch.tensor([0]), alpha=1.5, longest=256))
+    assert thinned_rows(offsets, keys, draw=draw, alpha=2.0, longest=256).all()
+    assert not len(thinned_rows(torch.tensor([0]), keys[:0], draw=draw, alpha=1.5, longest=256))
 
 
 def test_a_sample_is_thinned_by_seed_step_and_row_alone() -> None:

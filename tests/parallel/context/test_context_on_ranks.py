@@ -19,6 +19,7 @@ from ziggurat.errors import ConfigError, DataError, TopologyError
 from ziggurat.features.events import HISTORY, PIECE_HOMES, PIECE_LENGTHS, PIECE_STARTS
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models import DNNConfig, NextItemConfig, build_model
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.cut import Chunks
 from ziggurat.models.sequence.layers.hstu import HSTULayer, hstu_research
 from ziggurat.models.sequence.layers.preset import LayerPreset
@@ -111,6 +112,9 @@ def check_rankers(plan: Plan) -> None:
     batch = test_ranker.batch_of([(4, 3), (0, 1), (6, 4), (1, 2), (6, 1), (3, 5)])
     for number, settings in enumerate(test_ranker.VARIANTS):
         ranker = replace(test_ranker.SMALL, embedding=MODEL.embedding, **settings)
+        if number:  # histories of two of their events
+            thin = build_model(replace(ranker, stochastic_length=1.0), test_ranker.INPUTS, seed=3)
+            batch = thin.shortened(batch, draw=StepDraw(0, number))
         assert_same_as_single_device(
             lambda ranker=ranker: build_model(ranker, test_ranker.INPUTS, seed=3),
             plan,

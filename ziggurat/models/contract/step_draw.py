@@ -25,6 +25,6 @@ class StepDraw(NamedTuple):
         """A generator for one sample.
 
         Args:
-            row_id: of the sample; see `Batch.row_ids`.
+            row_id: of the sample (`Batch.row_ids`), or what else names it on any number of ranks.
         """
         return np.random.default_rng([self.seed, self.step, row_id & (2**63 - 1)])

@@ -10,7 +10,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.layers.stack import SequenceStack
 
 
@@ -56,11 +55,10 @@ class CutsHistories(Protocol):
     stack: SequenceStack
     told_of_samples: tuple[str, ...]
 
-    def cutting(self, batch: Batch, *, draw: StepDraw | None = None) -> Cutting:
+    def cutting(self, batch: Batch) -> Cutting:
         """The sequences of a batch, and how they are cut.
 
         Args:
-            batch: whole samples, in host memory.
-            draw: of a training step, for histories that are thinned at random; None: nothing is.
+            batch: whole samples, in host memory; in training as `shortened` gave it.
         """
         ...

@@ -316,9 +316,8 @@ class NextItem(Model):
         kept_N = thinned_rows(offsets_B1, batch.row_ids, draw=draw, alpha=alpha, longest=self.max_length)
         return shortened_histories(batch, self.inputs, kept_N=kept_N)
 
-    def cutting(self, batch: Batch, *, draw: StepDraw | None = None) -> Cutting:
+    def cutting(self, batch: Batch) -> Cutting:
         """The histories of a batch, and how they are cut; see `next_item_pieces.py`."""
-        del draw  # `shortened` has thinned them
         return cut_histories(batch, self.inputs)
 
     # --------------------------------------------------------------------------------------------- items and users

@@ -32,7 +32,6 @@ from functools import reduce
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -53,7 +52,7 @@ from ziggurat.models.sequence.layers.preset import LayerPreset, StacksLayers
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_inputs import check_one_history, question_times
-from ziggurat.models.sequence.next_item_pieces import moments_of, positions_of, spans_of
+from ziggurat.models.sequence.next_item_pieces import places_and_lengths, positions_of, spans_of
 from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
 from ziggurat.models.sequence.ranker_pieces import (
     BEGAN,
@@ -67,7 +66,8 @@ from ziggurat.models.sequence.ranker_pieces import (
     questions_or_pieces,
     questions_to_cut,
 )
-from ziggurat.models.sequence.stochastic_length import NEVER_THINNED, thinned, thinned_rows
+from ziggurat.models.sequence.ranker_thinning import shortened_questions
+from ziggurat.models.sequence.stochastic_length import NEVER_THINNED
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
@@ -269,7 +269,8 @@ class SequenceRanker(Model):
         lengths = rows.offsets.diff() if inverse is None else rows.offsets.diff()[inverse]
         offsets_Q1 = offsets_of(lengths if len(first_Q) else lengths[:0])
         times_N, asked_Q = question_times(asked, offsets_Q1)
-        return {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q} | of_pieces
+        told = {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q}
+        return told | places_and_lengths(asked) | of_pieces
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """One pass over each question, then the logits of its candidates; 0 for samples that carry events alone."""
@@ -289,10 +290,6 @@ class SequenceRanker(Model):
             candidates_MD = candidates_MD + self.action_map(self.unknown_action)
         named = named | {_QUESTION: question_M}
         history_ND, candidates_MD = self._placed(history_ND, candidates_MD, named, offsets_Q1)
-        if self.training and self.config.stochastic_length < NEVER_THINNED and not is_cut:
-            kept_N = thinned(offsets_Q1, alpha=self.config.stochastic_length, longest=self._longest)
-            offsets_Q1 = F.pad(kept_N.cumsum(0), (1, 0))[offsets_Q1]
-            history_ND, named = history_ND[kept_N], named | {_TIMES: named[_TIMES][kept_N]}
         context_XD = history_ND.new_zeros(0, dim)
         if self.context_places is not None:
             context_QCD = torch.stack([fields[name][first_Q].float() for name in self._context], dim=1)
@@ -304,16 +301,20 @@ class SequenceRanker(Model):
             logits_ML = logits_ML.new_zeros(size, logits_ML.shape[1]).index_copy(0, named[CANDIDATES], logits_ML)
         return Outputs(logits=logits_ML)
 
-    def cutting(self, batch: Batch, *, draw: StepDraw | None = None) -> Cutting:
+    def shortened(self, batch: Batch, *, draw: StepDraw) -> Batch:
+        """Stochastic length: long histories thinned at random, for all candidates of a question alike."""
+        alpha = self.config.stochastic_length
+        if alpha >= NEVER_THINNED:
+            return batch
+        questions = questions_of(batch, lists=self._list_places, single=self._context_places)
+        how = {"draw": draw, "alpha": alpha, "longest": self._longest}
+        return shortened_questions(batch, lists=self._list_places, questions=questions, **how)
+
+    def cutting(self, batch: Batch) -> Cutting:
         """The questions of a batch, and how they are cut; see `ranker_pieces.py`."""
-        alpha, kept_N = self.config.stochastic_length, None
         first_Q, _ = questions_of(batch, lists=self._list_places, single=self._context_places)
-        if draw is not None and alpha < NEVER_THINNED:
-            asked = batch.take(first_Q)
-            offsets_Q1 = moments_of(asked, HISTORY_TIMES).offsets
-            kept_N = thinned_rows(offsets_Q1, asked.row_ids, draw=draw, alpha=alpha, longest=self._longest)
-        sizes = {"first_Q": first_Q, "num_context": len(self._context)}
-        return cut_questions(questions_to_cut(batch, self.inputs, kept_N=kept_N, **sizes), self.inputs)
+        questions = questions_to_cut(batch, self.inputs, first_Q=first_Q, num_context=len(self._context))
+        return cut_questions(questions, self.inputs)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, each times the weight of its task."""

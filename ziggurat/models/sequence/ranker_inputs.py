@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import ASKED_AT, HISTORY_TIMES, NEXT_ITEM
+from ziggurat.features.events import ASKED_AT, HISTORY_PLACES, HISTORY_TIMES, NEXT_ITEM
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
 from ziggurat.features.jagged import MOMENT
@@ -61,7 +61,7 @@ def questions_of(batch: Batch, *, lists: list[int], single: list[int]) -> tuple[
         same_B &= as_before(rows.values, rows.offsets) if inverse_B is None else _equal_before(inverse_B)
     for position in single:
         same_B &= _equal_before(batch.single[position])
-    for name in (HISTORY_TIMES, ASKED_AT):
+    for name in [name for name in (HISTORY_TIMES, HISTORY_PLACES, ASKED_AT) if name in batch.sequences]:
         moments = batch.sequences[name].expanded()
         same_B &= as_before(moments.values[MOMENT], moments.offsets)
     return same_B.logical_not().nonzero().squeeze(1), same_B.logical_not().cumsum(0) - 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch, JaggedRows
@@ -42,6 +42,7 @@ from ziggurat.models.sequence.next_item_pieces import (
     moments_of,
     moments_of_rows,
     places_and_lengths,
+    positions_of,
 )
 from ziggurat.models.sequence.ranker_inputs import questions_of
 
@@ -79,7 +80,7 @@ class QuestionPiece(NamedTuple):
 def questions_or_pieces(
     batch: Batch, *, lists: list[int], single: list[int]
 ) -> tuple[Int64[Tensor, "Q"], Int64[Tensor, "B"], dict[str, Tensor]]:
-    """The first sample of each question or piece, the one of each sample, and what pieces say of themselves.
+    """The first sample of each question or piece, the one of each sample, and what only pieces of questions know.
 
     Args:
         batch: of questions or pieces.
@@ -90,11 +91,9 @@ def questions_or_pieces(
         return *questions_of(batch, lists=lists, single=single), {}
     facts = QuestionPiece(*batch.extras[_FACTS].unbind(dim=1))
     first_Q = facts.is_first.nonzero().squeeze(1)
-    told = places_and_lengths(batch)
-    named = {name: value if name == HISTORY_PLACES else value[first_Q] for name, value in told.items()}
     of_pieces = {NUM_CONTEXT: facts.num_context, NUM_TARGETS: facts.num_targets}
     of_pieces |= {BEGAN: facts.began_at, FOLLOWING: facts.following_at}
-    named |= {name: value[first_Q] for name, value in of_pieces.items()}
+    named = {name: value[first_Q] for name, value in of_pieces.items()}
     return first_Q, facts.is_first.cumsum(0) - 1, named | {CANDIDATES: facts.is_candidate.nonzero().squeeze(1)}
 
 
@@ -140,43 +139,29 @@ def cut_questions(questions: Questions, inputs: InputSpec) -> Cutting:
     return Cutting(lengths=lengths_Q, pieces=pieces)
 
 
-def questions_to_cut(
-    batch: Batch,
-    inputs: InputSpec,
-    *,
-    first_Q: Int64[Tensor, "Q"],
-    num_context: int,
-    kept_N: Bool[Tensor, "N"] | None = None,
-) -> Questions:
+def questions_to_cut(batch: Batch, inputs: InputSpec, *, first_Q: Int64[Tensor, "Q"], num_context: int) -> Questions:
     """The questions of a batch as pieces are made of them.
 
     Args:
-        batch: whole samples.
+        batch: whole samples, thinned or not.
         inputs: of the model.
         first_Q: the first sample of each question.
         num_context: context rows before each history.
-        kept_N: which events of the questions' histories remain; None: all.
     """
     asked = batch.take(first_Q).expanded()
-    lists, times = lists_by_name(asked, inputs), moments_of(asked, HISTORY_TIMES)
-    wholes_Q = times.offsets.diff()
-    questions_N = torch.arange(len(first_Q)).repeat_interleave(wholes_Q, output_size=len(times.values))
-    places = JaggedRows(torch.arange(len(times.values)) - times.offsets[:-1][questions_N], times.offsets)
-    asked_Q = question_times(asked, times.offsets)[1]
-    if kept_N is not None:
-        offsets_Q1 = torch.cat([kept_N.new_zeros(1, dtype=torch.int64), kept_N.cumsum(0)])[times.offsets]
-        lists = {name: JaggedRows(rows.values[kept_N], offsets_Q1) for name, rows in lists.items()}
-        times, places = (JaggedRows(rows.values[kept_N], offsets_Q1) for rows in (times, places))
+    times = moments_of(asked, HISTORY_TIMES)
+    named, total = places_and_lengths(asked), len(times.values)
+    places_N = positions_of(times.offsets, named, total=total, from_start=True)
     ends_Q = torch.cat([first_Q[1:], first_Q.new_tensor([batch.batch_size])])[: len(first_Q)]
     return Questions(
         batch=batch.expanded(),
         first=first_Q,
         counts=ends_Q - first_Q,
-        lists=lists,
+        lists=lists_by_name(asked, inputs),
         times=times,
-        places=places,
-        wholes=wholes_Q,
-        asked=asked_Q,
+        places=JaggedRows(places_N, times.offsets),
+        wholes=named.get(HISTORY_LENGTHS, times.offsets.diff()),
+        asked=question_times(asked, times.offsets)[1],
         num_context=num_context,
     )
 

@@ -23,7 +23,6 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.batches.samples import concatenate_batches, take_samples
 from ziggurat.features.events import PIECE_HOMES, PIECE_SETS
 from ziggurat.models import Model
-from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.cut import Chunks, CutsHistories
 from ziggurat.parallel.context.pieces import head_and_tail
 from ziggurat.parallel.exchange.samples import samples_of_ranks
@@ -49,23 +48,22 @@ class ContextDeal:
         self._traffic = traffic
         self.group = own_group(topology, Axis.CONTEXT, what="divide histories", backend="gloo")
 
-    def __call__(self, batch: Batch, *, draw: StepDraw | None = None) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
         """This rank's pieces of the histories of its group: heads of all, then tails.
 
         Args:
             batch: what this rank brings, in host memory; its size may differ from rank to rank, and be 0.
-            draw: of the training step; None: nothing is drawn.
         """
-        return set_by_set([part for part in self.exchanged(self.pieces(batch, draw=draw)) if part is not None])
+        return set_by_set([part for part in self.exchanged(self.pieces(batch)) if part is not None])
 
     def exchanged(self, pieces: Sequence[Batch]) -> list[Batch | None]:
         """This rank's pieces of what each rank of the group brings; None where that one brings nothing."""
         how = {"group": self.group, "traffic": self._traffic, "purpose": "context: {}"}
         return samples_of_ranks(list(pieces), **how)
 
-    def pieces(self, batch: Batch, *, draw: StepDraw | None = None) -> list[Batch]:
+    def pieces(self, batch: Batch) -> list[Batch]:
         """What each rank of the group gets of a batch: heads of all histories, then tails."""
-        cutting, size = self._model.cutting(batch, draw=draw), self.group.size
+        cutting, size = self._model.cutting(batch), self.group.size
         found = []
         for rank in range(size):
             cut = head_and_tail(cutting.lengths, rank=rank, num_ranks=size)
