@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 from pathlib import Path
 
@@ -136,8 +138,10 @@ def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
     assert main(["export", str(run.folder), "--out", str(out), "--keep", "verb"]) == 0
     rec = Recommender.load(out)
     for user in ("u0", "u7", "u149"):
-        expected = run.next_items(log.filter(pl.col("user") == user), k=5)["film"].to_list()
-        assert [item.id for item in rec.recommend({"user": user}, k=5).items] == expected
+        expected = run.next_items(log.filter(pl.col("user") == user), k=5)
+        found = rec.recommend({"user": user}, k=5).items
+        assert [item.id for item in found] == expected["film"].to_list()
+        assert [item.score for item in found] == pytest.approx(expected["score"].to_list(), abs=1e-5)
     answers = run.next_items(fresh, k=5)
     for (user,), events_of in fresh.group_by("user", maintain_order=True):
         told = {"history": "film", "history_verb": "verb", "history_times": "time"}
@@ -150,3 +154,8 @@ def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
     with pytest.raises(RequestError, match="times in seconds"):
         rec.recommend({"history": ["f1"], "history_verb": ["seen"], "history_times": [978_300_000_000]}, k=3)
     assert "only here" not in {item.id for item in rec.recommend({}, k=100).items}
+    pl.DataFrame({"user": ["u0"]}).write_csv(out.parent / "users.csv")
+    users, lists = str(out.parent / "users.csv"), str(out.parent / "lists.parquet")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["recommend", str(out), users, "--k", "1", "--out", lists]) == 0
+    assert "lists of 1 user, 1 item, in" in said.getvalue()

@@ -202,14 +202,19 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     )
     progress.end()
     notes = [
-        f"{result.num_short:,} users with fewer than {options.k} items" if result.num_short else "",
-        f"{result.num_unknown:,} users that the export does not know" if result.num_unknown else "",
-        f"{result.resumed:,} users were done before" if result.resumed else "",
+        f"{_counted(result.num_short, 'user')} with fewer than {options.k} items" if result.num_short else "",
+        f"{_counted(result.num_unknown, 'user')} that the export does not know" if result.num_unknown else "",
+        f"{_counted(result.resumed, 'user')} done before" if result.resumed else "",
     ]
-    print_line(f"lists of {result.num_users:,} users, {result.num_items:,} items, in {options.out}")
+    lists, items = _counted(result.num_users, "user"), _counted(result.num_items, "item")
+    print_line(f"lists of {lists}, {items}, in {options.out}")
     for note in filter(None, notes):
         print_line(note)
     return 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def add_recall_arguments(parser: argparse.ArgumentParser) -> None:

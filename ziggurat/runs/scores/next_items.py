@@ -1,11 +1,12 @@
 """The next items of users: an event log in, for each of its users the items that a run puts first.
 
     run.next_items(["events.parquet"], k=10)            user_id │ rank │ movie_id         │ score
-    ziggurat predict RUN events.parquet --out next.csv  1       │    1 │ Toy Story (1995) │ 13.2
+    ziggurat predict RUN events.parquet --out next.csv  1       │    1 │ Toy Story (1995) │ 0.66
 
 Histories are the latest events of each user in the log, whatever the run was trained on; users need not be known. All
 items of the run's training are ranked, but for those that the user had in the log. A question is asked at the time of
-the user's last event. Ids of the log that the run does not know are counted, as for any prediction.
+the user's last event. Ids of the log that the run does not know are counted, as for any prediction. A score is the
+inner product of the vectors of history and item, as in an export's answers: a cosine for vectors of length 1.
 """
 
 from __future__ import annotations
@@ -131,9 +132,7 @@ def _answers(
     run: Run, users: pl.Series, ids: pl.Series, items_ND: torch.Tensor, asked: Questions, *, k: int
 ) -> pl.DataFrame:
     _, found_QK = rank_all(items_ND, asked, depth=min(k, len(items_ND)))
-    assert isinstance(run.model, NextItem)
-    products_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)])
-    scores_QK = products_QK / run.model.config.temperature
+    scores_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)])
     found, schema = found_QK.cpu().numpy(), next_items_schema(run)
     user, rank, item, score = schema
     kept = found >= 0
