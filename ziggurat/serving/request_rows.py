@@ -21,6 +21,7 @@ from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.errors import RequestError
+from ziggurat.features.events import HISTORY_TIMES
 from ziggurat.features.schema import Categorical, Dense, Feature, Moments, Schema, Vector, column_of
 from ziggurat.typed import nearest
 
@@ -159,6 +160,14 @@ def _times(value: Sequence[Any], feature: Moments, column: str) -> list[int | No
     if len(other := of_another_unit(known, seen=feature.seen)):
         expected = f"times in {unit_of(feature.seen)}, as those of training ({feature.seen[0]} to {feature.seen[1]})"
         raise _wrong(expected, int(known[other[0]]), column)
+    if feature.name == HISTORY_TIMES and len(earlier := np.flatnonzero(known[1:] < known[:-1])):
+        at = int(earlier[0])
+        raise RequestError(
+            expected="the times of a history, its oldest event first",
+            found=f"{known[at]} before {known[at + 1]}",
+            where=f"request, column {column!r}",
+            ways_out="sort the events by time, in all lists of the history alike",
+        )
     return times
 
 

@@ -128,6 +128,11 @@ def check_times(run: Run, fresh: pl.DataFrame, caplog: pytest.LogCaptureFixture)
     later = fresh.with_columns(time=pl.col("time") + 86_400)
     assert run.next_items(later, k=3)["film"].equals(run.next_items(fresh, k=3)["film"])  # durations are the same
     assert "far from those of training, 978300000 to " in caplog.messages[0]
+    caplog.clear()
+    turned = run.next_items(pl.concat([fresh.reverse(), fresh[:1]]), k=3)
+    assert set(turned["user"]) == set(fresh["user"])
+    assert "stood after a later one of their user: now sorted" in caplog.messages[0]
+    assert "1 event has the time of the one before of their user" in caplog.messages[1]
 
 
 def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
@@ -151,6 +156,9 @@ def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
         assert [item.id for item in rec.recommend(request, k=5, exclude=had).items] == expected
     with pytest.raises(DataError, match="history_verb"):
         rec.recommend({"history": ["f1"], "history_times": [5]}, k=3)
+    turned = {"history": ["f1", "f2"], "history_verb": ["seen"] * 2, "history_times": [978_300_060, 978_300_000]}
+    with pytest.raises(RequestError, match="978300060 before 978300000"):
+        rec.recommend(turned, k=3)
     with pytest.raises(RequestError, match="times in seconds"):
         rec.recommend({"history": ["f1"], "history_verb": ["seen"], "history_times": [978_300_000_000]}, k=3)
     assert "only here" not in {item.id for item in rec.recommend({}, k=100).items}

@@ -73,6 +73,21 @@ class EventLog:
         found = [self.carried[name].is_not_null().to_numpy() for name in columns]
         return np.logical_and.reduce(found) if found else np.zeros(len(self.users), dtype=np.bool_)
 
+    @property
+    def sorted_note(self) -> str:
+        """What to say of events that were not in order; "" where all were."""
+        if not self.num_unsorted:
+            return ""
+        return f"{self.num_unsorted:,} of {len(self.users):,} events stood after a later one of their user: now sorted"
+
+    @property
+    def equal_times_note(self) -> str:
+        """What to say of events of a user at one time; "" where there are none."""
+        if not self.num_equal:
+            return ""
+        events = "1 event has" if self.num_equal == 1 else f"{self.num_equal:,} events have"
+        return f"{events} the time of the one before of their user; their order is that of the file"
+
     def bounds(self) -> Int64[np.ndarray, " U+1"]:
         """Where the events of each user begin, and where those of the last one end."""
         return np.searchsorted(self.users, np.arange(self.num_users + 1))

@@ -284,10 +284,7 @@ def _nothing_to_train(log: EventLog, config: DataConfig, expected: str) -> DataE
 
 
 def _warnings_of_log(log: EventLog) -> Iterator[str]:
-    if log.num_unsorted:
-        yield f"{log.num_unsorted:,} of {len(log.users):,} events stood after a later one of their user: now sorted"
-    if log.num_equal:
-        yield f"{log.num_equal:,} events have the time of the one before of their user; their order is that of the file"
+    yield from filter(None, (log.sorted_note, log.equal_times_note))
 
 
 def _put_aside(bad_rows: BadRows) -> list[str]:

@@ -80,8 +80,9 @@ def predict_of_events(
         check_output(out, schema)
         refuse_own_input(out, data, trained=[Path(path) for path in run.config.data.train])
     log = _log_of(run, data, keep=keep, bad_rows=bad_rows)
-    if far := compared_with_training(log, run.preprocessing.schema):
-        run.warn(far, progress)
+    far = compared_with_training(log, run.preprocessing.schema)
+    for note in filter(None, (log.sorted_note, far)):  # candidates are asked for at one time
+        run.warn(note, progress)
     scores = _scores(run, log, progress=progress)
     found = _frame(log, scores, schema=schema, keep=keep) if run.team.is_first else pl.DataFrame(schema=schema)
     if out is None:

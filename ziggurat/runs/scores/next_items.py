@@ -87,8 +87,9 @@ def next_items(
         elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
         collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
         log = read_events(_chunks(run, data, collector), schema, bad_rows=collector)
-    if far := compared_with_training(log, run.preprocessing.schema):
-        run.warn(far, progress)
+    far = compared_with_training(log, run.preprocessing.schema)
+    for note in filter(None, (log.sorted_note, log.equal_times_note, far)):
+        run.warn(note, progress)
     questions = open_questions(log, max_length=schema.events.max_length)
     assert schema.items is not None
     with torch.no_grad():
