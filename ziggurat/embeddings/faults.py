@@ -87,9 +87,9 @@ def raise_fault(tables: EmbeddingTables, batch: Batch) -> None:
             layouts.append(LookupLayout(dim=0, width=0, slots=(slot,)))
     for layout in layouts:
         check_rows(layout, lookups)
-    in_host = bool(tables.tables.in_host)
+    in_host = tables.tables.in_host
     raise BoundsError(
-        expected="rows of tables that exist" + (", and that the batch names, so that they were sent ahead" * in_host),
+        expected="rows of tables that exist" + (", and that the batch names, to be sent ahead" if in_host else ""),
         found="one that does not, among those that the model looks up besides the batch's features",
         where="EmbeddingTables.vectors",
         ways_out=(
