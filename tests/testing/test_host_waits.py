@@ -51,7 +51,6 @@ KNOWN: dict[str, dict[str, str]] = {
         ("read: synchronize", "read: tolist", "read: bool"), "a step late, of the host's memory"
     ),
     "training/step/weight_average.py": {"update: int": CPU},
-    "embeddings/faults.py": {"raise_fault: bool": CHECK},
     "embeddings/optimizer.py": {
         "all_finite: bool": CPU,
         "grad_norm_squared: float": CPU,
