@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from benchmarks.report import Case
 from benchmarks.table_tiers.memory import MemoryCase
 from benchmarks.table_tiers.quality import Found
+from benchmarks.table_tiers.subjects import SUBJECTS
 from ziggurat.ops.row_formats import RowFormat
 
+_FIRST = next(iter(SUBJECTS))  # the curve is its
 _COLOURS = {RowFormat.INT8: "tab:blue", RowFormat.INT4: "tab:orange"}
 
 
@@ -31,7 +33,8 @@ def plot_quality(found: Mapping[str, Found], path: Path) -> None:
         marker = "x" if nearest else ("o" if each.variant.dim == 64 else "s")
         colour = _COLOURS[tables.weights]
         axes.errorbar(x, y, yerr=sd, marker=marker, color=colour, ecolor="lightgrey", capsize=3)
-        label = f"{tables.weights.value}, {tables.cache:.0%}" + (", nearest" if nearest else "")
+        data = "" if each.subject == _FIRST else f"{each.subject}: "
+        label = f"{data}{tables.weights.value}, {tables.cache:.0%}" + (", nearest" if nearest else "")
         turned = {"rotation": -60, "va": "top"} if nearest else {"rotation": 60, "va": "bottom"}
         axes.annotate(label, (x, y), textcoords="offset points", xytext=(3, -3 if nearest else 3), fontsize=8, **turned)
     axes.margins(x=0.1, y=0.2)
