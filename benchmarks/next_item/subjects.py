@@ -16,6 +16,7 @@ from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
+from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.records.run_folder import RunFolder
 
 
@@ -95,7 +96,13 @@ def refuse_others(run: RunFolder, config: RunConfig) -> None:
     Raises:
         ConfigError: it would be taken for a run of the recipe.
     """
-    if run.config.exists() and without_choices(load_config(run.path)) != without_choices(config):
+    if not run.config.exists():
+        return
+    found = load_config(run.path)
+    if config.training.early_stop.metric == AUTO_METRIC:  # the run has chosen one
+        chosen = replace(config.training.early_stop, metric=found.training.early_stop.metric)
+        config = replace(config, training=replace(config.training, early_stop=chosen))
+    if without_choices(found) != without_choices(config):
         raise ConfigError(
             expected=f"a run of {config.recipe}, seed {config.training.seed}, as the recipe is now",
             found="a run with other settings",

@@ -14,6 +14,7 @@ from benchmarks.table_tiers.quality import collect
 from benchmarks.table_tiers.reported import read_report
 from benchmarks.table_tiers.subjects import CASES, PROMISED, SUBJECTS, VARIANTS, config_of, settings_of
 from benchmarks.tables import parse_options, run
+from ziggurat.config import override
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.recipes.run_config import run_config_to_json
@@ -118,3 +119,18 @@ def test_cases_that_are_not_named_stay_as_they_were(tmp_path: Path, monkeypatch:
     assert "dlrm_d64_int8_cache5_memory" not in kept
     with pytest.raises(ConfigError, match="both"):
         run(quick=True, options=parse_options(words))
+
+
+def test_a_finished_run_is_read_though_it_has_chosen_what_stops_it_early(tmp_path: Path) -> None:
+    plain = type(VARIANT)(dim=64, tables=TablesConfig())
+    for variant, name, auc in ((plain, "d64_fp32", 0.8), (VARIANT, "d64_int8_cache5", 0.7)):
+        config = config_of("synthetic", variant, 1)
+        assert config.training.early_stop.metric == "auto"
+        finished(tmp_path / f"synthetic_{name}_seed1", override(config, {"training.early-stop.metric": "auc"}), auc=auc)
+    options: dict[str, Any] = {"out": tmp_path, "until": 0.0, "epochs": 0, "progress": NoProgress()}
+    name = "synthetic_d64_int8_cache5_auc"
+    assert collect([name], seeds=1, **options)[0][name].differences == pytest.approx([-0.1])
+    other = override(config_of("synthetic", VARIANT, 1), {"training.early-stop.patience": "7"})
+    finished(tmp_path / "synthetic_d64_int8_cache5_seed1", other, auc=0.7)
+    with pytest.raises(ConfigError, match="other settings"):
+        collect([name], seeds=1, **options)
