@@ -109,11 +109,10 @@ def test_cases_that_are_not_named_stay_as_they_were(tmp_path: Path, monkeypatch:
     for case in report.cases:
         assert (case.ours, case.ratio, case.goal) == tuple(by_name[case.name][key] for key in ("ours", "ratio", "goal"))
         assert report.extra[f"table_share {case.name}"] == before[f"table_share {case.name}"]
+    new = {"settings", "seeds_of_earlier_report"}  # what a report says of itself
     for figure in report.figures:
         old = by_name[str(figure["name"])]
-        assert {name: figure[name] for name in old if name != "settings"} == {
-            name: value for name, value in old.items() if name != "settings"
-        }
+        assert {name: figure[name] for name in old.keys() - new} == {name: old[name] for name in old.keys() - new}
     kept = next(note for note in report.notes if "not measured again" in note)
     assert "disk_8x_zipf" in kept
     assert "dlrm_d64_int8_cache5_memory" not in kept
