@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
 from ziggurat.testing.ranks import RankFailure
@@ -74,11 +75,11 @@ def run_ranks_as_threads(
     own_world = mock.patch.object(dist.distributed_c10d, "_world", ThreadLocalWorld())
     no_memory = mock.patch("ziggurat.parallel.topology.open_host_memory", return_value=(None, "ranks are threads"))
     with own_world, no_memory, ThreadPoolExecutor(world_size, thread_name_prefix="rank") as threads:
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        _set_thread_isolation_mode(True)
         try:
             results = list(threads.map(rank_main, range(world_size)))
         finally:
-            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+            _set_thread_isolation_mode(False)
     if failures:
         rank, trace = failures[0]
         others = sorted({each for each, _ in failures} - {rank})
