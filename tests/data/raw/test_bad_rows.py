@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ziggurat.cli.main import build_parser
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import BoundsError, ConfigError, DataError
@@ -24,7 +25,12 @@ def test_error_names_file_line_row_column_and_reason():
     assert caught.value.where == "a.csv, line 5, row 3, column 'price'"
     assert caught.value.expected == "a number"
     assert caught.value.found == "'x'"
-    assert any("quarantine" in way for way in caught.value.ways_out)
+    flags = [word for way in caught.value.ways_out for word in way.split() if word.startswith("--")]
+    assert flags == ["--data.bad-rows", "--bad-rows"]  # of training, and of what reads files for a trained run
+    options = build_parser().parse_args(
+        ["predict", "runs/first", "new.parquet", "--out", "a.csv", flags[1], "quarantine"]
+    )
+    assert options.bad_rows == "quarantine"
 
 
 def test_id_out_of_range_is_a_bounds_error():

@@ -238,7 +238,7 @@ def _refuse_some_labels(raw: Mapping[str, pl.Series], schema: Schema, faults: Fa
             reason=BadReason.MISSING,
             expected="all labels of an event (a candidate), or none of them (history alone)",
             found=f"none for {', '.join(labels[column] for column in without)}, of {', '.join(labels.values())}",
-            ways_out=("fill the column", "rank by fewer labels", "put such events aside: --data.bad-rows quarantine"),
+            ways_out=("fill the column", "rank by fewer labels"),
         )
 
 
@@ -261,7 +261,7 @@ def _missing(faults: Faults, index: int, *, column: str, role: str) -> None:
         reason=BadReason.MISSING,
         expected=f"{role} of each event",
         found="nothing",
-        ways_out=("take such events out", "put them aside: --data.bad-rows quarantine"),
+        ways_out=("take such events out",),
     )
 
 

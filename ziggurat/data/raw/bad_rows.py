@@ -58,6 +58,9 @@ class BadReason(StrEnum):
     OTHER_UNIT = "other_unit"  # a time of another unit than those of training
 
 
+_PUT_ASIDE = "put such rows aside and go on: --data.bad-rows quarantine; for a trained run --bad-rows quarantine"
+
+
 @dataclass(frozen=True, kw_only=True)
 class BadRow:
     """One row that cannot be used.
@@ -90,7 +93,7 @@ class BadRow:
     def error(self) -> ZigguratError:
         """The error that says all this."""
         kind = BoundsError if self.reason is BadReason.OUT_OF_RANGE else DataError
-        advice = [*self.ways_out, "correct the row", "set bad_rows = quarantine to write such rows aside and go on"]
+        advice = [*self.ways_out, "correct the row", _PUT_ASIDE]
         if self.reason is BadReason.INVALID_UTF8:
             advice.insert(0, "convert the file: iconv -f latin1 -t utf-8 OLD > NEW")
         return kind(expected=self.expected, found=shown(self.found), where=self.where, ways_out=advice)
