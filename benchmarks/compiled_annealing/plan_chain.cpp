@@ -9,7 +9,7 @@
 //   5. the exchange network with the true starts: cost below the limit?
 //
 // One thread, no allocation inside the loop. Vectors are GCC's and clang's (8 floats), so the compiler picks AVX2, NEON, …
-// The readable reference is ziggurat/planning/search/annealing.py; ziggurat/ops/plan_chain.py calls this.
+// The readable reference is ziggurat/planning/search/annealing.py; plan_chain.py, beside this file, calls it.
 
 #include <algorithm>
 #include <cmath>

@@ -74,7 +74,7 @@ class _Plans(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainNetworks:
-    """Prices: see `ziggurat.planning.cost_model.NetworkForm`, which has the same fields.
+    """Prices: see `benchmarks.compiled_annealing.annealing.NetworkForm`, which has the same fields.
 
     Args:
         bias: (W,) of the first W numbers of a device's state.

@@ -9,10 +9,9 @@ import torch
 from benchmarks.gpu.contest import Machine, Measure, faster, in_turns
 from benchmarks.report import Case
 from ziggurat.errors import MissingDependencyError
-from ziggurat.ops import cross
-from ziggurat.ops.dot_interaction import DotShape, dot_interaction, dot_interaction_reference
-from ziggurat.ops.interactions import cross_triton, dot_triton
+from ziggurat.ops.interactions import cross, cross_triton, dot_triton
 from ziggurat.ops.interactions.dot import pair_places
+from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction, dot_interaction_reference
 from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm
 from ziggurat.ops.wire import WireCode, pack, why_not_triton
 from ziggurat.parallel.exchange.packing import RowsForRank, places_of

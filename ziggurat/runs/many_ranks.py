@@ -5,9 +5,9 @@
     the others   wait ─────────────────┘ (the same error on all ranks if rank 0 failed)
 
 The plan comes from `--plan FILE`, else on resume from the run's folder if it fits the number of ranks, else from
-`place_tables`, in tower groups of the size that `planning/tower_size.py` chooses. Training keeps it in the run's folder
-(`plan.json`), for people and for the next start; a checkpoint does not depend on it, and a finished run is scored on
-any number of ranks.
+`place_tables`, in tower groups of the size that `runs/planning/tower_size.py` chooses. Training keeps it in the run's
+folder (`plan.json`), for people and for the next start; a checkpoint does not depend on it, and a finished run is
+scored on any number of ranks.
 """
 
 from __future__ import annotations

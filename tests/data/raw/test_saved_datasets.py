@@ -15,7 +15,7 @@ from ziggurat.errors import DataError
 
 
 def save(folder: Path, *, num_files: int = 2, rows_per_file: int = 30, **state: object) -> Path:
-    """A folder as `datasets` writes it (tests/bridges/test_datasets.py compares with the package)."""
+    """A folder as `datasets` writes it (tests/bridges/test_data_sources.py compares with the package)."""
     folder.mkdir(parents=True)
     names = [f"data-{index:05d}-of-{num_files:05d}.arrow" for index in range(num_files)]
     for index, name in enumerate([*names, "cache-1234567890abcdef.arrow"]):

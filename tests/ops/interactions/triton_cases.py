@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ziggurat.ops import cross
-from ziggurat.ops.cross import cross_layers, cross_layers_reference
-from ziggurat.ops.dot_interaction import DotShape, dot_interaction, dot_interaction_reference, why_not
+from ziggurat.ops.interactions import cross
+from ziggurat.ops.interactions.cross import cross_layers, cross_layers_reference
 from ziggurat.ops.interactions.cross_triton import add_crossed, add_crossed_backward, why_not_triton
 from ziggurat.ops.interactions.dot import pair_places
+from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction, dot_interaction_reference, why_not
 
 DEVICE = torch.device("cpu")
 FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64

@@ -14,7 +14,7 @@ low-rank one 4·d·r, so rank pays below d/2 (TorchRec advises d/4). In the mixt
 map shared by all layers, without bias (as in FuxiCTR's CrossNetMix); since the gates sum to 1, b_l stands outside the
 sum, and weighing the experts' r numbers before U turns E products of width r into one of width E·r.
 
-Full and low rank run as one operation with its own backward pass (`ziggurat.ops.cross`).
+Full and low rank run as one operation with its own backward pass (`ziggurat.ops.interactions.cross`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.mlp import Init
-from ziggurat.ops.cross import cross_layers
+from ziggurat.ops.interactions.cross import cross_layers
 
 
 class CrossNet(nn.Module):

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.ops.dot_interaction import DotShape, dot_interaction
 from ziggurat.ops.interactions.dot import PairPlaces, pair_places, pairwise_dot
+from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction
 
 
 class PairwiseDot(nn.Module):

@@ -163,7 +163,7 @@ void backward(const T* x, const T* grad, T* out, int64_t size, int64_t num_field
 
 // ---- The whole input row of the network above: [the first piece | pairs | zeros], from pieces that lie apart.
 
-// What ziggurat/ops/dot_interaction.py passes: `width` columns of each sample, in FP32 or bfloat16.
+// What ziggurat/ops/interactions/dot_interaction.py passes: `width` columns of each sample, in FP32 or bfloat16.
 struct Piece {
     const void* from;
     void* gradient;  // contiguous, same dtype; forward: null

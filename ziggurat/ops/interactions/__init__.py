@@ -1,1 +1,1 @@
-"""Interactions of the fields of a sample: dot products, linear combinations, maps for each field, norms of products."""
+"""Interactions of the fields of a sample: dot products, cross layers, linear combinations, maps by field, norms."""

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import ziggurat.ops.dot_interaction as ops
-from ziggurat.ops.dot_interaction import DotShape, dot_interaction, dot_interaction_reference, why_not
+import ziggurat.ops.interactions.dot_interaction as ops
 from ziggurat.ops.interactions.dot import dot_kernel, pair_places
+from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction, dot_interaction_reference, why_not
 
 needs_kernel = pytest.mark.skipif(not dot_kernel().startswith("C++"), reason=dot_kernel())
 FP32, BF16, FP64 = torch.float32, torch.bfloat16, torch.float64

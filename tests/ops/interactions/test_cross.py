@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ziggurat.ops.cross import cross_layers, cross_layers_reference
+from ziggurat.ops.interactions.cross import cross_layers, cross_layers_reference
 
 
 def problem(size: int, dim: int, rank: int, num_layers: int) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
