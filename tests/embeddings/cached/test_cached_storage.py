@@ -183,6 +183,22 @@ def test_threads_change_no_bit() -> None:
         assert torch.equal(found[1][key], value), key
 
 
+def test_split_rows_behind_a_cache_are_read_by_their_upper_halves_and_updated_exactly() -> None:
+    split, optimizer = make(RowFormat.SPLIT_BF16, kernel=KernelChoice.CPP, share=0.1)
+    exact, slow = make(RowFormat.FP32, kernel=KernelChoice.CPP)
+    (pooled,) = train(split, optimizer, steps=range(1))
+    (expected,) = train(exact, slow, steps=range(1))
+    assert torch.allclose(pooled, expected, rtol=2**-7, atol=1e-3), "BF16 has 8 bits"
+    storage = cached(split)
+    assert storage.counts.conflicts > 0
+    assert bool((storage.ways.held_rows >= 0).any())
+    rows = torch.arange(storage.num_rows)
+    held = storage.ways.find(rows) >= 0
+    behind = storage.backing.fetch(rows, keys=("weight",))["weight"]
+    values = torch.where(held.unsqueeze(1), storage.gather(rows), behind)
+    assert torch.allclose(values, exact.tables.storage(0).gather(rows), rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize(("dim", "weight_decay"), [(16, 0.01), (64, 0.0)])
 def test_the_gradient_of_a_step_may_come_summed(dim: int, weight_decay: float) -> None:
     both = [make(kernel=KernelChoice.CPP, dim=dim, weight_decay=weight_decay) for _ in range(2)]

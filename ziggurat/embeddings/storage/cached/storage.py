@@ -367,7 +367,8 @@ class CachedStorage(TableStorage):
     def _packed_by(self, kernel: LookupKernel) -> LowPrecisionBacking | None:
         """The backing, if compiled code reads and writes its rows where they lie."""
         can = kernel.choice is KernelChoice.CPP and not why_not_cache()
-        return self.backing if can and isinstance(self.backing, LowPrecisionBacking) else None
+        is_whole = self.backing.row_format is not RowFormat.SPLIT_BF16  # compiled code knows no lower halves here
+        return self.backing if can and is_whole and isinstance(self.backing, LowPrecisionBacking) else None
 
     def _state_of(self, step: Step) -> dict[str, Tensor]:
         return {key: self._array(key) for key in state_keys(step.rule.kind)}
