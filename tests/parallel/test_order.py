@@ -138,6 +138,12 @@ def test_orders_that_stop_a_job_are_found() -> None:
     check_order([[ids, hops, ids], [ids, hops, ids]])
     with pytest.raises(AssertionError, match="opposite orders"):
         check_order([[ids, hops], [hops, ids]])
+    told, dealt = made("told/cpu"), made("dealt/cpu")
+    beside = made("dealt/cpu", thread="beside"), made("hops/cuda", thread="beside")
+    check_order([[told, beside[0]], [beside[0], told]])  # threads wait apart
+    for one, other in ((told, dealt), (ids, beside[1])):  # in one thread, and on the GPU whatever the thread
+        with pytest.raises(AssertionError, match="opposite orders"):
+            check_order([[one, other], [other, one]])
     ring = [made(f"{a}{b}", (a, b)) for a, b in ((0, 1), (1, 2), (0, 2))]
     with pytest.raises(AssertionError, match="opposite orders"):  # no two ranks disagree
         check_order([[ring[2], ring[0]], [ring[0], ring[1]], [ring[1], ring[2]]])

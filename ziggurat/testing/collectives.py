@@ -11,6 +11,9 @@ collectives in opposite orders may wait for each other for ever; gloo, whose thr
     in each communicator     all its ranks issue the same kinds, of the same types, and bytes that fit
     between communicators    "was issued before", over all ranks together, has no cycle
 
+Collectives of the host are ordered within the thread that waits for them: what a thread beside the step issues on a
+communicator of its own may come before or after. Those of GPUs are ordered whatever thread has issued them.
+
 A process group has a communicator for tensors of the host and one for those of GPUs. Recording takes memory that ranks
 of a host share out of the way, as it is on GPUs.
 """
@@ -20,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import graphlib
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +66,7 @@ class Collective:
         sent: numbers for each rank of the group; () where all get the same.
         received: numbers from each.
         where: file and line that issued it.
+        thread: that issued it.
     """
 
     communicator: str
@@ -72,6 +77,12 @@ class Collective:
     sent: tuple[int, ...]
     received: tuple[int, ...]
     where: str
+    thread: str = ""
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether tensors of GPUs travel."""
+        return self.communicator.endswith("/cuda")
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.dtype} on {self.communicator} {list(self.ranks)} ({self.where})"
@@ -115,6 +126,7 @@ def _recording(kind: str, function: Callable[..., Any], found: list[Collective])
                 sent=sizes[1] if sizes else (),
                 received=sizes[0] if sizes else (),
                 where=_caller(),
+                thread=threading.current_thread().name,
             )
         )
         args, kwargs = tree_map_only(PretendCuda, lambda each: each.host, (args, kwargs))
@@ -144,13 +156,14 @@ def check_order(by_rank: Sequence[Sequence[Collective]]) -> None:
     issued: dict[str, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     order: graphlib.TopologicalSorter[tuple[str, int]] = graphlib.TopologicalSorter()
     for rank, collectives in enumerate(by_rank):
-        before: tuple[str, int] | None = None
+        latest: dict[str, tuple[str, int]] = {}  # of each thread, and of the GPU
         for each in collectives:
             own = issued[each.communicator][rank]
             node = (each.communicator, len(own))
             own.append(each)
-            order.add(node, *(() if before is None else (before,)))
-            before = node
+            queues = (f"thread {each.thread}", *(("GPU",) if each.on_gpus else ()))
+            order.add(node, *(latest[queue] for queue in queues if queue in latest))
+            latest |= dict.fromkeys(queues, node)
     for communicator, found in issued.items():
         _check_communicator(communicator, found)
     try:
