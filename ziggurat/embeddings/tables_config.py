@@ -128,10 +128,12 @@ class TablesConfig:
 
         Raises:
             ConfigError: tables would be parameters with dense gradients; or a name in `by_table` is no table;
-                or there is a cache, and no rows that it could help; or a policy of a cache, and none.
+                or there is a cache, and no rows that it could help; or a policy of a cache, and none; or a rounding,
+                and no rows that are rounded.
         """
         self.check_names(sorted(set(tables)))
         self._check_cache()
+        self._check_rounding()
         if (self.disk or self.device_memory) and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
             setting, place = ("tables.disk", "on a disk") if self.disk else (_DEVICE_MEMORY, "on the host")
             raise ConfigError(
@@ -184,6 +186,20 @@ class TablesConfig:
             found=f"--tables.cache {self.cache:g} with --tables.weights {self.weights.value}, whose updates are exact",
             where="tables.cache",
             ways_out=("--tables.weights int8 (or bf16, int4)", "leave --tables.cache out"),
+        )
+
+    def _check_rounding(self) -> None:
+        rounds = self.memory_limit or any(each in _ROUNDED for each in (self.weights, *self.by_table.values()))
+        if self.rounding is Rounding.STOCHASTIC or rounds:
+            return
+        raise ConfigError(
+            expected="rows that are rounded, beside --tables.rounding, which says how",
+            found=f"--tables.rounding {self.rounding.value} with --tables.weights {self.weights.value}",
+            where="tables.rounding",
+            ways_out=(
+                f"--tables.weights int8 (or another of {', '.join(each.value for each in _ROUNDED)})",
+                f"leave it out, or --tables.rounding {Rounding.STOCHASTIC.value}",
+            ),
         )
 
     def _check_disk(self) -> None:

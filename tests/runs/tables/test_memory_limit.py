@@ -24,7 +24,7 @@ from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import CachePolicy
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
@@ -202,6 +202,15 @@ def test_a_policy_without_a_cache_is_refused_unless_a_limit_may_choose_one() -> 
         alone.check(embedding, tables=["user"])
     for more in ({"cache": 0.1}, {"memory_limit": "1GiB"}):
         dataclasses.replace(alone, **more).check(embedding, tables=["user"])  # type: ignore[arg-type]
+
+
+def test_a_rounding_of_rows_that_round_nothing_is_refused() -> None:
+    embedding = config_of("fp32").model.embedding
+    exact = TablesConfig(weights=RowFormat.SPLIT_BF16, rounding=Rounding.NEAREST)
+    with pytest.raises(ConfigError, match=r"--tables\.rounding nearest with --tables\.weights split_bf16"):
+        exact.check(embedding, tables=["user"])
+    for more in ({"by_table": {"user": RowFormat.INT8}}, {"memory_limit": "1GiB"}, {"rounding": Rounding.STOCHASTIC}):
+        dataclasses.replace(exact, **more).check(embedding, tables=["user"])  # type: ignore[arg-type]
 
 
 def test_what_is_refused() -> None:

@@ -61,7 +61,8 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(found.byte_columns(), found.byte_cells())
     if found.within:
         print_line(
-            f"AUC within {METRIC_TOLERANCE:g}: ziggurat export {options.run} --tables {found.within} --out FOLDER"
+            f"AUC within {METRIC_TOLERANCE:g} on these rows: ziggurat export {options.run} --tables {found.within} "
+            "--out FOLDER (which compares again, on rows of all splits)"
         )
     if options.json:
         QUANTISATION.write(options.json, found.to_json())

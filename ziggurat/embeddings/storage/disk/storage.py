@@ -213,7 +213,7 @@ class DiskStorage(TableStorage):
     def describe(self) -> dict[str, Any]:
         """Where the rows lie and how many are held, for the start-up report."""
         cached = self.cached
-        held = f"{cached.num_places:,} of {self.num_rows:,} rows ({size_text(cached.num_bytes)})"
+        held = f"{min(cached.num_places, self.num_rows):,} of {self.num_rows:,} rows ({size_text(cached.num_bytes)})"
         return {"rows": "disk", **self.disk.describe(), "held_in_memory": held}
 
 

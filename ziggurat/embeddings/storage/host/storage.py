@@ -236,7 +236,7 @@ class HostStorage(TableStorage):
 
     def describe(self) -> dict[str, Any]:
         """Where the rows lie and how many are held on the device, for the start-up report."""
-        held = self.held.places.ways.num_places
+        held = min(self.held.places.ways.num_places, self.num_rows)
         return {
             "rows": "host",
             **self.rows.describe(),
