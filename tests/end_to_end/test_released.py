@@ -119,14 +119,18 @@ def _fingerprint(folder: Path) -> str:
 
 
 def test_a_run_on_events_is_judged_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its label did not say that it is always 1: full ranking alone judges it all the same."""
+    """Its label did not say that it is always 1: full ranking alone judges it all the same.
+
+    Its scores were divided by the temperature; now they are inner products, as those of an export.
+    """
     shutil.copytree(RELEASED / "5a883c5", tmp_path / "events")
     monkeypatch.chdir(tmp_path / "events")
     monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
     run = ziggurat.load_run("run")
     before, now = pl.read_csv("next.csv"), run.predict("events.csv")
     assert before.select("user", "rank", "film").equals(now.select("user", "rank", "film").cast({"rank": pl.Int64}))
-    np.testing.assert_allclose(now["score"], before["score"], atol=1e-5)
+    temperature = json.loads(Path("run/config.json").read_text())["model"]["temperature"]
+    np.testing.assert_allclose(now["score"], before["score"] * temperature, atol=1e-6)
     metrics = json.loads(Path("run/evaluations/test.json").read_text())["metrics"]
     assert run.evaluate_split("test").metrics == pytest.approx(metrics, abs=1e-6)
     fingerprint = json.loads(Path("prepared/prepared.json").read_text())["fingerprint"]
