@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.ops.test_scan import random_problem, same
+from tests.ops.triton_runs import run_python
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops import scan
 from ziggurat.ops.scan import kernel, scan_clusters, scan_clusters_triton, scan_rows, scan_rows_triton
@@ -37,8 +35,7 @@ for seed in range(40):
 @pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
 @pytest.mark.slow
 def test_kernels_equal_the_reference_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False)
+    done = run_python("-c", CHECK, interpreted=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -162,6 +162,11 @@ class TablesConfig:
         return self._cache if row_format in _ROUNDED else NO_CACHE
 
     @property
+    def _may_round(self) -> bool:
+        """Whether updates of any table are rounded, or a limit of memory may choose that they are."""
+        return bool(self.memory_limit) or any(each in _ROUNDED for each in (self.weights, *self.by_table.values()))
+
+    @property
     def _cache(self) -> CacheSize:
         return CacheSize(share=self.cache, policy=self.cache_policy)
 
@@ -174,11 +179,7 @@ class TablesConfig:
                 where="tables.cache-policy",
                 ways_out=("--tables.cache 0.05", f"leave it out, or --tables.cache-policy {CachePolicy.LRU.value}"),
             )
-        if (
-            not self.cache
-            or self.memory_limit
-            or any(each in _ROUNDED for each in (self.weights, *self.by_table.values()))
-        ):
+        if not self.cache or self._may_round:
             return
         formats = ", ".join(each.value for each in _ROUNDED)
         raise ConfigError(
@@ -189,8 +190,7 @@ class TablesConfig:
         )
 
     def _check_rounding(self) -> None:
-        rounds = self.memory_limit or any(each in _ROUNDED for each in (self.weights, *self.by_table.values()))
-        if self.rounding is Rounding.STOCHASTIC or rounds:
+        if self.rounding is Rounding.STOCHASTIC or self._may_round:
             return
         raise ConfigError(
             expected="rows that are rounded, beside --tables.rounding, which says how",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.ops.triton_runs import run_python
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.attention.problem import JaggedLayout
 from ziggurat.ops.attention.triton import jagged_attention_triton, why_not_triton
@@ -41,8 +39,7 @@ assert tried >= 20, tried
 @pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
 @pytest.mark.slow
 def test_kernels_equal_the_reference_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False)
+    done = run_python("-c", CHECK, interpreted=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
+from tests.ops.triton_runs import run_python
 from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.models import WukongConfig
@@ -49,8 +47,7 @@ def test_reference_is_the_equation():
 @needs_triton
 @pytest.mark.slow
 def test_kernel_equals_the_reference_under_the_interpreter():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, check=False)
+    done = run_python("-c", CHECK, interpreted=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +10,13 @@ import pytest
 import torch
 
 from tests.ops.lookup.assembly import assemble
+from tests.ops.triton_runs import run_python
 from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS
 from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, chunk_of, why_not_triton
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-CASES = [sys.executable, "-m", "tests.ops.interactions.triton_cases"]
+CASES = ["-m", "tests.ops.interactions.triton_cases"]
 needs_compiler = pytest.mark.skipif(
     not HAS_TRITON or is_interpreted(), reason="no package triton, or it is interpreted"
 )
@@ -27,15 +25,14 @@ needs_compiler = pytest.mark.skipif(
 @pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
 @pytest.mark.slow
 def test_kernels_equal_the_reference_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([*CASES, "cpu"], env=environment, capture_output=True, text=True, check=False)
+    done = run_python(*CASES, "cpu", interpreted=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="no CUDA device, or no package triton")
 def test_kernels_equal_the_reference_on_a_gpu() -> None:
-    done = subprocess.run([*CASES, "cuda"], capture_output=True, text=True, check=False)
+    done = run_python(*CASES, "cuda", interpreted=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

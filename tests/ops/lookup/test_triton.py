@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.ops.lookup_problems import make_layout
+from tests.ops.triton_runs import run_python
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, choose
 from ziggurat.ops.lookup.choose import BatchShape, choose_kernel
@@ -19,7 +17,7 @@ from ziggurat.ops.lookup.triton import TritonKernel, kernel
 from ziggurat.parallel.device import usable_kernel
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-CASES = [sys.executable, "-m", "tests.ops.lookup.triton_cases"]
+CASES = ["-m", "tests.ops.lookup.triton_cases"]
 LAYOUT = make_layout(dim=4, table_rows=[9], fields=[(FieldKind.SINGLE, 0)])
 ON_CUDA = KernelSetting(
     layouts=(LAYOUT,),
@@ -33,15 +31,14 @@ ON_CPU = dataclasses.replace(ON_CUDA, device=torch.device("cpu"))
 @pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
 @pytest.mark.slow
 def test_kernels_equal_the_reference_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([*CASES, "cpu"], env=environment, capture_output=True, text=True, check=False)
+    done = run_python(*CASES, "cpu", interpreted=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="no CUDA device, or no package triton")
 def test_kernels_equal_the_reference_on_a_gpu() -> None:
-    done = subprocess.run([*CASES, "cuda"], capture_output=True, text=True, check=False)
+    done = run_python(*CASES, "cuda", interpreted=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.ops.lookup.assembly import assemble
+from tests.ops.triton_runs import run_python
 from ziggurat.ops.columns import Columns
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of
 from ziggurat.ops.wire.triton import WIRE_KERNELS, tile_of, why_not_triton
@@ -19,21 +17,20 @@ from ziggurat.parallel.exchange.packing import HopPacking
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-CASES = [sys.executable, "-m", "tests.parallel.exchange.packing_cases"]
+CASES = ["-m", "tests.parallel.exchange.packing_cases"]
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
 @pytest.mark.slow
 def test_messages_have_the_bits_of_torch_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([*CASES, "cpu"], env=environment, capture_output=True, text=True, check=False)
+    done = run_python(*CASES, "cpu", interpreted=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="no CUDA device, or no package triton")
 def test_messages_have_the_bits_of_torch_on_a_gpu() -> None:
-    done = subprocess.run([*CASES, "cuda"], capture_output=True, text=True, check=False)
+    done = run_python(*CASES, "cuda", interpreted=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
