@@ -3,6 +3,7 @@
     lookup, update          bytes a second against a measured copy; single ids of 26 tables, as many as fit
     small_table             a table of 3 rows against uniform ids of the same lookups
     dlrm_step_*             DLRM, 26 tables: our TrainStep against torch as most write it, and as an expert tunes it
+    sorted_ahead            the same step with rows sorted while the step before computes, and in the update
     fm_norm                 Wukong's fused kernel against torch's operations
     dots, cross_layers      interactions of DLRM and DCNv2 against torch's operations, forward and backward
     messages                what ranks send, in FP8, against torch's operations

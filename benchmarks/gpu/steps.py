@@ -33,6 +33,7 @@ _READ_EVERY = 10
 def cases() -> Iterator[tuple[str, Measure]]:
     """Names and what measures them."""
     yield "dlrm_step", against_torch
+    yield "sorted_ahead", sorted_ahead
     yield "launches", launches
 
 
@@ -217,6 +218,19 @@ _CONTESTANTS: dict[str, Callable[[Machine, Workload, list[RawBatch]], Any]] = {
     "plain": Plain,
     "tuned": Tuned,
 }
+
+
+def sorted_ahead(machine: Machine) -> list[Case] | str:
+    """Rows checked and sorted on a queue of their own while the step before computes, against in lookup and update."""
+    if not machine.is_gpu:
+        return "a CPU sorts rows in its updates"
+    workload = machine.workload()
+    raws = make_batches(workload)
+    contest = {name: Ours(machine, workload, raws) for name in ("ours", "in the update")}
+    assert contest["in the update"].step.late is not None
+    contest["in the update"].step.late.ahead.is_on = False
+    seconds = in_turns(machine, {name: each.run for name, each in contest.items()})
+    return [faster(machine, "sorted_ahead", seconds, peer="in the update", amount=workload.batch_size)]
 
 
 def launches(machine: Machine) -> list[Case] | str:

@@ -55,5 +55,5 @@ def test_quick_runs_every_case_on_the_cpu_and_claims_nothing() -> None:
     assert found["resume"].ratio == 1.0  # the same bits
     assert found["loss_curve"].ours == 0.0
     assert {text.split(":")[0] for text in report.skipped} == {
-        *("launches", "fm_norm", "dots", "cross_layers", "messages")
+        *("launches", "sorted_ahead", "fm_norm", "dots", "cross_layers", "messages")
     }

@@ -197,7 +197,7 @@ def test_a_step_that_the_host_does_not_wait_for_leaves_the_bits_of_one_that_it_d
     with pretend_cuda() as cuda:
         other = make(row_format, kind).to(cuda)
         late = TableOptimizer(other)
-        other.tables.faults = RowFaults(cuda)
+        other.tables.faults = RowFaults(other)
         numbers = {"lr": torch.tensor(rate, device=cuda)}
         flags = [torch.tensor(applies, device=cuda) for applies in (True, True, False)]
         batches = [make_batch(MIXED, size=25, seed=seed).to(cuda) for seed in range(3)]

@@ -29,6 +29,7 @@ from ziggurat.ops.lookup import (
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.ops.lookup.fbgemm import FbgemmKernel
 from ziggurat.ops.lookup.gradient import prepare_gradient
+from ziggurat.ops.lookup.sorted_reads import PlannedRead, SortsAhead
 
 MAKERS = {KernelChoice.TORCH: TorchKernel, KernelChoice.CPP: CppKernel, KernelChoice.FBGEMM: FbgemmKernel}
 KERNELS = pytest.mark.parametrize("choice", [KernelChoice.TORCH, KernelChoice.CPP, KernelChoice.FBGEMM])
@@ -60,6 +61,13 @@ class Problem:
             )
             for lookups, grad in zip(self.batches, self.grads, strict=True)
         ]
+
+    def sorted_ahead(self, kernel: SortsAhead) -> Problem:
+        """The same with lookups whose rows the kernel has sorted before there are gradients."""
+        made = kernel.sorted_reads([PlannedRead(layout=self.layout, lookups=lookups) for lookups in self.batches])
+        found = () if made is None else (made,)
+        batches = tuple(dataclasses.replace(lookups, sorted_reads=found) for lookups in self.batches)
+        return dataclasses.replace(self, batches=batches)
 
     def state(self, kind: TableOptimizerKind) -> dict[str, Tensor]:
         shapes = state_shapes(kind, num_rows=len(self.weight), dim=self.layout.dim)

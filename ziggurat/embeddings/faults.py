@@ -3,7 +3,8 @@
 On a CPU a lookup checks its rows before it reads, and raises. Where tables lie on a GPU that would stop the host at
 every lookup until the GPU has come to it. So the check stays on the device: rows outside become padding, a flag is
 raised, and the step that reads it (a step late, `training/step/late.py`) has changed nothing. Only then is the batch
-looked at again, to say which row of which feature it was.
+looked at again, to say which row of which feature it was. Rows of a batch that was announced have been checked already,
+while the step before computed (`rows_ahead.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ziggurat.embeddings.layouts import field_slot
+from ziggurat.embeddings.rows_ahead import RowsAhead
 from ziggurat.errors import BoundsError
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import LookupLayout, Lookups
@@ -29,14 +31,16 @@ class RowFaults:
     """A flag on a device: whether a lookup was given a row outside its table since it was last lowered.
 
     Args:
-        device: of the tables.
+        tables: that are looked up.
 
     Attributes:
         flag: () bool.
+        ahead: the rows of announced batches.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.flag = torch.zeros((), dtype=torch.bool, device=device)
+    def __init__(self, tables: EmbeddingTables) -> None:
+        self.flag = torch.zeros((), dtype=torch.bool, device=tables.tables.device)
+        self.ahead = RowsAhead(tables, limits_of=self._limits_of)
         self._limits: dict[tuple[int, int, int], tuple[Sequence[LookupLayout], RowLimits]] = {}
 
     def lower(self) -> None:
@@ -50,14 +54,19 @@ class RowFaults:
             lookups: of a batch, on the device.
             layouts: that they are for; limits are kept by object, so give the same list every time.
         """
+        known = self.ahead.taken(lookups, layouts)
+        if known is not None:
+            self.flag |= known[1]
+            return known[0]
+        return within_tables(lookups, limits=self._limits_of(lookups, layouts), faults=self.flag)
+
+    def _limits_of(self, lookups: Lookups, layouts: Sequence[LookupLayout]) -> RowLimits:
         num_lists = (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
         key = id(layouts), len(lookups.single), num_lists
         if key not in self._limits:
-            self._limits[key] = (
-                layouts,
-                RowLimits.of(layouts, lookups),
-            )  # the layouts too, so that their id stays theirs
-        return within_tables(lookups, limits=self._limits[key][1], faults=self.flag)
+            limits = RowLimits.of(layouts, lookups)
+            self._limits[key] = layouts, limits  # the layouts too, so that their id stays theirs
+        return self._limits[key][1]
 
 
 class SentRows:

@@ -53,6 +53,33 @@ class SplitLayouts:
     groups: list[GroupLayouts]
 
 
+class SplitLookups:
+    """The lookups of batches, deduplicated or not; layouts are split once for each combination of groups.
+
+    Args:
+        layouts: of the whole lookup, one a storage.
+    """
+
+    def __init__(self, layouts: list[LookupLayout]) -> None:
+        self._layouts = layouts
+        self._split: dict[tuple[FeatureGroup, ...], SplitLayouts] = {}
+
+    def of(self, batch: Batch) -> SplitLayouts:
+        """The layouts of plain features, and of each group."""
+        groups = tuple(group.features for group in batch.repeated)
+        if groups not in self._split:
+            self._split[groups] = split_layouts(self._layouts, groups)
+        return self._split[groups]
+
+    def reads(self, batch: Batch) -> list[tuple[Lookups, list[LookupLayout]]]:
+        """What is looked up of a batch, in the order in which backward passes record gradients of it."""
+        if not batch.repeated:
+            return [(Lookups.of(batch), self._layouts)]
+        split = self.of(batch)
+        groups = zip(batch.repeated, split.groups, strict=True)
+        return [(Lookups.of(batch), split.plain), *((lookups_of(group), each.layouts) for group, each in groups)]
+
+
 def split_layouts(layouts: Sequence[LookupLayout], groups: Sequence[FeatureGroup]) -> SplitLayouts:
     """Split layouts into those of plain features, at their columns, and those of groups, at columns of their own."""
     in_groups = {(False, at) for group in groups for at in group.single}

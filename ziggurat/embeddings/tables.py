@@ -31,13 +31,12 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.announced import AnnouncedBatches
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.layouts import field_layouts, field_slot
-from ziggurat.embeddings.repeated import RepeatedLookup, SplitLayouts, split_layouts
+from ziggurat.embeddings.repeated import RepeatedLookup, SplitLookups
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, SingleSpec
-from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.lookup import (
     GradientPart,
     KernelChoice,
@@ -85,7 +84,7 @@ class EmbeddingTables(nn.Module):
         self._layouts = field_layouts(inputs, self.tables)
         self._batches = AnnouncedBatches(inputs, self.tables, pooled=self._layouts)
         self._single_layouts: dict[str, list[LookupLayout]] = {}
-        self._split: dict[tuple[FeatureGroup, ...], SplitLayouts] = {}
+        self._split = SplitLookups(self._layouts)
         self._chosen: ChosenKernel | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         if config.kernel is not KernelChoice.AUTO:
@@ -113,10 +112,7 @@ class EmbeddingTables(nn.Module):
             length = round(lookups.values.numel() / num_lists, 1)
             self.choose_kernel(BatchShape(batch_size=lookups.batch_size, list_length=length))
         if batch.repeated:
-            groups = tuple(group.features for group in batch.repeated)
-            if groups not in self._split:
-                self._split[groups] = split_layouts(self._layouts, groups)
-            return RepeatedLookup.apply(self._anchor, self, batch, self._split[groups], dtype)
+            return RepeatedLookup.apply(self._anchor, self, batch, self._split.of(batch), dtype)
         lookups = self.tables.checked(lookups, self._layouts)
         if self.has_dense_gradients:
             weights = [self.tables.parameter(name) for name in self.tables.places]
@@ -124,6 +120,10 @@ class EmbeddingTables(nn.Module):
         if torch.is_grad_enabled():
             return _RecordedLookup.apply(self._anchor, self, lookups, self._layouts, dtype)
         return self.look_up(lookups, self._layouts, dtype)
+
+    def reads_of(self, batch: Batch) -> list[tuple[Lookups, list[LookupLayout]]]:
+        """What `forward` looks up of a batch, in the order in which backward passes record gradients of it."""
+        return self._split.reads(batch)
 
     def unpooled(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
@@ -290,7 +290,7 @@ class EmbeddingTables(nn.Module):
         other.inputs, other._layouts = inputs, field_layouts(inputs, self.tables)
         other.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         other.output_dim = sum(other.field_dims)
-        other._single_layouts, other._split = {}, {}
+        other._single_layouts, other._split = {}, SplitLookups(other._layouts)
         return other
 
     def look_up(self, lookups: Lookups, layouts: Sequence[LookupLayout], dtype: torch.dtype) -> Float[Tensor, "B T"]:

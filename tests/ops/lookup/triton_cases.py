@@ -16,8 +16,9 @@ from torch import Tensor
 from tests.ops.lookup_problems import KINDS, Problem, make_layout, make_lookups, make_problem
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import BoundsError, DataError
-from ziggurat.ops.lookup import FieldKind, GradientPart, LookupKernel, Step, TorchKernel, UpdateRule
+from ziggurat.ops.lookup import FieldKind, GradientPart, KernelChoice, LookupKernel, Step, TorchKernel, UpdateRule
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
+from ziggurat.ops.lookup.sorted_reads import sorted_before
 from ziggurat.ops.lookup.triton import TritonKernel, apply, runs
 from ziggurat.ops.row_formats import RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.reference import decode, encode
@@ -114,6 +115,22 @@ def case_shapes() -> None:
         problem = make_problem(flat, sizes=(200,))
         problem.batches[0].single[:] = row
         agrees_with_the_reference(moved(problem))
+
+
+def case_sorted_ahead() -> None:
+    """Rows that were sorted before the gradients came: the same bits, and nothing is sorted in the update."""
+    for sizes, fields in (((9, 4), FIELDS), ((0, 5), FIELDS), ((300,), [(SINGLE, 0), (SINGLE, 2)])):
+        problem = moved(make_problem(make_layout(dim=16, table_rows=TABLES, fields=fields), sizes=sizes, skew=True))
+        ahead = problem.sorted_ahead(TritonKernel())
+        parts = ahead.parts()
+        assert (found := sorted_before(parts, by=KernelChoice.TRITON)) is not None
+        assert TritonKernel()._runs(parts, torch.zeros(1, dtype=torch.int32, device=DEVICE))[0] is found.made
+        for step in steps():
+            equal(updated(TritonKernel(), ahead, step), updated(TritonKernel(), problem, step))
+        sums = [TritonKernel().sums_of_fixed_size(each.parts()).sums for each in (problem, ahead)]
+        assert torch.equal(*sums)
+    shared = [dataclasses.replace(part, grad=parts[0].grad) for part in (parts[0], parts[0])]
+    assert sorted_before(shared, by=KernelChoice.TRITON) is None
 
 
 def case_long_runs() -> None:

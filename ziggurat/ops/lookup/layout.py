@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.batch import Batch
+from ziggurat.ops.lookup.sorted_reads import SortedReads
 
 
 class FieldKind(StrEnum):
@@ -217,6 +218,7 @@ class Lookups:
         offsets: (J·B+1,) where each list starts and ends; list (j, b) is `values[offsets[jB+b] : offsets[jB+b+1]]`.
         are_checked: every row is in its table and offsets are right (`within_tables`); kernels need not look, nor
             make the host wait for the answer.
+        sorted_reads: what updates need of these rows, where it was made ahead (`sorted_reads.py`).
     """
 
     batch_size: int
@@ -224,6 +226,7 @@ class Lookups:
     values: Int64[Tensor, "N"]
     offsets: Int64[Tensor, "J*B+1"]
     are_checked: bool = False
+    sorted_reads: tuple[SortedReads, ...] = ()
 
     @staticmethod
     def of(batch: Batch) -> Lookups:

@@ -34,6 +34,7 @@ from ziggurat.ops.lookup.kernel import (
     TableOptimizerKind,
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, list_of_values, mean_scale, padding_mask
+from ziggurat.ops.lookup.sorted_reads import PlannedRead, Read, SortedReads, sorted_before
 
 
 class TorchKernel:
@@ -72,11 +73,10 @@ class TorchKernel:
 
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`."""
-        rows, sources, vectors = _joined(parts)
-        rows, order = torch.sort(rows, stable=True)
+        rows, sources = _sorted(parts)
         unique_rows, counts = torch.unique_consecutive(rows, return_counts=True)
         starts = counts.cumsum(0) - counts
-        sums = F.embedding_bag(sources[order], vectors, starts, mode="sum")
+        sums = F.embedding_bag(sources, _vectors(parts), starts, mode="sum")
         for part in parts:
             keep = ~padding_mask(part.layout, unique_rows)
             if not bool(keep.all()):
@@ -119,6 +119,11 @@ class TorchKernel:
         is_late = step.applies is not None or parts[0].lookups.are_checked
         summed = sums_of_fixed_size(parts) if is_late else self.sum_gradients(parts)
         self.apply(weight, state=state, gradient=summed, step=step)
+
+    def sorted_reads(self, reads: Sequence[PlannedRead]) -> SortedReads | None:
+        """See `SortsAhead.sorted_reads`."""
+        made = _sorted(reads)
+        return SortedReads(by=self.choice, reads=tuple(reads), made=made, tensors=made) if len(made[0]) else None
 
 
 def pool_fields(
@@ -163,16 +168,16 @@ def sums_of_fixed_size(parts: Sequence[GradientPart]) -> SummedGradient:
     Segment k of the sorted rows begins at the first place whose segment is k, or beyond the last place where there are
     fewer segments: such a bag is empty, its sum zero, and its row is made row 0 of the storage, which is padding.
     """
-    rows, sources, vectors = _joined(parts)
+    rows, sources = _sorted(parts)
+    vectors = _vectors(parts)
     if not len(rows):
         return SummedGradient(rows=rows, sums=vectors.new_zeros(0, vectors.shape[1]))
-    rows, order = torch.sort(rows, stable=True)
     is_new = torch.ones_like(rows, dtype=torch.bool)
     torch.ne(rows[1:], rows[:-1], out=is_new[1:])
     segments = is_new.cumsum(0)
     places = torch.arange(len(rows), device=rows.device)
     starts = torch.searchsorted(segments, places + 1)
-    sums = F.embedding_bag(sources[order], vectors, starts, mode="sum")
+    sums = F.embedding_bag(sources, vectors, starts, mode="sum")
     is_padding = starts == len(rows)
     distinct = rows[starts.clamp(max=len(rows) - 1)]
     for part in parts:
@@ -258,26 +263,51 @@ def rows_of(layout: LookupLayout, lookups: Lookups) -> Int64[Tensor, "N"]:
     return torch.cat([single, jagged_rows(layout, lookups)[0]]) if layout.jagged else single
 
 
-def _flatten(part: GradientPart) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"], Float[Tensor, "B*F D"]]:
-    """Every lookup of a part as (storage row, index of its gradient vector), and the gradient vectors."""
-    layout, lookups = part.layout, part.lookups
+def _sorted(parts: Sequence[Read]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]]:
+    """Every lookup of some parts, sorted by row: the row, and the index of its gradient vector among those of all."""
+    ahead = sorted_before(parts, by=TorchKernel.choice)
+    if ahead is not None:
+        return ahead.made
+    flattened, first_source = [], 0
+    for part in parts:
+        rows, sources = _flatten(part)
+        flattened.append((rows, sources + first_source if first_source else sources))
+        first_source += part.lookups.batch_size * len(part.layout.slots)
+    rows, order = torch.sort(_cat([rows for rows, _ in flattened]), stable=True)
+    return rows, _cat([sources for _, sources in flattened])[order]
+
+
+def _flatten(part: Read) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]]:
+    """Every lookup of a part as (storage row, index of its gradient vector)."""
+    layout, lookups, device = part.layout, part.lookups, part.lookups.single.device
     size, num_fields = lookups.batch_size, len(layout.slots)
-    samples = torch.arange(size, device=part.grad.device) * num_fields
+    samples = torch.arange(size, device=device) * num_fields
     rows, sources = [], []
     num_single = len(layout.single)
     if num_single:
-        fields = torch.arange(num_single, device=part.grad.device).unsqueeze(1)
+        fields = torch.arange(num_single, device=device).unsqueeze(1)
         rows.append(single_rows(layout, lookups).reshape(-1))
         sources.append((samples + fields).reshape(-1))
     if layout.jagged and size:
         values, lengths_JB = jagged_rows(layout, lookups)
-        fields = torch.arange(num_single, num_fields, device=part.grad.device).unsqueeze(1)
+        fields = torch.arange(num_single, num_fields, device=device).unsqueeze(1)
         rows.append(values)
         if lookups.are_checked:  # with the lists of other layouts, whose rows are padding here
-            fields = layout.lists_on(samples.device, num_lists=len(lengths_JB))[1].unsqueeze(1)
+            fields = layout.lists_on(device, num_lists=len(lengths_JB))[1].unsqueeze(1)
             sources.append((samples + fields).reshape(-1)[list_of_values(lookups)])
         else:
             sources.append(torch.repeat_interleave((samples + fields).reshape(-1), lengths_JB.reshape(-1)))
+    nothing = samples.new_empty(0)
+    return _cat(rows or [nothing]), _cat(sources or [nothing])
+
+
+def _vectors(parts: Sequence[GradientPart]) -> Float[Tensor, "V D"]:
+    """The gradient vectors of some parts, one after the other."""
+    return _cat([_vectors_of(part) for part in parts])
+
+
+def _vectors_of(part: GradientPart) -> Float[Tensor, "B*F D"]:
+    layout = part.layout
     if layout.is_dense_block:
         vectors = part.grad.view(-1, layout.dim)
     else:
@@ -285,20 +315,7 @@ def _flatten(part: GradientPart) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]
         vectors = vectors.view(-1, layout.dim)
     if vectors.dtype == torch.bfloat16:  # of a kernel that reads it as it comes: sums are FP32
         vectors = vectors.float()
-    nothing = samples.new_empty(0)
-    return _cat(rows or [nothing]), _cat(sources or [nothing]), vectors
-
-
-def _joined(parts: Sequence[GradientPart]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"], Float[Tensor, "V D"]]:
-    """`_flatten` of all parts, one after the other."""
-    flattened = [_flatten(part) for part in parts]
-    first_sources = [0]
-    for _, _, vectors in flattened[:-1]:
-        first_sources.append(first_sources[-1] + len(vectors))
-    rows = _cat([rows for rows, _, _ in flattened])
-    pairs = zip(flattened, first_sources, strict=True)
-    sources = _cat([sources + first if first else sources for (_, sources, _), first in pairs])
-    return rows, sources, _cat([vectors for _, _, vectors in flattened])
+    return vectors
 
 
 def _cat(tensors: list[Tensor]) -> Tensor:

@@ -111,10 +111,15 @@ class ModelFacts:
 
 
 def _waiting_line(step: TrainStep) -> dict[str, str]:
-    """Whether the host waits for the steps of a GPU, and why."""
+    """Whether the host waits for the steps of a GPU, and why; and when the rows of its updates are sorted."""
     if step.device.type == "cpu":
         return {}
-    return {"steps": f"the host waits for each: {step.waits}" if step.waits else "the host does not wait for them"}
+    if step.late is None:
+        return {"steps": f"the host waits for each: {step.waits}", "rows of updates": "sorted in each update"}
+    in_updates = step.late.ahead.in_updates().items()
+    others = "".join(f"; in the update those of {names}: {why}" for names, why in in_updates)
+    ahead = f"sorted while the step before computes{others}"
+    return {"steps": "the host does not wait for them", "rows of updates": ahead}
 
 
 def startup_report(

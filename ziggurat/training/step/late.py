@@ -44,6 +44,9 @@ class LateStep:
         dense_optimizer: of torch, fused; None for a model without dense weights.
         table_optimizer: None for tables with dense gradients, which are among `named`.
         average: of the weights, if the run keeps one.
+
+    Attributes:
+        ahead: rows of the next batch, checked and sorted while this one is computed.
     """
 
     def __init__(
@@ -60,7 +63,8 @@ class LateStep:
         self._tables, self._config, self._named = model.embeddings, config, dict(named)
         self._dense, self._table_optimizer, self._average = dense_optimizer, table_optimizer, average
         device = model.embeddings.tables.device
-        self._faults = RowFaults(device)
+        self._faults = RowFaults(model.embeddings)
+        self.ahead = self._faults.ahead
         self._rates = torch.zeros(2, device=device)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._yes = torch.ones((), dtype=torch.bool, device=device)
@@ -82,6 +86,7 @@ class LateStep:
     def watching(self) -> Iterator[None]:
         """Inside, lookups leave the check of their rows to the device."""
         self._faults.lower()
+        self.ahead.begin()
         for storage in self._tables.tables.in_host:
             storage.faults = self._faults.flag
         self._tables.tables.faults = self._faults

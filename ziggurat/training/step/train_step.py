@@ -59,6 +59,9 @@ class TrainStep:
         parallel: the ranks, if `parallelize` has spread the model; all of them construct and call together.
         loss: minimised instead of `model.loss`; see `own_loss.py`.
 
+    Attributes:
+        late: what decides on the device, on one GPU.
+
     On the CPU the process keeps freed memory from here on (`ops/machine/allocator.py`; `memory` says what was done).
     On one GPU the host does not wait for a step, and its result is read later (`late.py`); `waits` says why it does.
     """
@@ -116,10 +119,10 @@ class TrainStep:
             compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
         self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, device=self.device)
-        self._late: LateStep | None = None
+        self.late: LateStep | None = None
         if not self.waits:
             optimizers = {"dense_optimizer": self.dense_optimizer, "table_optimizer": self.table_optimizer}
-            self._late = LateStep(model, config, named=self.dense_named, average=self.average, **optimizers)
+            self.late = LateStep(model, config, named=self.dense_named, average=self.average, **optimizers)
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult | LateResult:
         """Train on one batch.
@@ -130,8 +133,8 @@ class TrainStep:
             upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile, and a disk
                 reads its rows.
         """
-        if self._late is not None:
-            return self._step_late(self._late, batch, factor=factor, upcoming=upcoming)
+        if self.late is not None:
+            return self._step_late(self.late, batch, factor=factor, upcoming=upcoming)
         with communicating("gradients of the dense network"):  # torch raises its own errors there
             return self._step(batch, factor=factor, upcoming=upcoming)
 
@@ -168,8 +171,8 @@ class TrainStep:
 
     def settle(self) -> None:
         """Complete the last update, before anything reads tables as a whole; collective, and free where it is."""
-        if self._late is not None:
-            self._late.settle()
+        if self.late is not None:
+            self.late.settle()
         if self.exchange is not None:
             self.exchange.settle()
 
@@ -232,6 +235,8 @@ class TrainStep:
         outputs = self.outputs(batch)
         if upcoming is not None:
             self.model.embeddings.announce(upcoming)  # its rows travel meanwhile
+            if self.late is not None:
+                self.late.ahead.announce(upcoming)
         loss = self._loss(outputs, batch).mean()
         if loss.requires_grad:
             loss.backward()

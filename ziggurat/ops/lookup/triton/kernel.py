@@ -48,6 +48,7 @@ from ziggurat.ops.lookup.kernel import (
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows
 from ziggurat.ops.lookup.reference import sums_of_fixed_size
+from ziggurat.ops.lookup.sorted_reads import PlannedRead, Read, SortedReads, sorted_before
 from ziggurat.ops.lookup.triton.apply import RuleTarget, SumTarget, apply_runs, apply_sums
 from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of, tile_rows
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, sort_runs
@@ -209,10 +210,20 @@ class TritonKernel:
             apply_runs(SumTarget(sums=sums, rows=rows), vectors, runs=runs, dim=dim)
         return runs, SummedGradient(rows=rows, sums=sums)
 
+    def sorted_reads(self, reads: Sequence[PlannedRead]) -> SortedReads | None:
+        """See `SortsAhead.sorted_reads`."""
+        used, first, firsts = [read for read in reads if _is_used(read)], 0, []
+        for read in used:
+            firsts.append(first)
+            first += read.lookups.batch_size * read.layout.width
+        if not used:
+            return None
+        made = self._sorted(used, firsts=firsts, flag=_no_flag(used[0].lookups.single.device))
+        return SortedReads(by=self.choice, reads=tuple(reads), made=made, tensors=made.tensors)
+
     def _runs(self, parts: Sequence[GradientPart], flag: Int32[Tensor, "1"]) -> tuple[Runs | None, Tensor]:
         """The sorted lookups of some parts, and the gradients of all of them, flat; no runs where nothing was read."""
-        used = [part for part in parts if part.layout.single or (part.layout.jagged and part.lookups.values.numel())]
-        used = [part for part in used if part.lookups.batch_size]
+        used = [part for part in parts if _is_used(part)]
         if not used:
             return None, parts[0].grad
         distinct = {part.grad.data_ptr(): part.grad for part in used}
@@ -221,12 +232,20 @@ class TritonKernel:
             places[pointer] = first
             first += grad.numel()
         flat = [grad.reshape(-1) for grad in distinct.values()]
-        for part in used:
-            _check_shapes(part.layout, part.lookups)
-        placed = [self._placed(part.layout, flag.device) for part in used]
-        firsts = [places[part.grad.data_ptr()] for part in used]
-        runs = sort_runs(used, placed, firsts=firsts, flag=flag)
-        return runs, flat[0] if len(flat) == 1 else torch.cat(flat)
+        vectors, firsts = (
+            flat[0] if len(flat) == 1 else torch.cat(flat),
+            [places[part.grad.data_ptr()] for part in used],
+        )
+        ahead = sorted_before(parts, by=self.choice)
+        if ahead is not None and ahead.made.firsts == tuple(firsts):
+            return ahead.made, vectors
+        return self._sorted(used, firsts=firsts, flag=flag), vectors
+
+    def _sorted(self, used: Sequence[Read], *, firsts: Sequence[int], flag: Int32[Tensor, "1"]) -> Runs:
+        for read in used:
+            _check_shapes(read.layout, read.lookups)
+        placed = [self._placed(read.layout, flag.device) for read in used]
+        return sort_runs(used, placed, firsts=firsts, flag=flag)
 
     def _placed(self, layout: LookupLayout, device: torch.device) -> DeviceLayout:
         return self._kept.get(layout, device, DeviceLayout.of)
@@ -239,6 +258,12 @@ class TritonKernel:
 def sums_without_waiting(kernel: LookupKernel, parts: Sequence[GradientPart]) -> SummedGradient:
     """`sums_of_fixed_size` by Triton where it is the kernel, else by the reference."""
     return kernel.sums_of_fixed_size(parts) if isinstance(kernel, TritonKernel) else sums_of_fixed_size(parts)
+
+
+def _is_used(read: Read) -> bool:
+    """Whether anything is read at all."""
+    layout, lookups = read.layout, read.lookups
+    return bool(lookups.batch_size and (layout.single or (layout.jagged and lookups.values.numel())))
 
 
 def _no_flag(device: torch.device) -> Int32[Tensor, "1"]:

@@ -12,7 +12,8 @@ How many runs and chunks there are stays on the device. Arrays are as long as th
 runs at most, and N / CHUNK + N / LONG_RUN chunks.
 
 Cost: a radix sort of 32-bit rows (64-bit ones beyond 2^31 rows) with their positions, two prefix sums, and about 40
-bytes a lookup beside: at D = 128 a tenth of what the gradients and weights are. It needs ids alone, no gradients.
+bytes a lookup beside: at D = 128 a tenth of what the gradients and weights are. It needs ids alone, no gradients, so
+it is made a step early where the batch is known (`sorted_reads.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two
-from ziggurat.ops.lookup.kernel import GradientPart
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
+from ziggurat.ops.lookup.sorted_reads import Read
 from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, tile_rows
 
 UPDATE_KERNELS = "ziggurat.ops.lookup.triton.update_kernels"
@@ -48,6 +49,7 @@ class Runs:
         count: runs.
         chunk_ends: how many chunks there are up to each run; None if no run can be long.
         align: what all sources are multiples of.
+        firsts: where the gradients of each part that was sorted begin among those of all.
     """
 
     rows: Shaped[Tensor, "N"]
@@ -56,6 +58,13 @@ class Runs:
     count: Int32[Tensor, "1"]
     chunk_ends: Int32[Tensor, "N"] | None
     align: int
+    firsts: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        made = (self.rows, self.sources, self.starts, self.count)
+        return made if self.chunk_ends is None else (*made, self.chunk_ends)
 
     @property
     def num_lookups(self) -> int:
@@ -69,12 +78,12 @@ class Runs:
 
 
 def sort_runs(
-    parts: Sequence[GradientPart], layouts: Sequence[DeviceLayout], *, firsts: Sequence[int], flag: Int32[Tensor, "1"]
+    parts: Sequence[Read], layouts: Sequence[DeviceLayout], *, firsts: Sequence[int], flag: Int32[Tensor, "1"]
 ) -> Runs:
     """Sort the lookups of some parts, one after the other.
 
     Args:
-        parts: that read one storage.
+        parts: that read one storage, with or without their gradients (B, T).
         layouts: of each part.
         firsts: where the gradients of each part begin among those of all.
         flag: becomes 1 if a row is outside its table.
@@ -84,7 +93,8 @@ def sort_runs(
     last = max((slot.first_row + slot.num_rows for part in parts for slot in part.layout.slots), default=0)
     none = _MOST_32 if last < _MOST_32 else 2**63 - 1
     align = min(each.align for each in layouts)
-    numbers = max(first + part.grad.numel() for first, part in zip(firsts, parts, strict=True))
+    sizes = [part.lookups.batch_size * part.layout.width for part in parts]
+    numbers = max(first + size for first, size in zip(firsts, sizes, strict=True))
     rows = torch.empty(total, dtype=torch.int32 if none == _MOST_32 else torch.int64, device=device)
     wide = numbers // align > _MOST_32
     sources = torch.empty(total, dtype=torch.int64 if wide else torch.int32, device=device)
@@ -94,7 +104,8 @@ def sort_runs(
         arrays = rows[begin : begin + size], sources[begin : begin + size], flag
         _flatten(part, layout, arrays, numbers=(first, none, align))
         begin += size
-    return _cut(*torch.sort(rows, stable=True), sources, none=none, align=align)
+    rows, order = torch.sort(rows, stable=True)
+    return _cut(rows, order, sources, none=none, align=align, firsts=firsts)
 
 
 def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Tensor, "chunks D"] | None:
@@ -124,7 +135,7 @@ def _num_lookups(layout: LookupLayout, lookups: Lookups) -> int:
 
 
 def _flatten(
-    part: GradientPart,
+    part: Read,
     layout: DeviceLayout,
     arrays: tuple[Tensor, Tensor, Tensor],
     *,
@@ -163,7 +174,7 @@ def _flatten(
         )
 
 
-def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int) -> Runs:
+def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int, firsts: Sequence[int]) -> Runs:
     """Find the runs of sorted rows, and the chunks of the long ones."""
     kernels, num = kernels_of(UPDATE_KERNELS), len(rows)
     begins = rows != none
@@ -178,4 +189,4 @@ def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int)
         chunks = torch.empty(num, dtype=torch.int32, device=rows.device)
         kernels.chunks_kernel[grid](starts, runs[-1:], chunks, num, long_run=LONG_RUN, chunk=CHUNK, block=_BLOCK)
         chunk_ends = chunks.cumsum(0, dtype=torch.int32)
-    return Runs(rows, in_order, starts, runs[-1:], chunk_ends, align)
+    return Runs(rows, in_order, starts, runs[-1:], chunk_ends, align, tuple(firsts))

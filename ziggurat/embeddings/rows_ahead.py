@@ -1,0 +1,159 @@
+"""RowsAhead: rows of a coming batch are checked and sorted while the step before computes.
+
+    compute   ─ update k-1 ─│── forward k ── backward k ── update k ──│── forward k+1 … backward k+1 ── update k+1
+                            e                                         w                              sums sorted rows
+    side                    │ check and sort the rows of batch k+1 ───┘
+
+An update sums gradients of equal rows, which it finds by sorting rows (`ops/lookup/triton/runs.py`). Sorting needs ids
+and no gradient, and so does the check that rows are in their tables (`faults.py`). Both are done on a queue of their
+own as soon as a step knows the batch after it. `e`: the batch has arrived; `w`: the computation waits for the side
+queue, on the device; the host never does. What was made belongs to the very tensors of that batch
+(`ops/lookup/sorted_reads.py`): a batch that was changed on its way, and reads that nobody announced, are checked and
+sorted when they are looked up and updated, to the same bits. At most two batches are held: the one that is trained, and
+the one after it.
+
+On a CPU the code runs as it is, without queues, and shows that the bits are the same; no CPU step uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage
+from ziggurat.ops.lookup import LookupLayout, Lookups
+from ziggurat.ops.lookup.layout import RowLimits, within_tables
+from ziggurat.ops.lookup.sorted_reads import PlannedRead, SortedReads, SortsAhead
+
+if TYPE_CHECKING:
+    from ziggurat.embeddings.tables import EmbeddingTables
+    from ziggurat.features.batch import Batch
+
+LimitsOf = Callable[[Lookups, Sequence[LookupLayout]], RowLimits]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One lookup of a batch that was announced: as the batch has it, and checked and sorted."""
+
+    given: Lookups
+    layouts: Sequence[LookupLayout]
+    ready: Lookups
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What is known of a batch; `fault` is true where a row was outside its table, `made` the event after all of it."""
+
+    known: tuple[_Known, ...]
+    fault: Bool[Tensor, ""]
+    tensors: tuple[Tensor, ...]
+    made: Any
+
+
+class RowsAhead:
+    """Rows of announced batches, checked and sorted before their step.
+
+    Args:
+        tables: that read them.
+        limits_of: rows of the tables that lookups read, on the device.
+
+    Attributes:
+        is_on: False leaves everything to lookup and update.
+        num_batches: that were made ready.
+    """
+
+    def __init__(self, tables: EmbeddingTables, *, limits_of: LimitsOf) -> None:
+        self._tables, self._limits_of = tables, limits_of
+        self._device = tables.tables.device
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._begun: Any = None
+        self._current: _Batch | None = None
+        self._coming: _Batch | None = None
+        self.is_on = True
+        self.num_batches = 0
+
+    def begin(self) -> None:
+        """Say that a step begins: on the batch that was announced last, if the step knows it."""
+        self._current, self._coming = self._coming, None
+        if self._stream is not None:
+            computing = torch.cuda.current_stream(self._device)
+            self._begun = computing.record_event()
+            if self._current is not None:
+                computing.wait_event(self._current.made)
+                for tensor in self._current.tensors:
+                    tensor.record_stream(computing)
+
+    def announce(self, batch: Batch) -> None:
+        """Check and sort the rows of the batch after this step's, which has arrived on the device."""
+        kernel = self._tables.kernel
+        is_expanded = bool(batch.repeated) and self._tables.has_dense_gradients  # by the lookup
+        if not self.is_on or is_expanded or not isinstance(kernel, SortsAhead):
+            return
+        reads = self._tables.reads_of(batch)
+        with self._beside([lookups for lookups, _ in reads]):
+            fault = torch.zeros((), dtype=torch.bool, device=self._device)
+            checked = [within_tables(given, limits=self._limits_of(given, of), faults=fault) for given, of in reads]
+            pairs = [(lookups, layouts) for lookups, (_, layouts) in zip(checked, reads, strict=True)]
+            found = self._sorted(kernel, pairs)
+            made = None if self._stream is None else self._stream.record_event()
+        ready = [replace(lookups, sorted_reads=found) for lookups in checked]
+        known = [_Known(given, of, each) for (given, of), each in zip(reads, ready, strict=True)]
+        tensors = [tensor for lookups in checked for tensor in (lookups.single, lookups.values, lookups.offsets)]
+        tensors += [fault, *(tensor for each in found for tensor in each.tensors)]
+        self._coming = _Batch(tuple(known), fault, tuple(tensors), made)
+        self.num_batches += 1
+
+    def taken(self, lookups: Lookups, layouts: Sequence[LookupLayout]) -> tuple[Lookups, Bool[Tensor, ""]] | None:
+        """The same lookups as they were made ready, and whether a row was outside its table; None: nobody announced."""
+        if self._current is None:
+            return None
+        for each in self._current.known:
+            given = each.given
+            if each.layouts is layouts and given.single is lookups.single and given.values is lookups.values:
+                return (each.ready, self._current.fault) if given.offsets is lookups.offsets else None
+        return None
+
+    def in_updates(self) -> dict[str, str]:
+        """Why the rows of some tables are sorted in updates, by the names of the tables."""
+        weights, inputs = self._tables.tables, self._tables.inputs
+        found = dict[str, str]()
+        if any(table.growing is not None for table in inputs.tables):
+            return {"all": "ids take their rows between two steps"}
+        for index, storage in enumerate(weights.storages):
+            names = ", ".join(weights.tables_of(index))
+            if not isinstance(storage, MemoryStorage | LowPrecisionStorage):
+                found[names] = "their rows have places that are decided a step early"
+            elif any(weights.places[spec.table].storage == index for spec in inputs.sequences):
+                found[names] = "they are read row by row, too"
+        return found
+
+    def _sorted(
+        self, kernel: SortsAhead, reads: Sequence[tuple[Lookups, Sequence[LookupLayout]]]
+    ) -> tuple[SortedReads, ...]:
+        """The sorted rows of each storage that is updated in place."""
+        found = []
+        for index, storage in enumerate(self._tables.tables.storages):
+            mine = [PlannedRead(layout=of[index], lookups=lookups) for lookups, of in reads if of[index].slots]
+            if mine and isinstance(storage, MemoryStorage | LowPrecisionStorage):
+                found.append(kernel.sorted_reads(mine))
+        return tuple(each for each in found if each is not None)
+
+    @contextlib.contextmanager
+    def _beside(self, read: Sequence[Lookups]) -> Iterator[None]:
+        """Inside, the side queue computes, and reads these tensors, which were there when the step began."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_event(self._begun or torch.cuda.current_stream(self._device).record_event())
+        with torch.cuda.stream(self._stream):
+            yield
+        for lookups in read:
+            for tensor in (lookups.single, lookups.values, lookups.offsets):
+                tensor.record_stream(self._stream)
