@@ -93,7 +93,7 @@ class RowsAhead:
     def announce(self, batch: Batch) -> None:
         """Check and sort the rows of the batch after this step's, which has arrived on the device."""
         kernel = self._tables.kernel
-        is_expanded = bool(batch.repeated) and self._tables.has_dense_gradients  # by the lookup
+        is_expanded = batch.repeated != () and self._tables.has_dense_gradients  # by the lookup
         if not self.is_on or is_expanded or not isinstance(kernel, SortsAhead):
             return
         reads = self._tables.reads_of(batch)
