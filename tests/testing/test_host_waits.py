@@ -26,6 +26,7 @@ HOT = (
     *(f"models/contract/{name}.py" for name in ("losses", "model", "ranking_model")),
     *(f"models/sequence/rankers/{name}.py" for name in RANKERS),
     *(f"models/sequence/{name}.py" for name in ("next_item", "next_item_inputs", "next_item_loss")),
+    *(f"models/sequence/{name}.py" for name in ("ranker", "ranker_inputs")),
     *(f"models/sequence/layers/{name}.py" for name in ("hstu", "places", "softmax_block", "stack")),
     *(f"training/step/{name}.py" for name in ("late", "results", "weight_average")),
     "training/upload.py",
@@ -69,7 +70,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "rows: tolist": UNTOLD,
         "rows: unique": "batches in parts that repeat, which the host cuts",
         "stacked: tolist": "batches that the host puts together",
-        "take: int": "samples that are picked, by models that ask questions (`models/sequence/ranker.py`)",
+        "take: int": "samples that are picked: on the host, and where the host was not told",
     },
     "features/batches/packed.py": {"_fits: int": HOST},
     "models/contract/losses.py": {"numbers_of_labels: new_tensor": CPU, "numbers_of_labels: float": CPU},
@@ -84,6 +85,12 @@ KNOWN: dict[str, dict[str, str]] = {
         "question_times: equal": HOST,
         "question_times: int": HOST,
     },
+    "models/sequence/ranker.py": {"__init__: bool": NUMBER, "_placed: int": NUMBER},
+    "models/sequence/ranker_inputs.py": {
+        "longest_question: bincount": HOST,
+        "longest_question: int": HOST,
+        "questions_of: nonzero": HOST,
+    },
     "models/sequence/rankers/dien.py": {"further: int": HOST},
     "models/sequence/rankers/history.py": {
         "__init__: bool": NUMBER,
@@ -93,7 +100,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "models/sequence/rankers/onetrans.py": {"further: int": HOST},
     "models/sequence/layers/hstu.py": {"attend: float": NUMBER},
-    "models/sequence/layers/places.py": {"_moved: int": "remembered histories, in serving", "asked_times: int": CPU},
+    "models/sequence/layers/places.py": {"asked_times: int": CPU},
     "models/sequence/layers/softmax_block.py": {"attend: float": NUMBER},
     "models/sequence/layers/stack.py": dict.fromkeys(
         (

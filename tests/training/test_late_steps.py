@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.sequence import test_next_item
+from tests.models.sequence import test_next_item, test_ranker
 from tests.training.growing.test_growing_runs import growing_dataset
 from tests.training.tiny import tiny_dataset, tiny_inputs
 from ziggurat.data.encoded.loader import LoaderConfig
@@ -47,6 +47,8 @@ from ziggurat.models import (
     XDeepFMConfig,
     build_model,
 )
+from ziggurat.models.sequence.layers.preset import LayerPreset
+from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.models.sequence.rankers.rankmixer import HistoryPooling
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.testing.batches import random_batch, small_inputs
@@ -297,6 +299,24 @@ def test_no_step_of_a_next_item_model_waits() -> None:
         return test_next_item.batch_of([3, 0, 5, 4], seed=seed)
 
     assert waits_of(test_next_item.SMALL, test_next_item.INPUTS, batch_of=made, steps=2) == []
+
+
+RANKERS: dict[str, ModelConfig] = {
+    "stu": dataclasses.replace(test_ranker.SMALL, task_weights=(1.0, 0.5)),
+    "hstu": dataclasses.replace(test_ranker.SMALL, layers=LayerPreset.HSTU, actions=ActionInput.MAPPED),
+}
+
+
+@pytest.mark.parametrize("is_repeating", [False, True], ids=["plain", "repeating"])
+@pytest.mark.parametrize("name", RANKERS)
+def test_no_step_of_a_ranker_of_candidates_waits(name: str, is_repeating: bool) -> None:
+    """Which samples are of one question is found in the copy of the batch in host memory."""
+
+    def made(seed: int) -> Batch:
+        batch = test_ranker.batch_of([(3, 2), (0, 1), (5, 3), (4, 2)], seed=seed)
+        return deduplicate(batch, [FeatureGroup(jagged=(0, 1, 2))]) if is_repeating else batch
+
+    assert waits_of(RANKERS[name], test_ranker.INPUTS, batch_of=made, steps=2) == []
 
 
 def test_statistics_of_batch_normalisation_survive_a_step_that_does_not_apply() -> None:

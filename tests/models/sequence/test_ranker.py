@@ -28,6 +28,7 @@ from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.testing.pretend_cuda import pretend_cuda, record_waits
 
 INPUTS = InputSpec(
     single=(
@@ -179,6 +180,22 @@ def test_logits_are_those_of_each_sample_alone(settings: dict[str, Any]) -> None
         torch.testing.assert_close(model.forward_dense(embedded).logits, alone, rtol=1e-4, atol=2e-6)
     mixed = torch.randperm(batch.batch_size, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(model(batch.take(mixed)), alone[mixed], rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_a_batch_on_a_gpu_has_the_logits_of_the_cpu_and_its_host_is_asked_for_sizes(settings: dict[str, Any]) -> None:
+    batch, model = batch_of([(3, 2), (0, 1), (5, 3)]), built(**settings)
+    short = deduplicate(batch, [FeatureGroup(jagged=(0, 1, 2))])
+    expected = model(batch)
+    with pretend_cuda() as cuda:
+        model = model.to(cuda)
+        for each in (batch, short, batch.take(torch.arange(0))):
+            arrived = each.to(cuda)
+            with record_waits() as waits:
+                told = model.further(arrived)
+            assert waits == []
+            assert len(told["longest"]) == (1 + 5 + 3 if each.batch_size else 1)
+            torch.testing.assert_close(model(arrived).cpu(), expected[: each.batch_size], rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_do_not_depend_on_what_is_computed_once() -> None:

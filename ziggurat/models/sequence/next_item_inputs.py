@@ -58,7 +58,7 @@ def check_one_history(batch: Batch, places: Mapping[str, int]) -> None:
     if not batch.batch_size:
         return
     batch = batch.on_host or batch
-    found = {name: _lengths(batch, place) for name, place in places.items()}
+    found = {name: list_lengths(batch, place) for name, place in places.items()}
     first, expected_B = next(iter(found.items()))
     for name, lengths_B in found.items():
         if not torch.equal(lengths_B, expected_B):
@@ -71,7 +71,8 @@ def check_one_history(batch: Batch, places: Mapping[str, int]) -> None:
             )
 
 
-def _lengths(batch: Batch, place: int) -> Int64[Tensor, "B"]:
+def list_lengths(batch: Batch, place: int) -> Int64[Tensor, "B"]:
+    """How long the list of each sample is at a place of `InputSpec.jagged`."""
     lists, inverse_B = batch.lists(place)
     lengths_B = lists.offsets.diff()
     return lengths_B if inverse_B is None else lengths_B[inverse_B]

@@ -47,13 +47,19 @@ from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.cut import Cutting
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
-from ziggurat.models.sequence.layers.places import AskedAt, join_lists
+from ziggurat.models.sequence.layers.places import AskedAt, join_lists, moved_places
 from ziggurat.models.sequence.layers.preset import LayerPreset, StacksLayers
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_inputs import check_one_history, question_times
 from ziggurat.models.sequence.next_item_pieces import places_and_lengths, positions_of, spans_of
-from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
+from ziggurat.models.sequence.ranker_inputs import (
+    check_candidate_inputs,
+    longest_question,
+    minute_buckets,
+    moments_of_questions,
+    questions_of,
+)
 from ziggurat.models.sequence.ranker_pieces import (
     BEGAN,
     CANDIDATES,
@@ -72,9 +78,11 @@ from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.repeat import expand_lists
+from ziggurat.ops.to_device import to_device
 from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, PositiveFloat, Range, checked
 
 _FIRST, _QUESTION, _TIMES, _ASKED = "first", "question", "times", "asked"
+_LONGEST = "longest"  # (longest sequence, 0) of a batch on a GPU: its shape is what the host knows
 
 
 class ActionInput(StrEnum):
@@ -262,15 +270,18 @@ class SequenceRanker(Model):
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """Which samples are of one question, when its events happened, and when it is asked."""
         check_one_history(batch, dict(zip(self.joined_lists[0], self._list_places, strict=False)))
+        kept = batch.on_host or batch
         places = {"lists": self._list_places, "single": self._context_places}
-        first_Q, question_B, of_pieces = questions_or_pieces(batch, **places)
-        asked = batch.take(first_Q)
-        rows, inverse = asked.lists(self._list_places[0])
-        lengths = rows.offsets.diff() if inverse is None else rows.offsets.diff()[inverse]
-        offsets_Q1 = offsets_of(lengths if len(first_Q) else lengths[:0])
+        first_Q, question_B, of_pieces = questions_or_pieces(kept, **places)
+        asked, offsets_Q1 = moments_of_questions(kept, first_Q, place=self._list_places[0])
         times_N, asked_Q = question_times(asked, offsets_Q1)
         told = {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q}
-        return told | places_and_lengths(asked) | of_pieces
+        told |= places_and_lengths(asked) | of_pieces
+        if kept is batch:
+            return told
+        longest = len(self._context) + longest_question(offsets_Q1, question_B)
+        sent = {name: to_device(value, batch.dense.device) for name, value in told.items()}
+        return sent | {_LONGEST: batch.dense.new_empty(longest, 0)}
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """One pass over each question, then the logits of its candidates; 0 for samples that carry events alone."""
@@ -280,12 +291,12 @@ class SequenceRanker(Model):
         size, first_Q, question_M, is_cut = len(items_MD), named[_FIRST], named[_QUESTION], PIECE_STARTS in named
         if is_cut:
             items_MD, question_M = items_MD[named[CANDIDATES]], question_M[named[CANDIDATES]]
-        lists = [self._of_questions(embedded.sequences[name], first_Q) for name in self._item_lists]
+        lists = [self._of_questions(embedded.sequences[name], named) for name in self._item_lists]
         history_ND, offsets_Q1 = reduce(torch.add, [values for values, _ in lists]).float(), lists[0][1]
-        scale, num_Q = math.sqrt(dim), torch.bincount(question_M, minlength=len(first_Q))
+        scale, num_Q = math.sqrt(dim), torch.zeros_like(first_Q).index_add_(0, question_M, torch.ones_like(question_M))
         history_ND, candidates_MD = history_ND * scale, items_MD * scale
         if self.unknown_action is not None:
-            done_NA = self._done([self._of_questions(embedded.sequences[name], first_Q)[0] for name in self._actions])
+            done_NA = self._done([self._of_questions(embedded.sequences[name], named)[0] for name in self._actions])
             history_ND = history_ND + self.action_map(done_NA)
             candidates_MD = candidates_MD + self.action_map(self.unknown_action)
         named = named | {_QUESTION: question_M}
@@ -319,17 +330,21 @@ class SequenceRanker(Model):
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, each times the weight of its task."""
         sums, weights = super().loss(outputs, batch), self.config.task_weights
-        return replace(sums, total=sums.total * sums.total.new_tensor(weights)) if weights else sums
+        if not weights:
+            return sums
+        totals = [total * weight for total, weight in zip(sums.total.unbind(), weights, strict=True)]
+        return replace(sums, total=torch.stack(totals))
 
     # ------------------------------------------------------------------------------------------------------- details
 
-    def _of_questions(self, lists: Unpooled, first_Q: Int64[Tensor, "Q"]) -> tuple[Tensor, Tensor]:
+    def _of_questions(self, lists: Unpooled, named: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The lists of the questions' first samples."""
+        first_Q, num_rows = named[_FIRST], len(named[_TIMES]) if _LONGEST in named else None
         if lists.inverse is not None:
-            return expand_lists(lists.values, lists.offsets, lists.inverse[first_Q])
+            return expand_lists(lists.values, lists.offsets, lists.inverse[first_Q], num_rows=num_rows)
         if len(first_Q) == len(lists.offsets) - 1:
             return lists.values, lists.offsets
-        return expand_lists(lists.values, lists.offsets, first_Q)
+        return expand_lists(lists.values, lists.offsets, first_Q, num_rows=num_rows)
 
     def _done(self, actions: list[Float[Tensor, "N A"]]) -> Float[Tensor, "N A"]:
         """What was done, of all actions together."""
@@ -375,12 +390,8 @@ class SequenceRanker(Model):
         asked_B = named[_ASKED].repeat_interleave(num_Q, output_size=len(candidates_BD))
         times_N, _ = join_lists(times_N, asked_B, offsets=(known_Q1, of_candidates))
         asking = {"num_targets": named.get(NUM_TARGETS, num_Q), "last": named.get(FOLLOWING)}
-        places = self.stack.places_of(joined_Q1, times=times_N, spans=spans_of(named), **asking)
+        longest = len(named[_LONGEST]) if _LONGEST in named else None
+        places = self.stack.places_of(joined_Q1, times=times_N, spans=spans_of(named), longest=longest, **asking)
         states_ND = self.stack(events_ND, places=places)
-        behind_N = torch.ones(len(states_ND), dtype=torch.bool, device=states_ND.device)
-        starts_Q = joined_Q1[:-1].repeat_interleave(known_Q1.diff(), output_size=len(known_ND))
-        inside_N = torch.arange(len(known_ND), device=num_Q.device) - known_Q1[:-1].repeat_interleave(
-            known_Q1.diff(), output_size=len(known_ND)
-        )
-        behind_N[starts_Q + inside_N] = False
-        return states_ND[behind_N]
+        behind_Q = joined_Q1[:-1] + known_Q1.diff()
+        return states_ND[moved_places(of_candidates, behind_Q, total=len(candidates_BD))]

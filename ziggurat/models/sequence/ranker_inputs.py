@@ -11,17 +11,19 @@ told, so a batch of any source, and of any cut, is computed the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import SchemaError
-from ziggurat.features.batch import Batch
+from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.events import ASKED_AT, HISTORY_PLACES, HISTORY_TIMES, NEXT_ITEM
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
-from ziggurat.features.jagged import MOMENT
-from ziggurat.models.sequence.next_item_inputs import missing_of_events
+from ziggurat.features.jagged import MOMENT, offsets_of
+from ziggurat.models.sequence.next_item_inputs import list_lengths, missing_of_events
 
 
 def check_candidate_inputs(inputs: InputSpec) -> Items:
@@ -65,6 +67,33 @@ def questions_of(batch: Batch, *, lists: list[int], single: list[int]) -> tuple[
         moments = batch.sequences[name].expanded()
         same_B &= as_before(moments.values[MOMENT], moments.offsets)
     return same_B.logical_not().nonzero().squeeze(1), same_B.logical_not().cumsum(0) - 1
+
+
+def moments_of_questions(
+    batch: Batch, first_Q: Int64[Tensor, "Q"], *, place: int
+) -> tuple[Batch, Int64[Tensor, "Q+1"]]:
+    """The first samples of questions, without what a question's times do not need; and where histories begin.
+
+    Args:
+        batch: with the moments of its histories.
+        first_Q: the first sample of each question.
+        place: of a list of the history, in `InputSpec.jagged`.
+    """
+    nothing = JaggedRows(batch.jagged.values[:0], batch.jagged.offsets[:1])
+    without = {"vectors": {}, "jagged": nothing, "repeated": (), "host": None}
+    short = replace(batch, dense=batch.dense[:, :0], single=batch.single[:0], labels=batch.labels[:, :0], **without)
+    return short.take(first_Q), offsets_of(list_lengths(batch, place)[first_Q])
+
+
+def longest_question(offsets_Q1: Int64[Tensor, "Q+1"], question_B: Int64[Tensor, "B"]) -> int:
+    """Events and candidates of the question that has the most of them together, in host memory.
+
+    Args:
+        offsets_Q1: where histories begin.
+        question_B: of each sample.
+    """
+    lengths_Q = offsets_Q1.diff() + torch.bincount(question_B, minlength=len(offsets_Q1) - 1)
+    return int(lengths_Q.max()) if len(lengths_Q) else 0
 
 
 def _equal_before(values_B: Tensor) -> Bool[Tensor, "B"]:

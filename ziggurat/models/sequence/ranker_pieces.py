@@ -248,9 +248,9 @@ def began_at(
         asked_Q: of the questions.
         offsets_Q1: where histories begin.
     """
-    began_Q, filled_Q = asked_Q.clone(), offsets_Q1.diff() > 0
-    began_Q[filled_Q] = times_N[offsets_Q1[:-1][filled_Q]]
-    return began_Q
+    filled_Q, firsts_Q = offsets_Q1.diff() > 0, offsets_Q1[:-1]
+    first_times_Q = torch.cat([times_N, times_N.new_zeros(1)])[firsts_Q]  # an empty history may begin behind all
+    return torch.where(filled_Q, first_times_Q, asked_Q)
 
 
 def _behind(times: JaggedRows, places: Tensor, lists: Tensor) -> Tensor:

@@ -114,8 +114,8 @@ def join_lists(
     before, behind = offsets
     joined = offsets_of(before.diff() + behind.diff())
     values = first.new_empty(len(first) + len(second), *first.shape[1:])
-    values[_moved(before, joined[:-1])] = first
-    values[_moved(behind, joined[:-1] + before.diff())] = second
+    values[moved_places(before, joined[:-1], total=len(first))] = first
+    values[moved_places(behind, joined[:-1] + before.diff(), total=len(second))] = second
     return values, joined
 
 
@@ -127,9 +127,14 @@ def cut_lists(values: Tensor, *, offsets: Int64[Tensor, "B+1"], keep: Int64[Tens
     return values[position < keep.repeat_interleave(offsets.diff(), output_size=len(values))]
 
 
-def _moved(offsets: Tensor, begins: Tensor) -> Tensor:
-    """For each row of lists, where it stands if list b begins at `begins[b]`."""
-    total = int(offsets[-1])
+def moved_places(offsets: Int64[Tensor, "B+1"], begins: Int64[Tensor, "B"], *, total: int) -> Int64[Tensor, "N"]:
+    """For each row of lists, where it stands if list b begins at `begins[b]`.
+
+    Args:
+        offsets: where lists begin.
+        begins: where they begin elsewhere.
+        total: N, rows of all lists.
+    """
     return torch.arange(total, device=offsets.device) + (begins - offsets[:-1]).repeat_interleave(
         offsets.diff(), output_size=total
     )
