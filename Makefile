@@ -8,7 +8,8 @@
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
 #   make bench-data  sessions stored, read and computed once, about 3 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
-#   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
+#   make test-triton   the Triton kernels by Triton's interpreter on the CPU, and compiled for sm_90 (downloads 0.2 GB)
+#   make test-bare     what trains, with torch 2.11, Triton 3.6, numpy, pyarrow and little else, in .venv-bare
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
 #   make index    write docs/files.md again, from the docstrings
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton test-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton test-bare test-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -80,10 +81,26 @@ $(VENV)-triton/.ready: requirements/triton.txt
 
 TRITON_TESTS := tests/ops/interactions/test_fm_norm.py tests/ops/interactions/test_triton.py tests/ops/attention/test_triton.py \
   tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py \
-  tests/parallel/exchange/test_packing.py
+  tests/ops/machine/test_launches.py tests/parallel/exchange/test_packing.py
 
 test-triton: setup $(VENV)-triton/.ready
-	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/interactions/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" -n $(TEST_PROCESSES) --dist loadfile $(TRITON_TESTS)
+
+$(VENV)-bare/.ready: requirements/bare.txt
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# What trains encoded data: everyday tests of operations, models, tables, exchange and training, then Triton's kernels.
+# BARE_NEEDS_MORE are those of them that import polars, rich, matplotlib or scikit-learn: a test holds the list to that.
+BARE_TESTS := tests/gpu tests/ops tests/models tests/embeddings tests/parallel/exchange tests/training
+BARE_NEEDS_MORE := tests/models/test_guide_own_model.py tests/training/metrics/test_full_ranking.py \
+  tests/training/metrics/test_metrics.py tests/training/report/test_report.py tests/training/test_balanced_ranks.py \
+  tests/training/test_early_stop.py tests/training/test_repeats.py
+
+test-bare: $(VENV)-bare/.ready
+	OMP_NUM_THREADS=1 $(VENV)-bare/bin/python -m pytest -rs $(addprefix --ignore=,$(BARE_NEEDS_MORE)) $(BARE_TESTS)
+	OMP_NUM_THREADS=1 $(VENV)-bare/bin/python -m pytest -rs -m "slow or not slow" tests/gpu/test_bare_machine.py $(TRITON_TESTS)
 
 # No set-up: a GPU machine may have its own torch, and nothing can be installed there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -135,5 +152,5 @@ docs: setup
 	$(BIN)/mkdocs build --strict --site-dir site
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-triton build dist site runs *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-triton $(VENV)-bare build dist site runs *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

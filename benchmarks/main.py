@@ -62,6 +62,7 @@ WITH_OPTIONS = (
     "shards",
     "two_tower",
     "sequences",
+    "gpu",
     "tables",
 )
 

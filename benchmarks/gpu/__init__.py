@@ -15,10 +15,15 @@ Contestants take turns, round by round, in this process (a GPU drifts with its c
 the rounds' ratios. Where there is no GPU every case is skipped, with the reason; `--quick` then runs tiny cases on the
 CPU, to show that this code works, and says so in every name: nothing of it is to be quoted.
 
-Needs neither polars nor FBGEMM.
+`--tune FILE` measures none of these: it times the candidate launches of Triton's kernels and writes a table of them
+(`tune.py`). Needs neither polars nor FBGEMM.
 """
 
 from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -30,7 +35,16 @@ from benchmarks.report import Report
 _PARTS = (lookups.cases, steps.cases, products.cases, truth.cases)
 
 
-def run(*, quick: bool = False) -> Report:
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options of this benchmark; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--tune", type=Path, metavar="FILE", help="time launches of kernels and write their table there"
+    )
+    return parser.parse_args(arguments)
+
+
+def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
     """Measure every case, or say why not."""
     report = Report(
         benchmark="gpu",
@@ -42,6 +56,8 @@ def run(*, quick: bool = False) -> Report:
         report.skipped.append(f"every case: {machine}")
         return report
     report.extra["gpu"] = _facts(machine)
+    if options is not None and options.tune is not None:
+        return _tuned(report, machine, options.tune)
     if machine.device.type == "cpu":
         report.notes.append("there is no GPU: tiny cases on the CPU show that this code works; no figure is a claim")
     for part in _PARTS:
@@ -58,6 +74,18 @@ def run(*, quick: bool = False) -> Report:
                     report.cases += found
             if machine.device.type == "cuda":
                 torch.cuda.empty_cache()
+    return report
+
+
+def _tuned(report: Report, machine: Machine, path: Path) -> Report:
+    from benchmarks.gpu.tune import write_tuned
+    from ziggurat.ops.lookup.choose import is_available
+    from ziggurat.ops.lookup.kernel import KernelChoice
+
+    if not machine.is_gpu or not is_available(KernelChoice.TRITON):
+        report.skipped.append("launches of kernels: they are timed on a GPU with the package triton alone; no file")
+    else:
+        report.notes.append(write_tuned(machine, path))
     return report
 
 

@@ -10,7 +10,9 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu.contest import Machine, machine_of
+from benchmarks.gpu.tune import fastest
 from benchmarks.report import Report, write_report
+from ziggurat.ops.machine.launches import Launch
 
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -32,6 +34,24 @@ def test_a_report_without_a_figure_is_not_put_with_the_committed_ones(
     assert write_report(empty).is_relative_to(tmp_path / "build")
     measured = replace(empty, figures=[{"name": "one", "seconds": 1.0}])
     assert write_report(measured).is_relative_to(tmp_path / "benchmarks" / "reports")
+
+
+@WITHOUT
+def test_launches_are_not_tuned_without_a_gpu(tmp_path: Path) -> None:
+    options = gpu.parse_options(["--tune", str(tmp_path / "launches.json")])
+    for quick in (False, True):
+        report = gpu.run(quick=quick, options=options)
+        assert len(report.skipped) == 1
+    assert "timed on a GPU" in report.skipped[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_default_stays_where_no_launch_is_clearly_faster() -> None:
+    default, other, slow = (Launch(numbers=numbers, warps=4) for numbers in (2048, 1024, 4096))
+    times = {default: [1.0, 2.0, 1.0], other: [0.99, 1.98, 3.0], slow: [2.0, 4.0, 2.0]}
+    assert fastest(times, default=default) == default
+    times[other] = [0.9, 1.8, 3.0]
+    assert fastest(times, default=default) == other
 
 
 @WITHOUT

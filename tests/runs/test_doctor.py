@@ -27,6 +27,7 @@ def test_a_gpu_is_described_and_what_it_cannot_do_has_a_reason() -> None:
         mem_get_info=lambda: (120 << 30, 139 << 30),
         current_device=lambda: 0,
         get_device_properties=lambda device: facts,
+        get_device_capability=lambda device: (9, 0),
     )
     rates = mock.patch.multiple(
         doctor,
@@ -37,6 +38,7 @@ def test_a_gpu_is_described_and_what_it_cannot_do_has_a_reason() -> None:
     with cuda, rates:
         lines = doctor.gpu_lines()
     assert lines["GPU"] == "H200, 132 multiprocessors, sm_90"
+    assert lines["launches of Triton's kernels"].startswith("sm_90: nobody measured this family")
     assert lines["memory"] == "139.0 GiB, 120.0 GiB free"
     assert lines["copies in memory"] == "4,300 GB/s, both ways"
     assert (lines["products BF16"], lines["products FP32"]) == ("700.0 TFLOP/s", "50.0 TFLOP/s")

@@ -263,6 +263,7 @@ class EmbeddingTables(nn.Module):
             "why": chosen.reason,
             "measured_ms": {name: round(1e3 * seconds, 3) for name, seconds in chosen.times_s.items()},
             "not_eligible": chosen.not_eligible,
+            **({"launches": chosen.launches} if chosen.launches else {}),
             "num_weights": self.num_weights,
             "storages": [
                 {

@@ -67,9 +67,19 @@ def kernels_of(module: str) -> Any:
     return kernels
 
 
-@functools.cache
 def kernels_or_reason(module: str) -> tuple[Any, str]:
-    """A module with kernels, or why it cannot be imported; tried once a process."""
+    """A module with kernels, or why they cannot run here; the import is tried once a process."""
+    reason = why_no_kernels()
+    return (None, reason) if reason else _imported(module)
+
+
+def why_no_kernels() -> str:
+    """The reason why no compiled kernel can run, whatever is installed; `pretend_cuda` has one."""
+    return ""
+
+
+@functools.cache
+def _imported(module: str) -> tuple[Any, str]:
     try:
         return importlib.import_module(module), ""
     except ImportError as error:

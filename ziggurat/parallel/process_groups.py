@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import os
 import socket
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from ziggurat.errors import ConfigError
 
 _NCCL_PATIENCE = 2
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
@@ -59,15 +62,34 @@ def make_group(members: Sequence[int], *, backend: str = "") -> dist.ProcessGrou
     Args:
         members: the launcher's ranks.
         backend: of the group; "": that of the job.
+
+    Raises:
+        ConfigError: their order is not that of the launcher, and this torch sorts them (2.11 does).
     """
     timeout = timedelta(seconds=time_limit_s())
     on_gpu = has_nccl() and "nccl" in (backend or "nccl")
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
-    made = dist.new_group(list(members), timeout=timeout, backend=backend or None, sort_ranks=False, device_id=device)
+    made = dist.new_group(
+        list(members), timeout=timeout, backend=backend or None, device_id=device, **_in_this_order(members)
+    )
     group = made if isinstance(made, dist.ProcessGroup) else None
     if on_gpu and group is not None:
         let_gloo_speak_first(group)
     return group
+
+
+def _in_this_order(members: Sequence[int]) -> dict[str, bool]:
+    """What tells torch to keep the order of ranks; nothing where it knows no other one than theirs."""
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        return {"sort_ranks": False}
+    if list(members) != sorted(members):
+        raise ConfigError(
+            expected="a torch whose process groups keep the order of ranks that they are given (2.13 does)",
+            found=f"torch {torch.__version__}, which sorts them, and ranks {list(members)}",
+            where="the order of ranks",
+            ways_out=("install a newer torch", "number ranks host by host, as torchrun does"),
+        )
+    return {}
 
 
 def let_gloo_speak_first(group: dist.ProcessGroup) -> None:

@@ -351,8 +351,7 @@ def _submit_inside(pool: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: A
     return _submit(pool, inside)
 
 
-_submit = ThreadPoolExecutor.submit
-_group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+_submit, _group = ThreadPoolExecutor.submit, torch.optim.Optimizer._group_tensors_by_device_and_dtype
 
 
 @contextlib.contextmanager
@@ -384,10 +383,12 @@ def pretend_cuda() -> Iterator[torch.device]:
         set_rng_state=lambda given, device=None: state.update(rng=given.clone()),
         manual_seed_all=lambda seed: None,
     )
+    kernels = mock.patch("ziggurat.ops.kernel_choice.why_no_kernels", return_value="tensors pretend to be on a GPU")
     threads = mock.patch.object(ThreadPoolExecutor, "submit", _submit_inside)
     optimizers = mock.patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(_grouped))
+    built = mock.patch("torch.backends.cuda.is_built", return_value=True)
     try:
-        with machine, optimizers, threads, mock.patch("torch.backends.cuda.is_built", return_value=True), _Mode():
+        with machine, kernels, optimizers, threads, built, _Mode():
             yield _CUDA
     finally:
         _on_their_way.clear()
@@ -396,5 +397,4 @@ def pretend_cuda() -> Iterator[torch.device]:
 
 def _memory(device: Any = None) -> tuple[int, int]:
     """Free and all bytes of the device, whose tensors are in the host's memory."""
-    host = host_memory()
-    return host.free_bytes, host.total_bytes
+    return (host := host_memory()).free_bytes, host.total_bytes

@@ -22,11 +22,13 @@ class Assembly:
         registers: of a thread.
         spilled_bytes: stored to and loaded from local memory because registers ran out.
         accesses: instructions of global memory, and how many there are: "LDG.E.128".
+        shared_sums: sums of floating-point numbers that several threads hold, in an order that the compiler picks.
     """
 
     registers: int
     spilled_bytes: int
     accesses: Counter[str]
+    shared_sums: int
 
     def wide(self, kind: str) -> int:
         """Accesses of 16 bytes: loads "LDG" or stores "STG"."""
@@ -34,7 +36,13 @@ class Assembly:
 
 
 def assemble(
-    kernel: Any, folder: Path, *, types: dict[str, str], constants: dict[str, Any], **options: Any
+    kernel: Any,
+    folder: Path,
+    *,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    architecture: int = ARCHITECTURE,
+    **options: Any,
 ) -> Assembly:
     """Compile a kernel.
 
@@ -44,6 +52,7 @@ def assemble(
         types: of its arguments, "*fp32" for a pointer; pointers are aligned to 16 bytes, as torch's are, and integers
             whose type ends in ":16" are multiples of 16.
         constants: its `tl.constexpr` arguments.
+        architecture: 90 is sm_90.
         options: of the compiler.
     """
     import triton
@@ -56,14 +65,20 @@ def assemble(
     aligned = [name for name in names if name not in constants and (types[name][0] == "*" or types[name][-3:] == ":16")]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURE, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"
     text, binary = folder / "kernel.ptx", folder / "kernel.cubin"
     text.write_text(compiled.asm["ptx"])
-    command = [tools / "ptxas", "-v", f"--gpu-name=sm_{ARCHITECTURE}a", text, "-o", binary]
+    command = [tools / "ptxas", "-v", f"--gpu-name=sm_{architecture}{'a' * (architecture >= 90)}", text, "-o", binary]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     code = subprocess.run([tools / "cuobjdump", "-sass", binary], capture_output=True, text=True, check=True).stdout
     registers = re.search(r"Used (\d+) registers", said)
     assert registers, said
     spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", said))
-    return Assembly(int(registers[1]), spilled, Counter(re.findall(r"\b((?:LDG|STG|LDL|STL)\.[A-Z0-9.]+)", code)))
+    reductions = re.findall(r'"tt\.reduce".*?tt\.reduce\.return', compiled.asm["ttgir"], re.DOTALL)
+    return Assembly(
+        registers=int(registers[1]),
+        spilled_bytes=spilled,
+        accesses=Counter(re.findall(r"\b((?:LDG|STG|LDL|STL)\.[A-Z0-9.]+)", code)),
+        shared_sums=sum("addf" in each for each in reductions),
+    )

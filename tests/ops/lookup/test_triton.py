@@ -47,6 +47,7 @@ def pretend_triton(monkeypatch: pytest.MonkeyPatch, *, found: str) -> None:
     monkeypatch.setattr(kernel, "kernels_or_reason", lambda module: (None, found))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernel, "is_interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
 def test_auto_takes_triton_on_cuda_where_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +55,7 @@ def test_auto_takes_triton_on_cuda_where_it_can_be_imported(monkeypatch: pytest.
     chosen = choose_kernel(KernelChoice.AUTO, setting=ON_CUDA, shape=BatchShape())
     assert chosen.kernel.choice is KernelChoice.TRITON
     assert "cuda" in chosen.reason
+    assert chosen.launches.startswith("sm_90: nobody measured")
     double = dataclasses.replace(ON_CUDA, dtype=torch.float64)
     chosen = choose_kernel(KernelChoice.AUTO, setting=double, shape=BatchShape())
     assert chosen.kernel.choice is KernelChoice.TORCH

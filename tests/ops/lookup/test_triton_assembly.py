@@ -10,9 +10,9 @@ import pytest
 
 from tests.ops.lookup.assembly import Assembly, assemble
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
-from ziggurat.ops.lookup.triton.device_layout import tile_rows
 from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
-from ziggurat.ops.lookup.triton.runs import CHUNK, LONG_RUN, UPDATE_KERNELS
+from ziggurat.ops.lookup.triton.runs import CHUNK, LONG_RUN, UPDATE_KERNELS, chunk_lanes
+from ziggurat.ops.machine import launches
 from ziggurat.ops.row_formats import RowFormat
 
 pytestmark = [
@@ -26,6 +26,11 @@ pytestmark = [
 
 def sizes(dim: int) -> dict[str, int]:
     return {"dim": dim, "padded_dim": power_of_two(dim, least=1), "align": 16}
+
+
+def tile_rows(dim: int) -> int:
+    """Of the default; other launches are in tests/ops/machine/test_launches.py."""
+    return launches.tile_rows(dim, numbers=launches.DEFAULT[launches.LaunchPart.LOOKUP].numbers)
 
 
 @pytest.mark.parametrize("stored", ["*fp32", "*i16"])
@@ -84,7 +89,7 @@ def test_apply(dim: int, rule: str, rounding: str, tmp_path: Path) -> None:
 def test_sums_of_long_runs(dim: int, tmp_path: Path) -> None:
     types = {"vectors": "*bf16", "partials": "*fp32", "num_lookups": "i32"}
     types |= dict.fromkeys(("sources", "starts", "chunk_ends"), "*i32")
-    constants = {**sizes(dim), "tile": min(32, tile_rows(dim)), "steps": 21}
+    constants = {**sizes(dim), "tile": chunk_lanes(dim), "steps": 21}
     kernels = kernels_of(UPDATE_KERNELS)
     found = assemble(kernels.partials_kernel, tmp_path, types=types, constants=constants | {"chunk": CHUNK})
     assert found.spilled_bytes == 0

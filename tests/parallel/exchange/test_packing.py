@@ -12,7 +12,8 @@ from tests.ops.lookup.assembly import assemble
 from tests.ops.triton_runs import run_python
 from ziggurat.ops.columns import Columns
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of
-from ziggurat.ops.wire.triton import WIRE_KERNELS, tile_of, why_not_triton
+from ziggurat.ops.machine.launches import DEFAULT, LaunchPart, tile_rows
+from ziggurat.ops.wire.triton import WIRE_KERNELS, why_not_triton
 from ziggurat.parallel.exchange.packing import HopPacking
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
 
@@ -55,9 +56,9 @@ def test_on_a_cpu_torch_makes_messages() -> None:
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(("code", "item"), [("int8", "*i8"), ("fp8", "*u8"), ("bf16", "*i16")])
 def test_nothing_spills_and_16_bytes_move_at_a_time(width: int, code: str, item: str, tmp_path: Path) -> None:
-    rows, padded = tile_of(width)
+    rows = tile_rows(width, numbers=DEFAULT[LaunchPart.MESSAGES].numbers)
     types = {"matrix": "*fp32", "fields": "*i64", "numbers": item, "scales": "*i16", "matrix_pitch": "i32:16"}
-    constants = {"code": code, "align": 16, "rows": rows, "padded": padded}
+    constants = {"code": code, "align": 16, "rows": rows, "padded": width}
     kernels, narrow = kernels_of(WIRE_KERNELS), ("STG.E.U16",)  # scales
     options = {"types": types, "constants": constants, "enable_fp_fusion": False}
     packed, unpacked = (assemble(each, tmp_path, **options) for each in (kernels.pack_kernel, kernels.unpack_kernel))

@@ -15,8 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, why_no_triton
+from ziggurat.ops.machine.launches import Launch, LaunchPart, launches_on
 
 CROSS_KERNELS = "ziggurat.ops.interactions.cross_triton_kernels"
+# Of the backward pass; they are the order of the sums over the batch, and so no choice of a launch.
 _ROWS, _COLUMNS = 16, 128  # of a tile
 _TILES = 16  # tiles below each other that a program goes through
 _LOWER = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,6 +37,7 @@ def add_crossed(
     factor_Bd: Float[Tensor, "B d"],
     *,
     needs_cast: bool,
+    launch: Launch | None = None,
 ) -> tuple[Float[Tensor, "B d"], Float[Tensor, "B d"]]:
     """Compute x + x₀ ⊙ f in FP32, and rounded to the dtype of f; the same tensor twice where that is not needed.
 
@@ -43,13 +46,14 @@ def add_crossed(
         inputs_Bd: x₀, FP32.
         factor_Bd: f, in the dtype of products.
         needs_cast: whether another product follows.
+        launch: of the kernel; that of the device's family unless given.
     """
     crossed_Bd, inputs_Bd, factor_Bd = (each.contiguous() for each in (crossed_Bd, inputs_Bd, factor_Bd))
     out = torch.empty_like(crossed_Bd)
     cast = torch.empty_like(factor_Bd) if needs_cast and factor_Bd.dtype != out.dtype else out
     if out.numel():
-        tile = _ROWS * _COLUMNS
-        kernels_of(CROSS_KERNELS).add_crossed_kernel[(-(-out.numel() // tile),)](
+        launch = launch or launches_on(out.device)[LaunchPart.CROSSED]
+        kernels_of(CROSS_KERNELS).add_crossed_kernel[(-(-out.numel() // launch.numbers),)](
             crossed_Bd,
             inputs_Bd,
             factor_Bd,
@@ -58,7 +62,8 @@ def add_crossed(
             out.numel(),
             has_cast=cast is not out,
             interpreted=is_interpreted(),
-            tile=tile,
+            tile=launch.numbers,
+            num_warps=launch.warps,
         )
     return out, cast
 

@@ -48,6 +48,7 @@ from ziggurat.ops.lookup.kernel import (
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.reference import TorchKernel
 from ziggurat.ops.lookup.triton import TritonKernel
+from ziggurat.ops.machine.launches import launch_line
 
 CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
 _SMALL = 2**15
@@ -85,12 +86,14 @@ class ChosenKernel:
         reason: in words, for the start-up report.
         times_s: smallest seconds of lookup and update of those that were measured, by name.
         not_eligible: why others were not, by name.
+        launches: of Triton's kernels: which entry of their table is used, and where it was measured.
     """
 
     kernel: LookupKernel
     reason: str
     times_s: dict[str, float] = field(default_factory=dict)
     not_eligible: dict[str, str] = field(default_factory=dict)
+    launches: str = ""
 
 
 def choose_kernel(
@@ -108,6 +111,13 @@ def choose_kernel(
         MissingDependencyError: the kernel that was asked for is not available here.
         ConfigError: it is available, but not exact for the setting.
     """
+    chosen = _chosen(choice, setting, shape, folder)
+    if chosen.kernel.choice is KernelChoice.TRITON:
+        return dataclasses.replace(chosen, launches=launch_line(setting.device))
+    return chosen
+
+
+def _chosen(choice: KernelChoice, setting: KernelSetting, shape: BatchShape, folder: Path | None) -> ChosenKernel:
     if choice is not KernelChoice.AUTO:
         return ChosenKernel(kernel=_asked_for(choice, setting), reason="as configured")
     if setting.device.type != "cpu":

@@ -19,11 +19,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
+from ziggurat.ops.machine.launches import Launch, LaunchPart, launches_on, tile_rows
 from ziggurat.ops.wire.places import WirePlaces
 
 WIRE_KERNELS = "ziggurat.ops.wire.triton_kernels"
-_NUMBERS = 2048  # that a program of four warps holds: 16 a thread
-_MOST_ROWS = 256
 _MOST_WIDTH = 4096
 _MOST_FIELDS = 65_535  # of a grid of CUDA
 _SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,14 +71,19 @@ def why_not_places(places: WirePlaces) -> str:
     return f"{len(places.fields)} fields, and a launch has {_MOST_FIELDS}" if len(places.fields) > _MOST_FIELDS else ""
 
 
-def tile_of(width: int) -> tuple[int, int]:
-    """Rows and columns that a program holds, for fields of at most so many columns."""
-    padded = power_of_two(width, least=1)
-    return max(1, min(_MOST_ROWS, _NUMBERS // padded)), padded
+def _tile(places: WirePlaces, launch: Launch) -> dict[str, int]:
+    """Rows and columns that a program holds, for fields of at most so many columns, and its warps."""
+    rows, padded = tile_rows(places.most_width, numbers=launch.numbers), power_of_two(places.most_width, least=1)
+    return {"rows": rows, "padded": padded, "num_warps": launch.warps}
 
 
 def pack(
-    matrix: Float[Tensor, "R C"], code: WireCode, *, places: WirePlaces, out: Shaped[Tensor, "M"] | None = None
+    matrix: Float[Tensor, "R C"],
+    code: WireCode,
+    *,
+    places: WirePlaces,
+    out: Shaped[Tensor, "M"] | None = None,
+    launch: Launch | None = None,
 ) -> Shaped[Tensor, "M"]:
     """Write a message: the fields of a matrix in their places, in a format.
 
@@ -88,21 +92,21 @@ def pack(
         code: the format.
         places: of the fields.
         out: memory for the message, contiguous; new memory unless given.
+        launch: of the kernel; that of the device's family unless given.
     """
     message = torch.empty(places.num_items, dtype=code.dtype, device=matrix.device) if out is None else out
     matrix = matrix if matrix.stride(1) == 1 or not matrix.numel() else matrix.contiguous()
     kernels = kernels_of(WIRE_KERNELS)
     if len(places.fields):
-        rows, padded = tile_of(places.most_width)
-        kernels.pack_kernel[(-(-places.most_rows // rows), len(places.fields))](
+        tile = _tile(places, launch or launches_on(matrix.device)[LaunchPart.MESSAGES])
+        kernels.pack_kernel[(-(-places.most_rows // tile["rows"]), len(places.fields))](
             _bits(matrix),
             places.fields,
             *_numbers_and_scales(message, code),
             matrix.stride(0),
             code=code.value,
             align=places.align,
-            rows=rows,
-            padded=padded,
+            **tile,
             enable_fp_fusion=False,
         )
     if len(places.pads):
@@ -111,7 +115,12 @@ def pack(
 
 
 def unpack(
-    message: Shaped[Tensor, "M"], code: WireCode, *, places: WirePlaces, out: Float[Tensor, "R C"]
+    message: Shaped[Tensor, "M"],
+    code: WireCode,
+    *,
+    places: WirePlaces,
+    out: Float[Tensor, "R C"],
+    launch: Launch | None = None,
 ) -> Float[Tensor, "R C"]:
     """Read a message: write its fields into their columns of a matrix; other columns stay as they are.
 
@@ -120,18 +129,18 @@ def unpack(
         code: its format.
         places: of the fields.
         out: FP32, BF16 or FP16, contiguous.
+        launch: of the kernel; that of the device's family unless given.
     """
     if len(places.fields):
-        rows, padded = tile_of(places.most_width)
-        kernels_of(WIRE_KERNELS).unpack_kernel[(-(-places.most_rows // rows), len(places.fields))](
+        tile = _tile(places, launch or launches_on(out.device)[LaunchPart.MESSAGES])
+        kernels_of(WIRE_KERNELS).unpack_kernel[(-(-places.most_rows // tile["rows"]), len(places.fields))](
             *_numbers_and_scales(message, code),
             places.fields,
             _bits(out),
             out.stride(0),
             code=code.value,
             align=places.align,
-            rows=rows,
-            padded=padded,
+            **tile,
             enable_fp_fusion=False,
         )
     return out

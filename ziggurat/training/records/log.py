@@ -2,17 +2,17 @@
 
 A run that was killed has logged steps that its last checkpoint does not know. Resuming cuts the log back to that
 checkpoint's step, trains those steps again, and the log ends as if nothing had happened. Wall-clock values stand under
-`timing`, so that everything else is comparable between runs to the last bit.
+`timing`, so that everything else is comparable between runs to the last bit. Where the package tensorboard is not
+there, metrics.jsonl has every number, and the start-up report says so.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
 from typing import Any
-
-from torch.utils.tensorboard import SummaryWriter
 
 from ziggurat.files import write_text
 
@@ -34,15 +34,21 @@ class RunRecords:
             _cut(path, last_step=resume_step)
         self._file = path.open("a", encoding="utf-8")
         purge = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(tensorboard), purge_step=purge)
+        self._events: Any = None
+        if not why_no_events():
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(tensorboard), purge_step=purge)
 
     def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write one record; it must hold `kind` and `step`. Numbers go to TensorBoard as `kind/name`."""
         line = record | ({"timing": timing} if timing else {})
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        if self._events is None:
+            return
         for name, value in (record | (timing or {})).items():
             if isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+                self._events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def flush(self, *, durable: bool = False) -> None:
         """Hand everything to the operating system; `durable` also waits for the disk."""
@@ -54,7 +60,8 @@ class RunRecords:
         """Flush and close both logs."""
         self.flush()
         self._file.close()
-        self._writer.close()
+        if self._events is not None:
+            self._events.close()
 
 
 class NoRecords:
@@ -68,6 +75,16 @@ class NoRecords:
 
     def close(self) -> None:
         """Write nothing."""
+
+
+@functools.cache
+def why_no_events() -> str:
+    """The reason why no event files for TensorBoard are written here; "" if they are."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        return f"no package tensorboard ({error})"
+    return ""
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -10,10 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichBar
-
 
 class Progress(Protocol):
     """What long work reports to."""
@@ -113,48 +109,13 @@ class LineProgress:
         self._latest = ""
 
 
-class BarProgress:
-    """A live bar with rate, ETA and a note, for terminals."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar: RichBar | None = None
-        self._task = None
-
-    def begin(self, what: str, *, total: int | None) -> None:
-        """Show a new bar."""
-        self.end()
-        self._bar = RichBar(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=self._console,
-            refresh_per_second=4,
-        )
-        self._bar.start()
-        self._task = self._bar.add_task(what, total=total, note="")
-
-    def update(self, done: int, *, note: str = "") -> None:
-        """Move the bar."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, note=note)
-
-    def say(self, text: str) -> None:
-        """Print above the bar."""
-        self._console.print(text, highlight=False, markup=False)
-
-    def end(self) -> None:
-        """Leave the finished bar on the screen."""
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar = self._task = None
-
-
 def show_progress() -> Progress:
-    """A bar on a terminal, lines elsewhere; both on standard error, so that output can be piped."""
-    console = Console(stderr=True)
-    return BarProgress(console) if console.is_terminal else LineProgress(sys.stderr)
+    """A bar on a terminal, lines elsewhere and where the package rich is not there; both on standard error.
+
+    Standard output stays free for what is piped.
+    """
+    try:
+        from ziggurat.training.report.progress_bar import bar_on_terminal
+    except ImportError:
+        return LineProgress(sys.stderr)
+    return bar_on_terminal() or LineProgress(sys.stderr)

@@ -26,6 +26,7 @@ from ziggurat.ops.interactions.dot import dot_kernel
 from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.machine.memory import host_memory
 from ziggurat.training.config import Compile, Precision
+from ziggurat.training.records.log import why_no_events
 from ziggurat.training.report.ranks import kernel_report, rank_sections
 from ziggurat.training.step.compiled import why_no_graphs
 from ziggurat.training.step.precision_choice import cpu_name
@@ -150,6 +151,8 @@ def startup_report(
         "memory": step.memory,
         "batch": _batch_line(step),
     }
+    if reason := why_no_events():
+        training["TensorBoard"] = f"no event files: {reason}; metrics.jsonl has every number"
     if model.embeddings.config.pooled is PooledDtype.COMPUTED:
         training["pooled fields"] = _pooled_line(step)
     if facts.has_dots:

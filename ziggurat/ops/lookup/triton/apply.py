@@ -12,10 +12,9 @@ from torch import Tensor
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two
 from ziggurat.ops.lookup.kernel import Step, TableOptimizerKind
 from ziggurat.ops.lookup.reference import adam_step_size
-from ziggurat.ops.lookup.triton.device_layout import tile_rows
 from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS, Runs, chunk_sums
+from ziggurat.ops.machine.launches import Launch, tile_rows
 
-_UNROLL = 4  # gradients of each run that are read at a time
 _RULES = {
     TableOptimizerKind.SGD: "sgd",
     TableOptimizerKind.ROWWISE_ADAGRAD: "adagrad",
@@ -103,7 +102,9 @@ def _numbers(
     }
 
 
-def apply_runs(target: RuleTarget | SumTarget, vectors: Float[Tensor, "M"], *, runs: Runs, dim: int) -> None:
+def apply_runs(
+    target: RuleTarget | SumTarget, vectors: Float[Tensor, "M"], *, runs: Runs, dim: int, launch: Launch
+) -> None:
     """Sum the gradients of equal rows, and do with each sum what the target says.
 
     Args:
@@ -111,6 +112,7 @@ def apply_runs(target: RuleTarget | SumTarget, vectors: Float[Tensor, "M"], *, r
         vectors: gradients, flat.
         runs: sorted lookups of them.
         dim: D.
+        launch: of the kernel.
     """
     partials = chunk_sums(runs, vectors, dim=dim)
     lookups = {
@@ -125,16 +127,17 @@ def apply_runs(target: RuleTarget | SumTarget, vectors: Float[Tensor, "M"], *, r
         "has_long": partials is not None,
         "align": runs.align,
     }
-    _launch(target, lookups, most_runs=runs.num_lookups, dim=dim)
+    _launch(target, lookups, most_runs=runs.num_lookups, dim=dim, launch=launch)
 
 
-def apply_sums(target: RuleTarget, sums: Float[Tensor, "U D"], *, rows: Int64[Tensor, "U"]) -> None:
+def apply_sums(target: RuleTarget, sums: Float[Tensor, "U D"], *, rows: Int64[Tensor, "U"], launch: Launch) -> None:
     """Do with gradients that are summed already what the target says.
 
     Args:
         target: what to do.
         sums: gradients.
         rows: of the storage.
+        launch: of the kernel.
     """
     lookups = {
         "vectors": sums,
@@ -145,11 +148,13 @@ def apply_sums(target: RuleTarget, sums: Float[Tensor, "U D"], *, rows: Int64[Te
         "has_long": False,
         "align": 1,
     }
-    _launch(target, lookups, most_runs=len(rows), dim=sums.shape[1])
+    _launch(target, lookups, most_runs=len(rows), dim=sums.shape[1], launch=launch)
 
 
-def _launch(target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_runs: int, dim: int) -> None:
-    tile = tile_rows(dim)
+def _launch(
+    target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_runs: int, dim: int, launch: Launch
+) -> None:
+    tile = tile_rows(dim, numbers=launch.numbers)
     kernels_of(UPDATE_KERNELS).apply_kernel[(-(-most_runs // tile),)](
         **target.arguments(),
         **lookups,
@@ -158,6 +163,7 @@ def _launch(target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_run
         dim=dim,
         padded_dim=power_of_two(dim, least=1),
         tile=tile,
-        unroll=_UNROLL,
+        unroll=launch.reads_ahead,
+        num_warps=launch.warps,
         enable_fp_fusion=False,
     )

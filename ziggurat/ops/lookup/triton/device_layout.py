@@ -19,14 +19,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ziggurat.ops.kernel_choice import power_of_two
 from ziggurat.ops.lookup.layout import FieldKind, LookupLayout
 from ziggurat.ops.row_formats.noise import RowNoise
 
 _MOST_KEPT = 256
 _MOST_ALIGN = 16
-_TILE_NUMBERS = 2048  # that a program of four warps holds: 16 a thread
-_MOST_ROWS = 256
 
 Made = TypeVar("Made")
 
@@ -82,8 +79,3 @@ class Kept:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key][1]
-
-
-def tile_rows(dim: int) -> int:
-    """How many rows a program holds at a time: enough reads in flight, few enough registers."""
-    return max(1, min(_MOST_ROWS, _TILE_NUMBERS // power_of_two(dim, least=1)))

@@ -5,8 +5,10 @@
               of weights and state is read once and written once, and nothing of the size of a table is touched
 
 **Deterministic**: no atomic additions. A run of at most 256 lookups is summed in the order of the batch; a longer one
-in chunks of 256 whose sums are added in order. The bits of a row's update depend on its own gradients alone, so they
-are the same on every repeat, with other tables beside it, and on the rank where a plan puts its table.
+in chunks of 256 whose sums are added in order. Sums across the threads of a program follow a tree that is written
+down, so neither the width of reads nor a launch decides their order. The bits of a row's update depend on its own
+gradients alone: they are the same on every repeat, with other tables beside it, and on the rank where a plan puts its
+table.
 
 Nothing in an update waits for the device: counts of rows stay there, and learning rate, scale, step number and whether
 the step applies at all may be tensors there (`Step`). A lookup of rows that nobody checked before waits for its flag.
@@ -29,7 +31,7 @@ torch's EmbeddingBackwardKernel; Triton: Tillet, Kung and Cox, MAPL 2019.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int32, Shaped
@@ -50,18 +52,21 @@ from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows
 from ziggurat.ops.lookup.reference import sums_of_fixed_size
 from ziggurat.ops.lookup.sorted_reads import PlannedRead, Read, SortedReads, sorted_before
 from ziggurat.ops.lookup.triton.apply import RuleTarget, SumTarget, apply_runs, apply_sums
-from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of, tile_rows
+from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, sort_runs
+from ziggurat.ops.machine.launches import Launch, LaunchPart, launches_on, tile_rows
 from ziggurat.ops.row_formats.formats import RowFormat
 from ziggurat.ops.row_formats.noise import RowNoise
 
 LOOKUP_KERNELS = "ziggurat.ops.lookup.triton.lookup_kernels"
-_UNROLL = 4  # rows of each list that are read at a time
 _MOST_FIELDS = 65_535  # of a grid of CUDA
 
 
 class TritonKernel:
     """Lookup and exact update by Triton.
+
+    Args:
+        launches: of its kernels; those of the device's family unless given (`ops/machine/launches.py`).
 
     Raises:
         MissingDependencyError: the package triton is not there.
@@ -69,7 +74,7 @@ class TritonKernel:
 
     choice = KernelChoice.TRITON
 
-    def __init__(self) -> None:
+    def __init__(self, *, launches: Mapping[LaunchPart, Launch] | None = None) -> None:
         reason = kernels_or_reason(UPDATE_KERNELS)[1]
         if reason:
             raise MissingDependencyError(
@@ -78,7 +83,7 @@ class TritonKernel:
                 where="EmbeddingConfig.kernel",
                 ways_out=('choose kernel = "auto" or "torch"', "ACCELERATOR=cuda make setup installs it"),
             )
-        self._kept = Kept()
+        self._kept, self._launches = Kept(), launches
 
     def why_not(self, setting: KernelSetting) -> str:
         """See `LookupKernel.why_not`."""
@@ -106,7 +111,8 @@ class TritonKernel:
             return
         _check_shapes(layout, lookups)
         placed, flag = self._placed(layout, weight.device), _no_flag(weight.device)
-        tile = tile_rows(dim)
+        launch = self._launch(LaunchPart.LOOKUP, weight.device)
+        tile = tile_rows(dim, numbers=launch.numbers)
         kernels_of(LOOKUP_KERNELS).lookup_kernel[(-(-size // tile), len(layout.slots))](
             weight,
             placed.slots,
@@ -124,7 +130,8 @@ class TritonKernel:
             align=placed.align,
             samples=tile,
             has_lists=bool(layout.jagged),
-            unroll=_UNROLL,
+            unroll=launch.reads_ahead,
+            num_warps=launch.warps,
             row_format=row_format.value if row_format.has_codes else "numbers",
             row_bytes=row_format.row_bytes(dim),
             enable_fp_fusion=not row_format.has_codes,
@@ -142,7 +149,9 @@ class TritonKernel:
             return (grad if grad.dtype == torch.bfloat16 else grad.to(dtype)).contiguous()
         prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
         for layout in means:
-            placed, tile = self._placed(layout, grad.device), tile_rows(layout.dim)
+            placed = self._placed(layout, grad.device)
+            launch = self._launch(LaunchPart.LOOKUP, grad.device)
+            tile = tile_rows(layout.dim, numbers=launch.numbers)
             kernels_of(LOOKUP_KERNELS).divide_means_kernel[(-(-lookups.batch_size // tile), len(layout.slots))](
                 placed.slots,
                 lookups.offsets,
@@ -153,6 +162,7 @@ class TritonKernel:
                 padded_dim=power_of_two(layout.dim, least=1),
                 align=placed.align,
                 samples=tile,
+                num_warps=launch.warps,
             )
         return prepared
 
@@ -182,7 +192,8 @@ class TritonKernel:
         """See `LookupKernel.apply`; weights that are upper halves are rounded by `noise`, or to the nearest."""
         if len(gradient.rows):
             target = self._target(weight, state, step, noise)
-            apply_sums(target, gradient.sums.contiguous(), rows=gradient.rows)
+            launch = self._launch(LaunchPart.UPDATE, weight.device)
+            apply_sums(target, gradient.sums.contiguous(), rows=gradient.rows, launch=launch)
 
     def update(
         self,
@@ -199,7 +210,9 @@ class TritonKernel:
         """
         runs, vectors = self._runs(parts, _no_flag(weight.device))
         if runs:
-            apply_runs(self._target(weight, state, step, noise), vectors, runs=runs, dim=weight.shape[1])
+            launch = self._launch(LaunchPart.UPDATE, weight.device)
+            target = self._target(weight, state, step, noise)
+            apply_runs(target, vectors, runs=runs, dim=weight.shape[1], launch=launch)
 
     def _summed(self, parts: Sequence[GradientPart], flag: Int32[Tensor, "1"]) -> tuple[Runs | None, SummedGradient]:
         runs, vectors = self._runs(parts, flag)
@@ -207,7 +220,8 @@ class TritonKernel:
         rows = torch.empty(num, dtype=torch.int64, device=flag.device)
         sums = torch.empty(num, dim, device=flag.device)
         if runs:
-            apply_runs(SumTarget(sums=sums, rows=rows), vectors, runs=runs, dim=dim)
+            launch = self._launch(LaunchPart.UPDATE, flag.device)
+            apply_runs(SumTarget(sums=sums, rows=rows), vectors, runs=runs, dim=dim, launch=launch)
         return runs, SummedGradient(rows=rows, sums=sums)
 
     def sorted_reads(self, reads: Sequence[PlannedRead]) -> SortedReads | None:
@@ -246,6 +260,9 @@ class TritonKernel:
             _check_shapes(read.layout, read.lookups)
         placed = [self._placed(read.layout, flag.device) for read in used]
         return sort_runs(used, placed, firsts=firsts, flag=flag)
+
+    def _launch(self, part: LaunchPart, device: torch.device) -> Launch:
+        return (launches_on(device) if self._launches is None else self._launches)[part]
 
     def _placed(self, layout: LookupLayout, device: torch.device) -> DeviceLayout:
         return self._kept.get(layout, device, DeviceLayout.of)

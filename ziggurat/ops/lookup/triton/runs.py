@@ -29,11 +29,13 @@ from torch import Tensor
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.sorted_reads import Read
-from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, tile_rows
+from ziggurat.ops.lookup.triton.device_layout import DeviceLayout
+from ziggurat.ops.machine.launches import tile_rows
 
 UPDATE_KERNELS = "ziggurat.ops.lookup.triton.update_kernels"
 LONG_RUN = 256  # lookups of a run that one program sums by itself
 CHUNK = 256  # lookups of a piece of a longer one
+_LANE_NUMBERS = 2048  # FP32 numbers that a program holds while it sums a chunk; like CHUNK it is the order of a sum
 _BLOCK = 512  # lookups that a program sorts out
 _MOST_32 = 2**31 - 1
 
@@ -117,7 +119,7 @@ def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Te
     sizes: dict[str, Any] = {
         "dim": dim,
         "padded_dim": power_of_two(dim, least=1),
-        "tile": min(32, tile_rows(dim)),
+        "tile": chunk_lanes(dim),
         "steps": num.bit_length(),
     }
     grid = (runs.most_chunks,)
@@ -126,6 +128,11 @@ def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Te
     )
     kernels.combine_kernel[grid](runs.chunk_ends, partials, num, **sizes)
     return partials
+
+
+def chunk_lanes(dim: int) -> int:
+    """Members of a chunk that are read at a time; lane t sums members t, t + lanes, …"""
+    return min(32, tile_rows(dim, numbers=_LANE_NUMBERS))
 
 
 def _num_lookups(layout: LookupLayout, lookups: Lookups) -> int:

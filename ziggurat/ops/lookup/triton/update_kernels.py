@@ -103,6 +103,31 @@ def chunks_kernel(
 
 
 @triton.jit
+def _sum_of_columns(x):
+    """The sum of each row of (rows, columns), (rows,): neighbours are added until one column is left.
+
+    `tl.sum` would add in an order that depends on the threads which hold a row, and so on warps, on the tile and on
+    how wide gradients are read; this tree is the same for all.
+    """
+    for _ in tl.static_range(16):
+        if x.shape[1] > 1:
+            left, right = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+            x = left + right
+    return tl.reshape(x, [x.shape[0]])
+
+
+@triton.jit
+def _sum_of_lanes(x):
+    """The sum of the rows of (lanes, columns), (1, columns): halves are added, in a tree that is written down, too."""
+    for _ in tl.static_range(6):
+        if x.shape[0] > 1:
+            halves = tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]])
+            first, second = tl.split(tl.permute(halves, (1, 2, 0)))
+            x = first + second
+    return x
+
+
+@triton.jit
 def _run_of_chunk(chunk_ends, number, num_lookups, steps: tl.constexpr):
     """The run that a chunk belongs to: the first whose chunks end behind it."""
     place = number * 0
@@ -135,7 +160,7 @@ def partials_kernel(
             source = tl.load(sources + first + lane, mask=there, other=0).to(tl.int64) * align
             mask = there[:, None] & (d < dim)
             total += tl.load(vectors + source[:, None] + d, mask=mask, other=0.0).to(tl.float32)
-        whole = tl.sum(total, axis=0)[None, :]
+        whole = _sum_of_lanes(total)
         tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
 
 
@@ -157,7 +182,7 @@ def combine_kernel(
                 there = first + lane < end
                 at = (first + lane).to(tl.int64)[:, None] * dim + d
                 total += tl.load(partials + at, mask=there[:, None] & (d < dim), other=0.0)
-            whole = tl.sum(total, axis=0)[None, :]
+            whole = _sum_of_lanes(total)
             tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
 
 
@@ -224,7 +249,7 @@ def _updated(
 ):  # fmt: skip
     """The weights after the rule; its state is written. The formulas are in `ops/lookup/kernel.py`."""
     if rule == "adagrad":
-        square = tl.sum(tl.where(mask, g * g, 0.0), axis=1) / dim
+        square = _sum_of_columns(tl.where(mask, g * g, 0.0)) / dim
         total = tl.load(first_state + row, mask=there, other=0.0) + square
         tl.store(first_state + row, total, mask=there)
         factor = tl.div_rn(0.0 * total - size, tl.sqrt_rn(total) + eps)

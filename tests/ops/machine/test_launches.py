@@ -1,0 +1,158 @@
+"""The table of launches; each candidate has the bits of the default by Triton's interpreter, and spills nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.lookup.assembly import Assembly, assemble
+from tests.ops.triton_runs import run_python
+from ziggurat.errors import DataError
+from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS
+from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
+from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
+from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS
+from ziggurat.ops.machine import launches
+from ziggurat.ops.machine.launches import CANDIDATES, DEFAULT, FAMILIES, FamilyLaunches, Launch, LaunchPart, tile_rows
+from ziggurat.ops.wire.triton import WIRE_KERNELS
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_compiler = pytest.mark.skipif(
+    not HAS_TRITON or is_interpreted(), reason="no package triton, or it is interpreted"
+)
+ROWS = CANDIDATES[LaunchPart.LOOKUP]
+FLAT = CANDIDATES[LaunchPart.MESSAGES]
+
+
+def test_every_family_has_an_entry_and_one_that_nobody_measured_is_the_default() -> None:
+    table = launches.stored_launches()
+    assert set(table) == set(FAMILIES)
+    for name, entry in table.items():
+        assert set(entry.launches) == set(LaunchPart)
+        assert entry.measured or entry.launches == DEFAULT, name
+        assert entry.measured is None or {"gpu", "date", "torch", "triton"} <= set(entry.measured), name
+
+
+def test_the_default_is_a_candidate_and_no_candidate_stands_twice() -> None:
+    for part, found in CANDIDATES.items():
+        assert DEFAULT[part] == found[0]
+        assert len(set(found)) == len(found)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    other = dict(DEFAULT) | {LaunchPart.UPDATE: Launch(numbers=1024, warps=4, reads_ahead=8)}
+    facts = {"gpu": "X", "date": "2026-11-24", "torch": "2", "triton": "3"}
+    table = {
+        "default": FamilyLaunches(launches=DEFAULT),
+        "sm_90": FamilyLaunches(launches=other, measured=facts),
+    }
+    assert launches.read_launches(launches.write_launches(tmp_path / "a.json", table)) == table
+
+
+@pytest.mark.parametrize("numbers", [4096, 3000, "many"])
+def test_a_launch_that_nobody_proved_is_refused_and_named(tmp_path: Path, numbers: Any) -> None:
+    path = launches.write_launches(tmp_path / "a.json", {"default": FamilyLaunches(launches=DEFAULT)})
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    content["families"]["default"]["lookup"]["numbers"] = numbers
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"default") as error:
+        launches.read_launches(path)
+    assert str(numbers) in str(error.value)
+
+
+def test_a_family_that_the_table_does_not_have_takes_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, family in (((9, 0), "sm_90"), ((8, 6), "sm_80"), ((10, 3), "sm_100"), ((12, 0), "default")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert launches.family_of(torch.device("cuda", 0)) == family
+    assert launches.family_of(torch.device("cpu")) == "default"
+
+
+def test_the_line_says_which_entry_is_used_and_where_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"gpu": "NVIDIA H200", "date": "2027-01-02", "torch": "2", "triton": "3"}
+    table = {"default": FamilyLaunches(launches=DEFAULT)}
+    monkeypatch.setattr(launches, "stored_launches", lambda: table)
+    monkeypatch.setattr(launches, "family_of", lambda device: "sm_90")
+    line = launches.launch_line(torch.device("cuda", 0))
+    assert line.startswith("sm_90: nobody measured this family")
+    assert "2,048 numbers, 4 warps, 4 reads ahead" in line
+    table["sm_90"] = FamilyLaunches(launches=DEFAULT, measured=facts)
+    assert "measured on NVIDIA H200, 2027-01-02" in launches.launch_line(torch.device("cuda", 0))
+
+
+def test_a_tile_has_a_row_at_least_and_256_at_most() -> None:
+    assert [tile_rows(dim, numbers=2048) for dim in (1, 8, 100, 4000)] == [256, 256, 16, 1]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
+@pytest.mark.slow
+def test_every_candidate_has_the_bits_of_the_default_under_the_interpreter() -> None:
+    done = run_python("-m", "tests.ops.machine.launch_cases", "cpu", interpreted=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="no CUDA device, or no package triton")
+def test_every_candidate_has_the_bits_of_the_default_on_a_gpu() -> None:
+    done = run_python("-m", "tests.ops.machine.launch_cases", "cuda", interpreted=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def is_sound(found: Assembly) -> bool:
+    """Whether nothing spills, no sum is left to the order of threads, and something moves 16 bytes at a time."""
+    return found.spilled_bytes == 0 and found.shared_sums == 0 and found.wide("LDG") > 0
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "dim"), [(90, 64), (90, 128), (90, 256), (80, 128)])
+@pytest.mark.parametrize("launch", ROWS, ids=str)
+def test_lookups_and_updates(launch: Launch, architecture: int, dim: int, tmp_path: Path) -> None:
+    sizes = {"dim": dim, "padded_dim": power_of_two(dim, least=1), "align": 16, "unroll": launch.reads_ahead}
+    rows, options = tile_rows(dim, numbers=launch.numbers), {"architecture": architecture, "num_warps": launch.warps}
+    types: dict[str, str] = dict.fromkeys(("slots", "single", "values", "offsets"), "*i64")
+    types |= {"weight": "*fp32", "out": "*bf16", "flag": "*i32", "width": "i32:16"}
+    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
+    constants: dict[str, Any] = {"samples": rows, "has_lists": True, "row_format": "numbers", "row_bytes": 4 * dim}
+    lookup = kernels_of(LOOKUP_KERNELS).lookup_kernel
+    assert is_sound(assemble(lookup, tmp_path, types=types, constants=sizes | constants, **options))
+    for rule, rounding in (("adagrad", "none"), ("adam", "stochastic")):
+        types = dict.fromkeys(("learning_rate", "scale", "eps", "weight_decay", "rest1", "rest2"), "fp32")
+        types |= dict.fromkeys(("rows", "sources", "starts", "num_runs", "chunk_ends"), "*i32")
+        types |= dict.fromkeys(("first_state", "second_state", "partials", "sums"), "*fp32")
+        types |= {"weight": "*fp32" if rounding == "none" else "*i16", "vectors": "*bf16", "applies": "*i1"}
+        types |= {"summed_rows": "*i64", "origins": "*i64"} | dict.fromkeys(("num_origins", "most_runs"), "i32")
+        types |= {"step_number": "i32"}
+        constants = dict.fromkeys(("size_there", "scale_there", "applies_there", "number_there", "is_summed"), False)
+        constants |= {"rule": rule, "rounding": rounding, "has_decay": True, "has_long": True, "long_run": LONG_RUN}
+        constants |= {"tile": rows}
+        update, options["enable_fp_fusion"] = kernels_of(UPDATE_KERNELS).apply_kernel, False
+        assert is_sound(assemble(update, tmp_path, types=types, constants=sizes | constants, **options)), rule
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [90, 80])
+@pytest.mark.parametrize("launch", FLAT, ids=str)
+def test_messages_and_cross_layers(launch: Launch, architecture: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"architecture": architecture, "num_warps": launch.warps}
+    types = dict.fromkeys(("crossed", "inputs", "out"), "*fp32") | dict.fromkeys(("factor", "cast"), "*bf16")
+    constants: dict[str, Any] = {"has_cast": True, "interpreted": False, "tile": launch.numbers}
+    crossed = kernels_of(CROSS_KERNELS).add_crossed_kernel
+    assert is_sound(assemble(crossed, tmp_path, types=types | {"count": "i32:16"}, constants=constants, **options))
+    types = {"matrix": "*fp32", "fields": "*i64", "scales": "*i16", "matrix_pitch": "i32:16"}
+    kernels, options["enable_fp_fusion"] = kernels_of(WIRE_KERNELS), False
+    for code, item, width in (("int8", "*i8", 64), ("fp8", "*u8", 128)):
+        rows = tile_rows(width, numbers=launch.numbers)
+        constants = {"code": code, "align": 16, "rows": rows, "padded": width}
+        for kernel in (kernels.pack_kernel, kernels.unpack_kernel):
+            found = assemble(kernel, tmp_path, types=types | {"numbers": item}, constants=constants, **options)
+            assert found.spilled_bytes == 0
+            assert found.shared_sums == 0
+            assert found.wide("LDG") + found.wide("STG") > 0
