@@ -13,6 +13,7 @@ from tests.runs.scores.test_next_items import SCHEMA as EVENTS
 from tests.runs.scores.test_next_items import events
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
+from ziggurat.data.datasets import schema_for
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Categorical, Dense, Label, Schema, Task
 from ziggurat.models.sequence.next_item import NextItemConfig
@@ -179,6 +180,26 @@ def test_next_items_are_judged_among_all_items(place: Path, capsys: pytest.Captu
     assert isinstance(model, NextItemConfig)
     assert (model.loss, model.temperature, model.num_layers) == (NextItemLoss.GBCE, 1.0, 1)
     assert (folder / "hstu_no_bias/variant0_seed0/evaluations/test.json").is_file()
+
+
+def test_candidates_of_a_log_are_judged_by_their_label() -> None:
+    schema = schema_for("movielens-1m-events")
+    assert main_metric(schema) == "full_recall@10"
+    assert main_metric(recipe_named("movielens_hstu_ranker").table_schema) == "auc"
+
+
+def test_a_model_that_does_not_fit_the_data_stops_all_before_the_first_is_trained(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events(users=40, seed=0).write_parquet(place / "events.parquet")
+    (place / "events.toml").write_text(EVENTS)
+    given = ["compare", "table_hstu", "--data.train", "events.parquet", "--schema", "events.toml", "--out", "unfit"]
+    assert main([*given, "--models", "sasrec,bst", "--seeds", "1", "--dim", "8"]) == 2
+    shown = capsys.readouterr().err
+    assert "model bst, " in shown
+    assert "leave bst out of --models" in shown
+    assert "compare movielens_hstu_ranker" in shown
+    assert not list((place / "unfit").rglob("config.json"))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ import torch
 
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.models import build_model
 from ziggurat.recipes.protocols import (
     Protocol,
     averaged,
@@ -192,12 +193,14 @@ def compare(config: CompareConfig, *, out: str | Path, progress: Progress | None
         progress: where to show it.
 
     Raises:
-        ConfigError: unknown model; runs of other settings or of another protocol in the folder.
+        ConfigError: unknown model, or one that does not fit the data; runs of other settings or of another protocol in
+            the folder.
     """
     progress = progress or NoProgress()
     base = base_run(config)
     chosen = settings_of_all(config.models, config.data, own=config.own)  # unknown names fail before any work
     data = prepare_run(base, progress=progress)
+    _refuse_what_does_not_fit(chosen, data=data, base=base)
     torch.set_num_threads(config.threads)
     place = _Place(config, base=base, folder=Path(out) / f"{config.data_name}-{config.protocol.value}", data=data)
     place.refuse_other_protocols()
@@ -217,6 +220,22 @@ def base_run(config: CompareConfig) -> RunConfig:
     if isinstance(config.data, OwnData):
         return config.data.run
     return data_run(config.data, source=config.source, rows=config.rows)
+
+
+def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: PreparedData, base: RunConfig) -> None:
+    """Build every model without its tables: one that does not fit fails before others have trained for hours."""
+    asks_next = base.table_schema.events is not None and not base.table_schema.labels
+    for name, settings in chosen.items():
+        try:
+            build_model(settings.model, data.inputs, seed=0, draw_tables=False)
+        except (ConfigError, SchemaError) as error:
+            ranks = "rank candidates by labels: ziggurat compare movielens_hstu_ranker --models sequence_ranker"
+            raise ConfigError(
+                expected=error.expected,
+                found=error.found,
+                where=f"model {name}, {error.where}",
+                ways_out=(f"leave {name} out of --models", *((ranks,) if asks_next else ()), *error.ways_out),
+            ) from error
 
 
 def differences(

@@ -121,8 +121,8 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
 
 
 def main_metric(schema: Schema) -> str:
-    """What models are judged by: AUC of the first label, RMSE if it is a number; of events the hit rate at 10."""
-    if schema.events is not None:
+    """What models are judged by: AUC of the first label, RMSE if it is a number; of a next item the hit rate at 10."""
+    if schema.events is not None and not schema.labels:
         return "full_recall@10"
     return _of_first_label(schema, binary="auc", number="rmse")
 
