@@ -67,6 +67,7 @@ class Entry:
         env: further environment variables of the process (cache folders).
         group: what it is compared within (a panel of the plot); "": the workload's name.
         venv: folder of the interpreter that runs it.
+        root: the checkout whose packages it imports; the interpreter is always this one's.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Entry:
     env: dict[str, str] = field(default_factory=dict)
     group: str = ""
     venv: str = PEERS
+    root: Path = ROOT
 
     @property
     def group_name(self) -> str:
@@ -156,7 +158,7 @@ class Worker:
             )
         self.entry = entry
         cores = sorted(os.sched_getaffinity(0))[:threads]
-        env = {**os.environ, **entry.env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+        env = {**os.environ, **entry.env, "PYTHONPATH": str(entry.root), "OMP_NUM_THREADS": str(threads)}
         env["PYTHONWARNINGS"] = "ignore"
         self._process = subprocess.Popen(
             [str(python), "-m", entry.module],
@@ -164,7 +166,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("BENCH_VERBOSE") else None,
             text=True,
-            cwd=ROOT,
+            cwd=entry.root,
             env=env,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 NAMES = {
     "train": "training against TorchRec and plain torch, batches in memory",
+    "against": "the step on a CPU against that of an older commit, in turns: nothing became slower",
     "multi_hot": "the same with lists of ids, and the lookup's share",
     "scoring": "forward only, against TorchRec and plain torch",
     "parquet": "the whole training loop from Parquet, against batches in memory",
@@ -47,6 +48,7 @@ NAMES = {
 }
 # These have `parse_options`.
 WITH_OPTIONS = (
+    "against",
     "towers",
     "exchange",
     "data",

@@ -116,8 +116,9 @@ class Workload:
         return 64 if self.dim <= 16 else 256
 
     def to_json(self) -> dict[str, object]:
-        """For the worker's command line."""
-        return asdict(self)
+        """For a worker: the model, and what is not the default, which an older commit's worker may not know."""
+        plain = asdict(Workload())
+        return {name: value for name, value in asdict(self).items() if name == "model" or value != plain[name]}
 
     @staticmethod
     def from_json(data: dict[str, object]) -> Workload:

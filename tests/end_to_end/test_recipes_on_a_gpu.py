@@ -1,7 +1,8 @@
 """Every recipe on a GPU that is pretended: trained, evaluated, saved, and resumed between CPU and GPU.
 
 The GPU's tensors are the CPU's in disguise (`ziggurat/testing/pretend_cuda.py`): whatever mixes devices raises, and the
-numbers have to be those of the CPU. Two recipes belong to the everyday suite, the others are slow.
+numbers have to be those of the CPU. All of `ziggurat recipes` take part, on a few made rows (`recipe_rows.py`); a new
+recipe is a new case, and an error where it has no rows. A few belong to the everyday suite, the others are slow.
 """
 
 from __future__ import annotations
@@ -18,29 +19,20 @@ import pytest
 import torch
 
 import ziggurat as zg
-from tests.end_to_end.test_two_tower import SCHEMA as CLICKS
-from tests.end_to_end.test_two_tower import events as clicks
-from tests.runs.scores.test_candidate_scores import SCHEMA as QUESTIONS
-from tests.runs.scores.test_candidate_scores import events as questions
-from tests.runs.scores.test_next_items import SCHEMA as WATCHED
-from tests.runs.scores.test_next_items import events as watched
+from tests.end_to_end.recipe_rows import with_rows
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
-from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.embeddings import KernelChoice
-from ziggurat.models import MODEL_CONFIGS
 from ziggurat.parallel.device import Device
-from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.recipes.next_item import NEXT_ITEM_TABLE_RECIPES
+from ziggurat.recipes.catalogue import RECIPES
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
-from ziggurat.training.config import Precision
+from ziggurat.training.config import Precision, ScheduleConfig
 
-OF_EVENTS = tuple(recipe.__name__ for recipe in NEXT_ITEM_TABLE_RECIPES)
-RECIPES = tuple(f"table_{config().kind}" for config in MODEL_CONFIGS if config().kind != "next_item") + OF_EVENTS
-EVERYDAY = ("table_dlrm",)
+NAMES = tuple(recipe.__name__ for recipe in RECIPES)
+EVERYDAY = ("table_dlrm", "criteo_dcn_v2")
 
 
 @pytest.fixture(scope="module")
@@ -48,33 +40,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("recipes")
     with pytest.MonkeyPatch.context() as patch:
         cache_with_kernels(folder / "cache", patch)
-        for name, schema, frame in (
-            ("watched", WATCHED, watched(users=40, seed=0)),
-            ("questions", QUESTIONS, questions(users=20, seed=0)),
-            ("clicks", "", clicks(300)),
-        ):
-            frame.write_parquet(folder / f"{name}.parquet")
-            (folder / f"{name}.toml").write_text(schema)
-        zg.write_schema(CLICKS, folder / "clicks.toml", comments=None)
         yield folder
 
 
 def small(name: str, *, data: Path) -> RunConfig:
-    """A recipe on few rows, with what a few steps need and nothing that a machine decides."""
-    table = {"table_sequence_ranker": "questions"}.get(name, "watched" if name in OF_EVENTS else "clicks")
-    config = recipe_named(name, schema=zg.read_schema(data / f"{table}.toml"))
-    by = {"clicks": SplitBy.TIME, "questions": SplitBy.WINDOWS}.get(table, config.data.split.by)
-    split = dataclasses.replace(config.data.split, by=by) if table != "clicks" else SplitConfig(by=by)
+    """A recipe on few rows, with what a few steps need and nothing that a machine or the number of steps decides."""
+    config = with_rows(name, folder=data)
     loader = dataclasses.replace(config.training.loader, batch_size=40, prefetch=0)
     stop = dataclasses.replace(config.training.early_stop, patience=0)
     changes = {"threads": 1, "log_every": 1, "clip_norm": 5.0, "epochs": 9, "loader": loader, "early_stop": stop}
+    changes |= {"schedule": ScheduleConfig(warmup_steps=min(config.training.schedule.warmup_steps, 2))}
     training = dataclasses.replace(config.training, precision=Precision.FP32, **changes)
-    embedding = dataclasses.replace(config.model.embedding, kernel=KernelChoice.TORCH)
+    # Batch normalisation behind tables that start near zero makes their rounding as large as their numbers.
+    start = max(config.model.embedding.init_std, 0.1)
+    embedding = dataclasses.replace(config.model.embedding, kernel=KernelChoice.TORCH, init_std=start)
     model = without_dropout(dataclasses.replace(config.model, embedding=embedding))
     if hasattr(model, "negatives_block"):
         model = dataclasses.replace(model, negatives_block=40)
-    files = dataclasses.replace(config.data, train=(str(data / f"{table}.parquet"),), split=split)
-    return dataclasses.replace(config, data=files, training=training, model=model, device=Device.CPU)
+    return dataclasses.replace(config, training=training, model=model, device=Device.CPU)
 
 
 def without_dropout(config: Any) -> Any:
@@ -95,7 +78,7 @@ def until(config: RunConfig, step: int, *, device: Device) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 def test_a_run_moves_between_cpu_and_gpu(name: str, data: Path, tmp_path: Path) -> None:
     config = small(name, data=data)
@@ -108,10 +91,13 @@ def test_a_run_moves_between_cpu_and_gpu(name: str, data: Path, tmp_path: Path) 
         loaded = load_run(moving).model  # to score and export it
         assert all(isinstance(value, PretendCuda) for value in loaded.state_dict().values())
     stored = json.loads((moving / "config.json").read_text())
+    assert stored["device"] == "cuda"
     assert stored["model"]["embedding"]["kernel"] == "torch"  # what was asked for
+    loaded = load_run(moving).model  # where there is no GPU
+    assert not any(isinstance(value, PretendCuda) for value in loaded.state_dict().values())
     moved = train_run(until(config, 4, device=Device.CPU), folder=moving, resume=True)
     assert moved.fit.steps == on_cpu.fit.steps == 4
-    losses, metrics = [], []
+    losses, metrics, rate = [], [], config.training.learning_rate
     for run in (tmp_path / "cpu", moving):
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines if line["kind"] == "train"])
@@ -122,9 +108,10 @@ def test_a_run_moves_between_cpu_and_gpu(name: str, data: Path, tmp_path: Path) 
     }
     one, other = (load_run(run, step=4).model.state_dict() for run in (tmp_path / "cpu", moving))
     for tensor, value in one.items():
-        # Where a gradient is 0 but for rounding, Adam moves by its noise: up to the learning rate (1e-3) a step.
+        # Where a gradient is 0 but for rounding (a bias of keys, or before batch normalisation), Adam moves by noise:
+        # up to the learning rate a step, there and back.
         torch.testing.assert_close(
-            other[tensor], value, rtol=1e-2, atol=1e-3, msg=lambda text, at=tensor: f"{at}: {text}"
+            other[tensor], value, rtol=1e-2, atol=2 * rate, msg=lambda text, at=tensor: f"{at}: {text}"
         )
 
 
@@ -159,6 +146,9 @@ def test_files_are_scored_and_runs_exported_on_a_gpu(name: str, data: Path, tmp_
     assert (tmp_path / "export").is_dir()  # it was compared with the run before it was published
 
 
-def test_the_data_are_as_the_recipes_want_them(data: Path) -> None:
-    assert len(pl.read_parquet(data / "clicks.parquet")) == 300
-    assert len(set(RECIPES)) == len(RECIPES) >= 20
+def test_every_recipe_has_rows(data: Path) -> None:
+    for name in NAMES:
+        config = small(name, data=data)
+        assert config.dataset.name == "synthetic" or Path(config.data.train[0]).stat().st_size, name
+    assert len(set(NAMES)) == len(NAMES) >= 50
+    assert set(EVERYDAY) <= set(NAMES)

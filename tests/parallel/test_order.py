@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,33 +85,51 @@ def check(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:
         check_order(by_rank)
 
 
+def flat(kind: Placement) -> Plan:
+    """Tables of a flat model on four ranks; those that are cut inside a host go to one host or the other."""
+    plan = placed(4, kind)
+    if kind is not Placement.TABLE_ROW_WISE:
+        return plan
+    hosts = ((0, 1), (2, 3))
+    return replace(plan, tables=tuple(replace(table, ranks=hosts[n % 2]) for n, table in enumerate(plan.tables)))
+
+
 def every_case() -> list[tuple[str, Plan, dict[str, Any]]]:
+    """Every placement × towers × dense parallelism × whole batches, parts of them, and the prioritised exchange.
+
+    The prioritised exchange refuses parts, and tables that are summed inside a host before they travel
+    (`tests/parallel/prioritised`).
+    """
     cases: list[tuple[str, Plan, dict[str, Any]]] = []
-    for kind in Placement:
-        size = 2 if kind is Placement.TABLE_ROW_WISE else 4
-        flat = placed(4, kind) if size == 4 else placed(4, Placement.TABLE_WISE)
-        cases.append((f"{kind.value}", flat, {}))
-        cases.append((f"{kind.value} towers", placed(4, kind, TOWERS, 2), {"modules": True, "clip_norm": 1.0}))
-    wise = placed(4, Placement.TABLE_WISE, TOWERS, 2)
-    cases += [(dense, wise, {"modules": True, "dense": dense}) for dense in ("fsdp", "hsdp")]
-    cases.append(("parts", wise, {"modules": True, "num_parts": 2}))
+    ways: dict[str, dict[str, Any]] = {"": {}, "parts": {"num_parts": 2}, "prioritised": {"exchange": "prioritised"}}
+    for kind, dense, way in itertools.product(Placement, DenseParallelism, ways):
+        case = ways[way] | ({} if dense is DenseParallelism.DDP else {"dense": dense.value})
+        words = [kind.value, dense.value if "dense" in case else "", way]
+        if kind is not Placement.TABLE_ROW_WISE or way != "prioritised":
+            cases.append((" ".join(filter(None, words)), flat(kind), case))
+        towers = case | {"modules": True, "clip_norm": 1.0}
+        cases.append((" ".join(filter(None, [*words, "towers"])), placed(4, kind, TOWERS, 2), towers))
     cases.append(("int8", placed(4, Placement.COLUMN_WISE), {"wire": "int8"}))
-    for kind in (Placement.TABLE_WISE, Placement.ROW_WISE):
-        cases.append((f"prioritised {kind.value}", placed(4, kind), {"exchange": "prioritised"}))
-    cases.append(("prioritised towers", wise, {"modules": True, "exchange": "prioritised"}))
     return cases
 
 
-FEW = ("row_wise towers", "data_parallel towers", "prioritised row_wise")
+FEW = ("row_wise towers", "data_parallel towers", "row_wise prioritised")
 
 
 def test_collectives_have_one_order_on_all_ranks() -> None:
     check([case for case in every_case() if case[0] in FEW])
 
 
+def test_no_plan_is_left_out() -> None:
+    names = [case[0] for case in every_case()]
+    assert len(set(names)) == len(names) == (len(Placement) * 3 * 2 - 1) * len(DenseParallelism) + 1
+    assert set(FEW) <= set(names)
+
+
 @pytest.mark.slow
-def test_collectives_of_every_plan_have_one_order_on_all_ranks() -> None:
-    check(every_case())
+@pytest.mark.parametrize("dense", list(DenseParallelism))
+def test_collectives_of_every_plan_have_one_order_on_all_ranks(dense: DenseParallelism) -> None:
+    check([case for case in every_case() if case[2].get("dense", DenseParallelism.DDP.value) == dense.value])
 
 
 def check_losses(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:

@@ -75,6 +75,8 @@ def plan_of(case: Case, world_size: int) -> Plan:
             ranks = tuple(shell.tower_ranks(next(t for t, tower in enumerate(towers.towers) if name in tower)))
         if case.placement is Placement.TABLE_WISE:
             ranks = (ranks[index % len(ranks)],)
+        if case.placement is Placement.TABLE_ROW_WISE and towers is None:  # of one host of two
+            ranks = ranks[: max(world_size // 2, 1)]
         tables.append(TablePlacement(table=name, placement=case.placement, ranks=ranks))
     return dataclasses.replace(shell, tables=tuple(tables))
 

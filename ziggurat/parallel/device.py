@@ -54,6 +54,15 @@ class ChosenDevice:
         return f"{self.device} ({self.reason})"
 
 
+def of_finished_run(wanted: Device) -> Device:
+    """What a finished run is loaded on: a GPU where there is one, unless the run asked for the CPU.
+
+    Args:
+        wanted: what the run asked for when it was trained, maybe on another machine.
+    """
+    return Device.CPU if wanted is Device.CPU else Device.AUTO
+
+
 def choose_device(wanted: Device = Device.AUTO) -> ChosenDevice:
     """The device of this rank; a GPU becomes torch's current one.
 

@@ -31,7 +31,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
-from ziggurat.parallel.device import choose_device, usable_kernel
+from ziggurat.parallel.device import Device, choose_device, of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -330,7 +330,7 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
     given = {"run": Path(folder).absolute(), "step": step}
-    with job(device=config.device, timeout_s=config.parallel.timeout_s):
+    with job(device=of_finished_run(config.device), timeout_s=config.parallel.timeout_s):
         yield load_run(folder, step=step, models=models, ranks=Ranks(on_any_ranks(config), plan=None, given=given))
 
 
@@ -342,6 +342,7 @@ def load_run(
     models: Sequence[type[Any]] = (),
     ranks: Ranks | None = None,
     tables: TablesConfig | None = None,
+    device: Device | None = None,
 ) -> Run:
     """Load a run for evaluation or prediction.
 
@@ -352,6 +353,7 @@ def load_run(
             never makes this function import code.
         ranks: to load it on, together; None: one device. `open_run` finds them.
         tables: other formats of the rows, into which those of the checkpoint are rounded; None: those of the run.
+        device: to compute on; None: a GPU where there is one, unless the run was asked to train on the CPU.
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
@@ -363,14 +365,14 @@ def load_run(
     config = load_config(run.path, models=models)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = load_preprocessing(run.preprocessing)
-    device = choose_device(config.device).device
+    place = choose_device(device or of_finished_run(config.device)).device
     embedding = config.model.embedding if tables is None else config.model.embedding.only_read
-    kernel = usable_kernel(embedding.kernel, device=device)
+    kernel = usable_kernel(embedding.kernel, device=place)
     settings = replace(config.model, embedding=replace(embedding, kernel=kernel))
     made = (tables or config.tables).make_storage(seed=config.training.seed, is_trained=False)
     how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
     model = build_model(settings, inputs, seed=config.training.seed, **how)
-    model.to(device)  # before its tables take memory; the checkpoint fills them
+    model.to(place)  # before its tables take memory; the checkpoint fills them
     store = checkpoints_of(run, config)
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))

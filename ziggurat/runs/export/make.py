@@ -30,6 +30,7 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of
+from ziggurat.parallel.device import Device
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
@@ -169,7 +170,8 @@ def export_run(
 
 
 def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[Any]]) -> _Runs:
-    main = load_run(run, models=tuple(models))
+    on_cpu: dict[str, Any] = {"models": tuple(models), "device": Device.CPU}  # where it is served
+    main = load_run(run, **on_cpu)
     if not isinstance(main.model, VectorModel):
         if ranker is not None:
             raise ConfigError(
@@ -179,7 +181,7 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[A
                 ways_out=(f"ziggurat export {run}", f"ziggurat export RUN_THAT_FINDS_ITEMS --ranker {run}"),
             )
         return _Runs(main=main, encoder=None, ranker=main)
-    second = None if ranker is None else load_run(ranker, models=tuple(models))
+    second = None if ranker is None else load_run(ranker, **on_cpu)
     if second is not None and isinstance(second.model, VectorModel):
         raise ConfigError(
             expected="a ranking run",
