@@ -17,6 +17,7 @@ from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.models import DLRMConfig, MLPConfig, build_model
 from ziggurat.training.checkpoint import CheckpointConfig
+from ziggurat.training.checkpoint.rows import earlier
 from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
 from ziggurat.training.trainer import Trainer
 
@@ -47,7 +48,11 @@ def train(folder: str) -> None:
 
 
 def train_on_disk(folder: str) -> None:
-    """The same with tables on a disk, of which so few rows are held that every step writes some back."""
+    """The same with tables on a disk, of which so few rows are held that every step writes some back.
+
+    All rows are few and change often: checkpoints share files although rows are overridden three times, and merge some.
+    """
+    earlier.MOST_OVERRIDDEN, earlier.MOST_GENERATIONS = 3.0, 3
     rows = Path(folder).parent / "rows"
     rows.mkdir(exist_ok=True)
     _train(folder, tables=TablesConfig(disk=str(rows)))

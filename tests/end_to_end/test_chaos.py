@@ -44,6 +44,11 @@ def is_writing(checkpoints: Path) -> bool:
         return False
 
 
+def shares_files(checkpoints: Path) -> bool:
+    """Whether a checkpoint has rows of tables that an earlier one wrote."""
+    return any(len(list(step.glob("rows-*"))) > 1 for step in checkpoints.glob("step-*"))
+
+
 def kill_once(folder: Path, *, rng: random.Random, while_writing: bool, longest_s: float, life: Life) -> bool:
     """Start a life of the run and kill it; False if it came to its end before."""
     process = start(folder, life)
@@ -88,7 +93,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 def chaos(tmp_path: Path, *, alone: Alone, kills: int, seed: int, life: Life = chaos_run.train) -> dict[str, int]:
     """Kill runs until there were `kills`; every run that ends is compared with the one left alone."""
     rng = random.Random(seed)
-    counts = {"kills": 0, "while_writing": 0, "runs": 0}
+    counts = {"kills": 0, "while_writing": 0, "runs": 0, "sharing_files": 0}
     while counts["kills"] < kills:
         folder = tmp_path / f"run{counts['runs']}"
         lives = 0
@@ -105,6 +110,7 @@ def chaos(tmp_path: Path, *, alone: Alone, kills: int, seed: int, life: Life = c
         assert last.exitcode == 0
         assert chaos_run.outcome(folder) == alone.outcome
         counts["runs"] += 1
+        counts["sharing_files"] += shares_files(folder / "checkpoints")
     return counts
 
 
@@ -123,7 +129,8 @@ def test_a_hundred_kills_while_rows_are_written_back_to_a_disk(tmp_path: Path, a
     counts = chaos(tmp_path, alone=alone, kills=100, seed=int(time.time()), life=chaos_run.train_on_disk)
     print(
         f"\n{counts['kills']} kills of runs with tables on a disk ({counts['while_writing']} while a checkpoint was "
-        f"being written), {counts['runs']} runs ended, all bit-identical to a run in memory that was left alone"
+        f"being written), {counts['runs']} runs ended, all bit-identical to a run in memory that was left alone; "
+        f"{counts['sharing_files']} of them with checkpoints that share files"
     )
     assert counts["while_writing"] == 50
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from safetensors.torch import load_file
 
 import ziggurat
 import ziggurat.data.encoded.dataset
+from tests.training.checkpoint.checkpoint_cases import assert_same
+from tests.training.checkpoint.rows.disk_tables import Tables, generations, manifest_of
 from ziggurat.cli.main import main
 from ziggurat.data.datasets.fetch import is_complete
 from ziggurat.data.preprocess.prepared import open_prepared
@@ -24,6 +27,7 @@ from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.recipes.run_config import load_config
 from ziggurat.studies.compare_runs import RunRecord
+from ziggurat.training.checkpoint import CheckpointStore
 
 RELEASED = Path(__file__).parent / "released"
 FIRST = RELEASED / "c0ca678"
@@ -135,3 +139,18 @@ def test_a_run_on_events_is_judged_as_it_was(tmp_path: Path, monkeypatch: pytest
     assert run.evaluate_split("test").metrics == pytest.approx(metrics, abs=1e-6)
     fingerprint = json.loads(Path("prepared/prepared.json").read_text())["fingerprint"]
     assert open_prepared(Path("prepared"), fingerprint=fingerprint, reused=True).inputs == run.preprocessing.inputs
+
+
+def test_a_checkpoint_of_tables_on_a_disk_loads_and_the_next_one_has_the_present_format(tmp_path: Path) -> None:
+    shutil.copytree(RELEASED / "88d5b4d", tmp_path / "disk")
+    folder, expected = tmp_path / "disk" / "checkpoints", load_file(tmp_path / "disk" / "whole.safetensors")
+    store = CheckpointStore(folder)
+    store.verify(1)
+    assert_same(store.load().tensors, expected)
+    tables = Tables(tmp_path)
+    assert store.load(into=tables.tensors()).step == 1
+    for step in (2, 3):  # the first is whole, the next one takes its file
+        store.save(step, tensors=tables.tensors(), state={})
+        assert generations(manifest_of(folder, step)) == [2]
+        assert_same(store.load(step).tensors, expected)
+        assert json.loads((folder / f"step-{step:012d}" / "manifest.json").read_text())["format_version"] == 3

@@ -352,6 +352,8 @@ def _complete(report: StartupReport, config: RunConfig, *, trainer: Trainer, ran
     report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines
     if sizes := sizes_text(config):
         report.sections["Training"]["sizes"] = sizes
+    if trainer.model.embeddings.tables.on_disk:
+        report.sections["Training"]["checkpoints of the disk"] = trainer.store.rows_line()
     if trainer.feed.balancer is not None:
         report.sections["Balance"] = trainer.feed.balancer.lines
     if ranks.tower_size_reason:

@@ -84,7 +84,7 @@ def test_a_checkpoint_of_few_changed_rows_is_small_and_every_flip_is_noticed(tmp
     storage.scatter(torch.tensor([3]), torch.ones(1, storage.dim))
     store = CheckpointStore(tmp_path / "checkpoints")
     store.save(1, tensors=state_of(disk, optimizer), state={})
-    (file,) = (tmp_path / "checkpoints" / "step-000000000001").glob("rank-*")
+    (file,) = (tmp_path / "checkpoints" / "step-000000000001").glob("rows-*")
     assert file.stat().st_size < 1000
     data = bytearray(file.read_bytes())
     data[-5] ^= 1

@@ -108,7 +108,7 @@ class SystemCalls:
         action: called with the name of the function; what it raises, the call raises.
     """
 
-    NAMES = ("open", "write", "fsync", "close", "rename", "mkdir", "unlink", "rmdir", "posix_fadvise", "readv")
+    NAMES = ("open", "write", "fsync", "close", "rename", "link", "mkdir", "unlink", "rmdir", "posix_fadvise", "readv")
 
     def __init__(self, *, at: int = -1, action: Callable[[str], None] = lambda name: None) -> None:
         self.count = 0

@@ -212,9 +212,9 @@ def test_an_unknown_version_is_told_and_not_skipped(crafted: Path) -> None:
     store = CheckpointStore(crafted.parent, config=SYNC)
     store.load()
     store.save(2, tensors={"a": torch.ones(1)}, state={})
-    rewrite_manifest(crafted.parent / "step-000000000002", _set("format_version", 3))
+    rewrite_manifest(crafted.parent / "step-000000000002", _set("format_version", 4))
     for step in (None, 2):
-        with pytest.raises(CheckpointError, match="format version 3") as caught:
+        with pytest.raises(CheckpointError, match="format version 4") as caught:
             CheckpointStore(crafted.parent).load(step)
         assert not isinstance(caught.value, DamagedCheckpointError)
         assert torch.__version__ in caught.value.found

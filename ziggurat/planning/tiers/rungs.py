@@ -5,7 +5,7 @@
     bf16           R·(2·D + s)
     int8           R·(D + 4 + s)                    int4   R·(D/2 + 4 + s)
     int8 + cache   the same, and C·(4·D + s + 8)    C rows in FP32, with tag and stamp
-    disk           H·(4·D + s + 9) + R/4            H rows held in FP32, and two bits for each row; all lie on the disk
+    disk           H·(4·D + s + 9) + 3·R/8          H rows held in FP32, and three bits a row; all lie on the disk
     host           H·(4·D + s) + 4·R                H rows held on the device, and where each is; all lie on the host
     a vocabulary that grows: its map of ids beside that, on every rung
 
@@ -144,7 +144,7 @@ class TieredTable:
     def num_bytes(self, rung: Rung) -> int:
         """All that the rung takes in the memory that computes."""
         if rung.is_below:
-            beside = MAP_BYTES * self.num_rows if rung.is_in_host else self.num_rows // 4
+            beside = MAP_BYTES * self.num_rows if rung.is_in_host else 3 * self.num_rows // 8
             return int(rung.held_share * self.all_held_bytes) + beside + self.map_bytes
         row = rung.row_format.row_bytes(self.dim) + rung.row_format.beside_bytes(self.dim) + self.state_bytes
         cache = CacheSize(share=rung.cache_share, policy=self.policy)

@@ -21,6 +21,7 @@ from ziggurat.training.checkpoint.errors import DamagedCheckpointError as Damage
 from ziggurat.training.checkpoint.restore import Match as Match
 from ziggurat.training.checkpoint.rng import rng_state as rng_state
 from ziggurat.training.checkpoint.rng import set_rng_state as set_rng_state
+from ziggurat.training.checkpoint.rows.earlier import SavedRows as SavedRows
 from ziggurat.training.checkpoint.storage import CheckpointReader as CheckpointReader
 from ziggurat.training.checkpoint.storage import CheckpointWriter as CheckpointWriter
 from ziggurat.training.checkpoint.store import Checkpoint as Checkpoint

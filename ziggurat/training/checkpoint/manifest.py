@@ -6,6 +6,7 @@
       state.json               everything that is not a tensor
       rank-00000.safetensors   the chunks that rank 0 wrote
       rank-00001.safetensors   ...
+      rows-000000001200-00000.safetensors   rows of tables on a disk that rank 0 wrote at this step, or an earlier one
 
 torch.distributed.checkpoint keeps the same facts (`Metadata`: tensors, their chunks, where each chunk is stored) in
 a pickle, which runs code when it is loaded, and checks nothing. Here they are JSON; `Manifest.metadata` rebuilds the
@@ -42,18 +43,18 @@ from ziggurat.config import to_json
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint.errors import damaged
 from ziggurat.training.checkpoint.files import CODE_DTYPES, DTYPE_CODES, FileRecord, read_small_file, write_file
-from ziggurat.training.checkpoint.sparse import PREFIX, SparseTensor, check_rows, entries_from_json
+from ziggurat.training.checkpoint.rows.sparse import PREFIX, SparseTensor, check_rows, entries_from_json
 
 FORMAT = "ziggurat-checkpoint"
 FORMAT_VERSION = 1
-SPARSE_VERSION = 2  # of checkpoints that hold some rows of tables (`sparse.py`)
+SPARSE_VERSION = 3  # of checkpoints that hold some rows of tables (`rows/`), in files of their own
 MANIFEST_NAME = "manifest.json"
 SUMS_NAME = "SHA256SUMS"
 STATE_NAME = "state.json"
 MAX_MANIFEST_BYTES = 256 << 20
 MAX_STATE_BYTES = 256 << 20
 MAX_DIMENSIONS = 64
-_FILE_NAME = re.compile(r"state\.json|rank-[0-9]{5}\.safetensors")
+_FILE_NAME = re.compile(r"state\.json|rank-[0-9]{5}\.safetensors|rows-[0-9]{12}-[0-9]{5}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FIRST_SUM = re.compile(rb"([0-9a-f]{64})  manifest\.json\n")
 
@@ -61,6 +62,16 @@ _FIRST_SUM = re.compile(rb"([0-9a-f]{64})  manifest\.json\n")
 def rank_file_name(rank: int) -> str:
     """The file that a rank writes."""
     return f"rank-{rank:05d}.safetensors"
+
+
+def rows_file_name(step: int, rank: int) -> str:
+    """The file of rows of tables that a rank writes; later checkpoints keep its name."""
+    return f"rows-{step:012d}-{rank:05d}.safetensors"
+
+
+def rows_file_step(name: str) -> int | None:
+    """The step whose rows a file has; None for another file."""
+    return int(name.split("-")[1]) if name.startswith("rows-") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +106,7 @@ class Manifest:
         files: every file but the manifest and SHA256SUMS.
         tensors: by name.
         planner_data: what torch's planner keeps of nested state dicts: name → path; None for flat ones.
-        sparse: tables of which some rows are stored, by name; see `sparse.py`.
+        sparse: tables of which some rows are stored, by name; see `rows/sparse.py`.
     """
 
     step: int
@@ -238,9 +249,10 @@ def _parse(text: bytes | bytearray) -> Any:
 def _from_json(data: Any, path: Path) -> Manifest:
     data = _dict(data)
     _require(data.get("format") == FORMAT, f"the format is {data.get('format')!r}, not {FORMAT!r}")
+    data = _migrated(data)
     if data.get("format_version") not in (FORMAT_VERSION, SPARSE_VERSION):
         raise CheckpointError(
-            expected=f"format version {FORMAT_VERSION} or {SPARSE_VERSION}",
+            expected=f"format version {FORMAT_VERSION} to {SPARSE_VERSION}",
             found=f"format version {data.get('format_version')!r}, saved with torch {data.get('torch')!r}",
             where=str(path),
             ways_out=("load it with the release of ziggurat that saved it, or a newer one", "load another checkpoint"),
@@ -268,6 +280,11 @@ def _from_json(data: Any, path: Path) -> Manifest:
     check_rows(manifest.sparse, manifest.tensors)
     _require_bytes_used(manifest.tensors, files)
     return manifest
+
+
+def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of an older version as today's. Version 2 had rows in the files of ranks, and says itself where."""
+    return data | {"format_version": SPARSE_VERSION} if data.get("format_version") == 2 else data
 
 
 def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTensor:

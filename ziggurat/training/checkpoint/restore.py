@@ -18,8 +18,8 @@ from ziggurat.ops.machine.memory import host_memory, size_text
 from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks
-from ziggurat.training.checkpoint.sparse import SparseTensor
-from ziggurat.training.checkpoint.sparse_rows import fill_all
+from ziggurat.training.checkpoint.rows.filling import fill_all
+from ziggurat.training.checkpoint.rows.sparse import SparseTensor
 from ziggurat.training.checkpoint.storage import CheckpointReader
 
 _MAX_NAMES = 8
@@ -160,12 +160,13 @@ def fresh_tensors(stored: Mapping[str, StoredTensor | SparseTensor]) -> dict[str
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in stored.items()}
 
 
-def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors` in place; names, types and shapes were compared before."""
+def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor], *, name: str = "") -> None:
+    """Fill `tensors` in place; names, types and shapes were compared before. `name`: of the checkpoint, for tables."""
     sparse = reader.manifest.sparse
     whole = {name: tensor for name, tensor in tensors.items() if name not in sparse}
     with torch.no_grad():
-        fill_all({name: tensors[name] for name in tensors if name in sparse}, sparse, pieces=reader.rows_of)
+        wanted = {each: tensors[each] for each in tensors if each in sparse}
+        fill_all(wanted, sparse, pieces=reader.rows_of, name=name)
     planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     metadata = reader.read_metadata()
     planner.set_up_planner({name: as_shard(tensor) for name, tensor in whole.items()}, metadata, is_coordinator=False)

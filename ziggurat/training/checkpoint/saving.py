@@ -1,6 +1,6 @@
 """One save from plan to publication; the life of a checkpoint before it has a name.
 
-plan()     every rank: check, plan; coordinator: lock the folder, make the partial one    collective
+plan()     every rank: check, plan; coordinator: lock the folder, make the partial one, link earlier rows    collective
 copy()     every rank: copy its chunks, so that training may go on (not where rows lie on a disk)    collective
 write()    every rank: write its file; coordinator: manifest, rename                       collective, any thread
 close()    however it ended: nothing partial stays, and the folder is free
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,25 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
-from ziggurat.config import JSON
+from ziggurat.config import JSON, from_json, to_json
 from ziggurat.errors import CheckpointError
 from ziggurat.parallel.tables.table_shard import as_shard
 from ziggurat.training.checkpoint import retention
+from ziggurat.training.checkpoint.manifest import Manifest, read_manifest
 from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks
+from ziggurat.training.checkpoint.rows.earlier import (
+    Earlier,
+    RowsOfRank,
+    SavedRows,
+    choose,
+    name_of,
+    taken,
+    with_earlier,
+)
+from ziggurat.training.checkpoint.rows.sparse import merged, split
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner, check_tensors, encode_state
-from ziggurat.training.checkpoint.sparse import merged, rows_to_save, split
-from ziggurat.training.checkpoint.storage import CheckpointWriter
+from ziggurat.training.checkpoint.storage import CheckpointReader, CheckpointWriter
 
 
 class Saving:
@@ -37,10 +48,19 @@ class Saving:
         step: of this one.
         ranks: that save together.
         pinned: mark the checkpoint so that it is never pruned.
+        saved_rows: which rows of tables on a disk are written.
     """
 
-    def __init__(self, folder: Path, *, step: int, ranks: CheckpointRanks, pinned: bool) -> None:
-        self.step = step
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        ranks: CheckpointRanks,
+        pinned: bool,
+        saved_rows: SavedRows = SavedRows.CHANGED,
+    ) -> None:
+        self.step, self._saved_rows = step, saved_rows
         self._folder, self._ranks, self._pinned = folder, ranks, pinned
         self._final = retention.step_folder(folder, step)
         self._lock = retention.FolderLock(folder)
@@ -49,15 +69,25 @@ class Saving:
         self._plan: SavePlan | None = None
         self._metadata: Metadata | None = None
         self.has_rows = False
+        self._rows: RowsOfRank | None = None
+        self._before: Manifest | None = None  # on the coordinator: of the checkpoint whose files are linked
 
     def plan(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], *, guard: Callable[[], None]) -> None:
         """Agree on who writes what; `guard` runs on the coordinator, and may refuse the step."""
         replies = self._ranks.agree(lambda: self._prepare(tensors, state, guard))
         self._require_equal(replies)
-        plans, self._metadata = global_plan(self._planner, [reply["plan"] for reply in replies])
+        offers = [reply["offer"] for reply in replies if reply["offer"]["entries"]]
+        self.has_rows, earlier = bool(offers), Earlier()
+        if offers:
+            chosen = partial(choose, self._folder, offers, step=self.step, rows=self._saved_rows)
+            earlier = from_json(Earlier, self._ranks.agree_on_coordinator(lambda: to_json(chosen())), where="rows")
+        planned = self._ranks.agree(lambda: self._plan_own(tensors, earlier))
+        plans, self._metadata = global_plan(self._planner, [reply["plan"] for reply in planned])
         assert self._writer is not None
-        self._writer.sparse = merged([reply["rows"] for reply in replies])
-        self.has_rows = bool(self._writer.sparse)
+        self._writer.sparse = merged([reply["rows"] for reply in planned])
+        if self._before is not None:
+            self._writer.sparse = with_earlier(self._writer.sparse, self._before, earlier.kept)
+            self._writer.taken = taken(self._before, earlier.kept)
         self._plan = self._writer.prepare_global_plan(plans)[self._ranks.rank]
 
     def copy(self) -> None:
@@ -74,12 +104,15 @@ class Saving:
         writer, plan, metadata = self._writer, self._plan, self._metadata
         written = self._ranks.agree(lambda: results_to_json(writer.write_data(plan, self._planner).value()))
 
-        def publish() -> None:
+        def publish() -> JSON:
             if self._pinned:
                 retention.set_pin(self._folder, self.step)
             writer.finish(metadata, [results_from_json(results) for results in written])
+            return name_of(CheckpointReader(self._final, step=self.step)) if self.has_rows else None
 
-        self._ranks.agree_on_coordinator(publish)
+        name = self._ranks.agree_on_coordinator(publish)
+        if self._rows is not None and name:
+            self._rows.saved(name)
 
     def close(self) -> None:
         """Remove what was not published, and unlock the folder. Harmless to repeat."""
@@ -93,18 +126,27 @@ class Saving:
     def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> JSON:
         check_tensors(tensors)
         self._writer = CheckpointWriter(self._final, step=self.step, state=state)
-        whole, on_disk = split(tensors)
-        rows = rows_to_save(on_disk, step=self.step, rank=self._ranks.rank)
-        shards = {name: as_shard(tensor) for name, tensor in (whole | rows.tensors).items()}
-        self._planner.set_up_planner(shards, is_coordinator=self._ranks.is_coordinator)
-        plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
+        _, on_disk = split(tensors)
+        self._rows = RowsOfRank(on_disk, step=self.step, rank=self._ranks.rank)
         if self._ranks.is_coordinator:
             guard()
             retention.make_folder(self._folder)
             self._lock.acquire()
             self._writer.set_up_storage_writer(True)
         said = {"step": self.step, "state": sha256(encode_state(state)).hexdigest()}
-        return {**said, "plan": plan_to_json(plan), "rows": rows.to_json()}
+        return {**said, "offer": self._rows.offer()}
+
+    def _plan_own(self, tensors: Mapping[str, Tensor], earlier: Earlier) -> JSON:
+        assert self._writer is not None
+        assert self._rows is not None
+        whole, _ = split(tensors)
+        if earlier.kept and self._ranks.is_coordinator:
+            self._before = read_manifest(retention.step_folder(self._folder, earlier.step), step=earlier.step)
+        rows = self._rows.to_save(earlier, folder=self._folder)
+        shards = {name: as_shard(tensor) for name, tensor in (whole | rows.tensors).items()}
+        self._planner.set_up_planner(shards, is_coordinator=self._ranks.is_coordinator)
+        plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
+        return {"plan": plan_to_json(plan), "rows": rows.to_json()}
 
     def _require_equal(self, replies: list[dict[str, Any]]) -> None:
         for what in ("step", "state"):

@@ -58,17 +58,20 @@ from ziggurat.training.checkpoint.files import (
     write_file,
 )
 from ziggurat.training.checkpoint.manifest import (
+    MAX_MANIFEST_BYTES,
     STATE_NAME,
+    SUMS_NAME,
     Manifest,
     StoredChunk,
     StoredTensor,
     rank_file_name,
     read_manifest,
+    rows_file_name,
     write_manifest,
 )
 from ziggurat.training.checkpoint.retention import partial_folder, publish, start_partial
+from ziggurat.training.checkpoint.rows.sparse import PREFIX, SparseTensor
 from ziggurat.training.checkpoint.snapshot import decode_state, encode_state
-from ziggurat.training.checkpoint.sparse import SparseTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,7 @@ class CheckpointWriter(StorageWriter):
         self._folder, self._step = Path(folder), step
         self._state_text = encode_state(state or {})
         self.sparse: Mapping[str, SparseTensor] = {}  # tables of which some rows are saved, set before `finish`
+        self.taken: tuple[Mapping[str, StoredTensor], Mapping[str, FileRecord]] = ({}, {})  # of an earlier checkpoint
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -121,15 +125,22 @@ class CheckpointWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give every rank a file of its own."""
-        return [replace(plan, storage_data=rank_file_name(rank)) for rank, plan in enumerate(plans)]
+        """Give every rank files of its own."""
+        names = ((rank_file_name(rank), rows_file_name(self._step, rank)) for rank in range(len(plans)))
+        return [replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's chunks, largest elements first (so that each is aligned), verified and on disk."""
         items = sorted(plan.items, key=lambda item: -_data(item).properties.dtype.itemsize)
+        plain, of_rows = plan.storage_data
+        files = {plain: [item for item in items if not self._is_of_rows(item)]}
+        files[of_rows] = [item for item in items if self._is_of_rows(item)]
         future: Future[list[WriteResult]] = Future()
-        future.set_result(self._write_file(str(plan.storage_data), items, planner) if items else [])
+        future.set_result([it for name, own in files.items() if own for it in self._write_file(name, own, planner)])
         return future
+
+    def _is_of_rows(self, item: WriteItem) -> bool:
+        return bool(self.sparse) and item.index.fqn.startswith(PREFIX)
 
     def _write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         header = safetensors_header([_entry(item) for item in items])
@@ -163,6 +174,8 @@ class CheckpointWriter(StorageWriter):
             chunks = [_chunk(written[name, tuple(chunk.offsets)], tuple(chunk.sizes)) for chunk in tensor.chunks]
             dtype, shape = tensor.properties.dtype, tuple(tensor.size)
             tensors[name] = StoredTensor(dtype=dtype, shape=shape, chunks=tuple(chunks))
+        tensors |= self.taken[0]
+        files |= self.taken[1]
         manifest = Manifest(
             step=self._step,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -213,13 +226,22 @@ class CheckpointReader(StorageReader):
         self._verified.update(names)
 
     def rows_of(self, stored: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and numbers of some rows of a table, piece by piece; see `sparse.py`."""
+        """Ids and numbers of some rows of a table, piece by piece; see `rows/sparse.py`."""
         ids, numbers = (self.manifest.tensors[f"{stored}.{what}"] for what in ("ids", "numbers"))
         self.verify({chunk.file for chunk in (*ids.chunks, *numbers.chunks)})
         by_place = {chunk.offsets[0]: chunk for chunk in numbers.chunks}
         for chunk in ids.chunks:
             other = by_place[chunk.offsets[0]]
             yield self._chunk(chunk, torch.int64), self._chunk(other, torch.float32)
+
+    def ids_of(self, stored: str) -> Iterator[Tensor]:
+        """The ids alone, of a file that was verified."""
+        for chunk in self.manifest.tensors[f"{stored}.ids"].chunks:
+            yield self._chunk(chunk, torch.int64)
+
+    def manifest_sha256(self) -> str:
+        """What proves the manifest, and with it every file."""
+        return bytes(read_small_file(self.folder / SUMS_NAME, max_bytes=MAX_MANIFEST_BYTES)[:64]).decode()
 
     def _chunk(self, chunk: StoredChunk, dtype: torch.dtype) -> Tensor:
         path = self.folder / chunk.file

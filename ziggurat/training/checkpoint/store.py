@@ -34,6 +34,7 @@ from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, CheckpointRanks
 from ziggurat.training.checkpoint.restore import Match, check_fit, fresh_tensors, read_tensors
+from ziggurat.training.checkpoint.rows.earlier import SavedRows, name_of, why_no_links
 from ziggurat.training.checkpoint.saving import Saving
 from ziggurat.training.checkpoint.storage import CheckpointReader
 from ziggurat.typed import checked
@@ -57,12 +58,14 @@ class CheckpointConfig:
     Args:
         keep: how many of the newest checkpoints stay, beside pinned ones. 0: all.
         mode: see `SaveMode`.
+        rows: see `SavedRows`.
         timeout_s: on many ranks, how long each waits for one that still writes before it gives up with an error.
     """
 
     keep: int = 3
     mode: SaveMode = SaveMode.ASYNC
     timeout_s: float = TIMEOUT_S
+    rows: SavedRows = SavedRows.CHANGED
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, SaveMode):  # "async" is not SaveMode.ASYNC, and would save without a copy
@@ -147,7 +150,7 @@ class CheckpointStore:
                 `SaveMode.SYNC`, failed). Earlier checkpoints are untouched, and saving may be tried again.
         """
         self.wait()
-        saving = Saving(self.folder, step=step, ranks=self._ranks, pinned=pinned)
+        saving = Saving(self.folder, step=step, ranks=self._ranks, pinned=pinned, saved_rows=self.config.rows)
         try:
             saving.plan(tensors, state, guard=lambda: self._require_latest(step))
             is_async = self.config.mode is SaveMode.ASYNC and not saving.has_rows
@@ -171,6 +174,15 @@ class CheckpointStore:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    def rows_line(self) -> str:
+        """What a checkpoint writes of tables on a disk, for the start-up report."""
+        if self.config.rows is SavedRows.ALL:
+            return "all rows that were ever changed, at each checkpoint"
+        why = why_no_links(self.folder)
+        if why:
+            return f"all rows that were ever changed, at each checkpoint: files cannot be linked in its folder ({why})"
+        return "rows that were changed since the checkpoint before, whose files are linked"
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, oldest first. Complete, not verified: `load` and `verify` do that."""
@@ -226,7 +238,7 @@ class CheckpointStore:
                 tensors: Mapping[str, Tensor] = fresh_tensors(stored)
             else:
                 tensors = into if not optional else {name: into[name] for name in into if name in stored}
-            self._ranks.agree(partial(read_tensors, reader, tensors))
+            self._ranks.agree(partial(read_tensors, reader, tensors, name=name_of(reader)))
             self._replaceable.add(candidate)
             return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from ziggurat.embeddings.storage.budget import LEAST_PLACES, MemoryBudget
 from ziggurat.embeddings.storage.disk.backing import DiskRows
+from ziggurat.embeddings.storage.disk.bitmap import MarkedRows
 from ziggurat.embeddings.storage.disk.storage import (
     HELD_BESIDE_BYTES,
     DiskStorage,
@@ -17,6 +18,7 @@ __all__ = [
     "DiskRows",
     "DiskStorage",
     "DiskTables",
+    "MarkedRows",
     "MemoryBudget",
     "held_facts",
     "held_room",

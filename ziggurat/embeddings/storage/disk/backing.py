@@ -16,7 +16,7 @@ last checkpoint. Within a process a row that was written in part or overwritten 
 that refuses (full, gone, read-only) is told by the next call, with what waits kept, so that training stops before it
 computes with a wrong row.
 
-Memory: two bits for each row that was ever touched, what waits to be written (a quarter of what is
+Memory: three bits for each row that was ever touched, what waits to be written (a quarter of what is
 held, at most 32 MiB, twice while it is written), and what was read ahead.
 """
 
@@ -37,6 +37,7 @@ from ziggurat.embeddings.config import InitialDraw
 from ziggurat.embeddings.initial_rows import BLOCK_ROWS, InitialRows
 from ziggurat.embeddings.storage.cached.backing import RowBacking
 from ziggurat.embeddings.storage.disk.bitmap import RowMarks
+from ziggurat.embeddings.storage.disk.unsaved import UnsavedRows
 from ziggurat.embeddings.storage.disk.write_behind import RowValues, WriteBehind
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.errors import FileError
@@ -67,12 +68,13 @@ class DiskRows(RowBacking):
 
     Attributes:
         touched: rows that were ever stored: with those that a cache holds changed, all that a checkpoint has to hold.
+        unsaved: rows that were changed since the last checkpoint, with those that a cache knows of.
     """
 
     def __init__(self, num_rows: int, dim: int, *, folder: str | Path) -> None:
         super().__init__(num_rows, dim)
         self.folder = Path(folder)
-        self.touched = RowMarks(num_rows)
+        self.touched, self.unsaved = RowMarks(num_rows), UnsavedRows(num_rows)
         self._kept = RowMarks(num_rows)  # in the file, or on the way to it
         self._drawn: list[tuple[int, int, InitialRows]] = []  # first row, number of rows, what they begin as
         self._columns: dict[str, slice] = {WEIGHT: slice(0, dim)}
@@ -85,7 +87,7 @@ class DiskRows(RowBacking):
     @property
     def num_bytes(self) -> int:
         """Marks of rows, if all were touched."""
-        return self.num_rows // 4
+        return 3 * self.num_rows // 8
 
     @property
     def disk_bytes(self) -> int:
@@ -108,6 +110,7 @@ class DiskRows(RowBacking):
             self._flat |= {key} if len(shape) == 1 else set()
         self._columns = columns
         self._initial_state = {key: initial_sum if key == "sum" else 0.0 for key in columns if key != WEIGHT}
+        self.unsaved.begin(range(self.num_rows))
         if old_keys == 1 and len(columns) == 1:
             return
         self._kept, self._ahead = RowMarks(self.num_rows), None
@@ -147,6 +150,7 @@ class DiskRows(RowBacking):
 
     def _begin_as(self, first_row: int, num_rows: int, initial: InitialRows | None) -> None:
         last = first_row + num_rows
+        self.unsaved.begin(range(first_row, last))
         kept = [entry for entry in self._drawn if entry[0] >= last or entry[0] + entry[1] <= first_row]
         mine = [] if initial is None else [(first_row, num_rows, initial)]
         self._drawn = sorted([*kept, *mine], key=lambda entry: entry[0])
@@ -161,6 +165,7 @@ class DiskRows(RowBacking):
             value: all of its numbers.
         """
         assert key == WEIGHT or value == self._initial_state[key], (key, value)
+        self.unsaved.begin(range(first_row, first_row + num_rows))
         for rows in self.touched.parts(range(first_row, first_row + num_rows)):
             numbers = self.take(rows)
             numbers[:, self._columns[key]] = value
@@ -188,10 +193,17 @@ class DiskRows(RowBacking):
             self.set_part(numbers, key, tensor.detach()[torch.from_numpy(order)])
         self.put(rows, numbers)
 
-    def put(self, rows: Int64[np.ndarray, "N"], numbers: Float[np.ndarray, "N W"]) -> None:
-        """Replace sorted distinct rows; the numbers are kept, not copied."""
+    def put(
+        self,
+        rows: Int64[np.ndarray, "N"],
+        numbers: Float[np.ndarray, "N W"],
+        *,
+        saved: Bool[np.ndarray, "N"] | None = None,
+    ) -> None:
+        """Replace sorted distinct rows; the numbers are kept, not copied. `saved`: the last checkpoint has these."""
         if len(rows):
             self.touched.add(rows)
+            self.unsaved.change(rows if saved is None else rows[~saved])
             self._put(RowValues(rows, numbers))
 
     def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:

@@ -1,4 +1,8 @@
-"""RowMarks: one bit for each row of a table, for tables of 10⁹ rows. Rows that were never marked take no memory."""
+"""RowMarks: one bit for each row of a table, for tables of 10⁹ rows. Rows that were never marked take no memory.
+
+`MarkedRows` counts the marked rows of a range, and gives the n-th of them, without a list of them: of 10⁹ rows that
+would be 8 GB. It keeps one count for each 524,288 rows.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,10 @@ class RowMarks:
 
     def remove(self, rows: range) -> None:
         """Unmark the rows of a range."""
-        for marked in self.parts(rows):
-            np.bitwise_and.at(self._bits, marked >> 3, ~(np.uint8(1) << (marked & 7).astype(np.uint8)))
-            self.count -= len(marked)
+        for first, bits in self._blocks(rows):
+            wanted = self._of_range(bits, first=first, rows=rows)
+            self.count -= int(np.bitwise_count(wanted).sum())
+            bits &= ~wanted
 
     def clear(self) -> None:
         """Unmark all rows."""
@@ -48,12 +53,66 @@ class RowMarks:
             rows: within these; all by default.
         """
         rows = range(8 * len(self._bits)) if rows is None else rows
-        for first in range(rows.start // 8, -(-rows.stop // 8), _BLOCK_BYTES):
-            bits = self._bits[first : min(first + _BLOCK_BYTES, -(-rows.stop // 8))]
-            if bits.any():
-                found = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + 8 * first
-                yield found[(found >= rows.start) & (found < rows.stop)]
+        for first, bits in self._blocks(rows):
+            found = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + 8 * first
+            yield found[(found >= rows.start) & (found < rows.stop)]
 
     def among(self, rows: range) -> Int64[np.ndarray, "N"]:
         """The marked rows of a range."""
         return np.concatenate([np.empty(0, dtype=np.int64), *self.parts(rows)])
+
+    def counts(self, rows: range) -> tuple[list[range], list[int]]:
+        """How many rows are marked in parts of a range; parts without any are left out."""
+        parts, counts = list[range](), list[int]()
+        for first, bits in self._blocks(rows):
+            if found := int(np.bitwise_count(self._of_range(bits, first=first, rows=rows)).sum()):
+                parts.append(range(max(8 * first, rows.start), min(8 * (first + len(bits)), rows.stop)))
+                counts.append(found)
+        return parts, counts
+
+    def _blocks(self, rows: range) -> Iterator[tuple[int, np.ndarray]]:
+        """First byte, and bytes that are no zeros altogether; what was never marked is read, and takes no memory."""
+        last = -(-rows.stop // 8)
+        for first in range(rows.start // 8, last, _BLOCK_BYTES):
+            bits = self._bits[first : min(first + _BLOCK_BYTES, last)]
+            if bits.any():
+                yield first, bits
+
+    def _of_range(self, bits: np.ndarray, *, first: int, rows: range) -> np.ndarray:
+        """A copy of the bytes from `first` on without the bits of rows outside of a range."""
+        bits = bits.copy()
+        before, behind = rows.start - 8 * first, 8 * (first + len(bits)) - rows.stop
+        if before > 0:
+            bits[0] &= 0xFF << before & 0xFF
+        if behind > 0:
+            bits[-1] &= 0xFF >> behind
+        return bits
+
+
+class MarkedRows:
+    """The marked rows of a range, in order, by their number; right as long as no mark of the range changes.
+
+    Args:
+        marks: of all rows.
+        rows: the range.
+    """
+
+    def __init__(self, marks: RowMarks, rows: range) -> None:
+        self._marks = marks
+        self._parts, counts = marks.counts(rows)
+        self._ends = np.cumsum(counts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """How many."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
+        """So many of them from the `first` on."""
+        index = int(np.searchsorted(self._ends, first, side="right"))
+        skipped = first - (int(self._ends[index - 1]) if index else 0)
+        found, missing = list[Int64[np.ndarray, "M"]](), count
+        while missing > 0:
+            some = self._marks.among(self._parts[index])[skipped : skipped + missing]
+            found.append(some)
+            index, skipped, missing = index + 1, 0, missing - len(some)
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])

@@ -5,17 +5,29 @@
 A row that is asked for takes its place; the row that had it goes to the disk if it was changed since it came. What
 comes back is what was put, wherever it lay meanwhile, so what a cache holds changes no number. It holds a batch of any
 size: rows that find their place taken by another row of the same call go past it.
+
+A flag of each place says whether its row is newer than the disk's, and whether it is newer than the last checkpoint's
+(`unsaved.py`); a row is never the second without the first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64, UInt8
 
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.features.hashing import mix
+
+
+class _Held(IntEnum):
+    """What a row is that has a place."""
+
+    AS_ON_DISK = 0
+    SAVED = 1  # newer than the disk's; the last checkpoint has it
+    CHANGED = 2  # newer than both
 
 
 @dataclass
@@ -41,7 +53,7 @@ class CachedRows:
         self.disk, self.num_places, self.counts = disk, max(1, min(num_places, disk.num_rows)), CacheCounts()
         self._values: Float[np.ndarray, "C W"] | None = None
         self._rows: Int64[np.ndarray, "C"] = np.empty(0, dtype=np.int64)
-        self._dirty: Bool[np.ndarray, "C"] = np.empty(0, dtype=bool)
+        self._is: UInt8[np.ndarray, "C"] = np.empty(0, dtype=np.uint8)
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +77,7 @@ class CachedRows:
         if not hit.all():
             missing = np.flatnonzero(~hit)
             out[missing] = self.disk.take(rows[missing])
-            self._admit(rows[missing], places[missing], out[missing], dirty=False, kept=places[hit])
+            self._admit(rows[missing], places[missing], out[missing], state=_Held.AS_ON_DISK, kept=places[hit])
         return out
 
     def put(self, rows: Int64[np.ndarray, "N"], numbers: Float[np.ndarray, "N W"]) -> None:
@@ -73,10 +85,10 @@ class CachedRows:
         values, places = self._held(), self._places(rows)
         hit = self._rows[places] == rows
         values[places[hit]] = numbers[hit]
-        self._dirty[places[hit]] = True
+        self._is[places[hit]] = _Held.CHANGED
         if not hit.all():
             missing = np.flatnonzero(~hit)
-            past = self._admit(rows[missing], places[missing], numbers[missing], dirty=True, kept=places[hit])
+            past = self._admit(rows[missing], places[missing], numbers[missing], state=_Held.CHANGED, kept=places[hit])
             self.disk.put(rows[missing[past]], numbers[missing[past]])
 
     def look(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
@@ -93,7 +105,7 @@ class CachedRows:
         values, places = self._held(), self._places(rows)
         hit = self._rows[places] == rows
         values[places[hit]] = numbers[hit]
-        self._dirty[places[hit]] = True
+        self._is[places[hit]] = _Held.CHANGED
         self.disk.put(rows[~hit], numbers[~hit])
 
     def missing(self, rows: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
@@ -103,34 +115,39 @@ class CachedRows:
 
     def flush(self) -> None:
         """Give every changed row to the disk; all stay held."""
-        changed = np.flatnonzero(self._dirty)
+        changed = np.flatnonzero(self._is)
         order = np.argsort(self._rows[changed])
         for some in np.array_split(changed[order], -(-len(changed) // 65_536) or 1):
-            if len(some) and self._values is not None:
-                self.disk.put(self._rows[some], self._values[some])
-        self._dirty[:] = False
+            self._write_back(some)
+            self._is[some] = _Held.AS_ON_DISK
 
-    def dirty(self, rows: range) -> Int64[np.ndarray, "N"]:
-        """Rows of a range that are held and were changed since they came, in order."""
-        held = self._rows[self._dirty]
-        return np.sort(held[(held >= rows.start) & (held < rows.stop)])
+    def tell(self, rows: range) -> None:
+        """Let the marks of the disk say which rows of a range were changed, those that are held among them."""
+        mine = (self._rows >= rows.start) & (self._rows < rows.stop)
+        self.disk.touched.add(self._rows[mine & (self._is > 0)])
+        self.disk.unsaved.change(self._rows[mine & (self._is == _Held.CHANGED)])
+
+    def saved(self, rows: range) -> None:
+        """A checkpoint has the rows of a range as they are."""
+        mine = (self._rows >= rows.start) & (self._rows < rows.stop)
+        self._is[mine & (self._is == _Held.CHANGED)] = _Held.SAVED
 
     def drop(self, rows: range) -> None:
         """Hold no row of a range; changes that were not flushed are lost."""
         gone = (self._rows >= rows.start) & (self._rows < rows.stop)
-        self._rows[gone], self._dirty[gone] = -1, False
+        self._rows[gone], self._is[gone] = -1, _Held.AS_ON_DISK
 
     def empty(self) -> None:
         """Hold nothing; changes that were not flushed are lost."""
         self._values = None
-        self._rows, self._dirty = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        self._rows, self._is = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8)
 
     def _held(self) -> Float[np.ndarray, "C W"]:
         """The places; their memory is taken at the first use."""
         if self._values is None:
             self._values = np.empty((self.num_places, self.disk.width), dtype=np.float32)
             self._rows = np.full(self.num_places, -1, dtype=np.int64)
-            self._dirty = np.zeros(self.num_places, dtype=bool)
+            self._is = np.zeros(self.num_places, dtype=np.uint8)
         return self._values
 
     def _places(self, rows: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
@@ -144,7 +161,7 @@ class CachedRows:
         places: Int64[np.ndarray, "N"],
         numbers: Float[np.ndarray, "N W"],
         *,
-        dirty: bool,
+        state: _Held,
         kept: Int64[np.ndarray, "K"],
     ) -> Int64[np.ndarray, "M"]:
         """Hold rows in their places, but for those whose place another row of the call has; which those are."""
@@ -156,10 +173,14 @@ class CachedRows:
         first[np.unique(places, return_index=True)[1]] = True
         chosen = np.flatnonzero(free & first)
         mine = places[chosen]
-        leaving = mine[self._dirty[mine]]
-        if len(leaving):
-            leaving = leaving[np.argsort(self._rows[leaving])]
-            self.disk.put(self._rows[leaving], values[leaving])
+        leaving = mine[self._is[mine] > 0]
+        self._write_back(leaving[np.argsort(self._rows[leaving])])
         values[mine] = numbers[chosen]
-        self._rows[mine], self._dirty[mine] = rows[chosen], dirty
+        self._rows[mine], self._is[mine] = rows[chosen], state
         return np.flatnonzero(~(free & first))
+
+    def _write_back(self, places: Int64[np.ndarray, "M"]) -> None:
+        """Give the rows of some places to the disk, in the order of the rows."""
+        if len(places) and self._values is not None:
+            saved = self._is[places] == _Held.SAVED
+            self.disk.put(self._rows[places], self._values[places], saved=saved)

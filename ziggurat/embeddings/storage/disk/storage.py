@@ -21,6 +21,7 @@ from torch import Tensor
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage.budget import MemoryBudget
 from ziggurat.embeddings.storage.disk.backing import DiskRows
+from ziggurat.embeddings.storage.disk.bitmap import MarkedRows
 from ziggurat.embeddings.storage.disk.cache import CacheCounts, CachedRows
 from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
@@ -147,9 +148,20 @@ class DiskStorage(TableStorage):
         self.cached.drop(range(first_row, first_row + num_rows))
         self.disk.forget(first_row, num_rows, initial)
 
-    def changed_rows(self, rows: range) -> Int64[np.ndarray, "N"]:
+    def changed_rows(self, rows: range) -> MarkedRows:
         """Those that were ever changed, in order, wherever they lie: all that a checkpoint has to hold."""
-        return np.union1d(self.disk.touched.among(rows), self.cached.dirty(rows))
+        self.cached.tell(rows)
+        return MarkedRows(self.disk.touched, rows)
+
+    def unsaved_rows(self, rows: range) -> MarkedRows:
+        """Those that were changed since the last checkpoint of the table whose rows these are."""
+        self.cached.tell(rows)
+        return self.disk.unsaved.among(rows)
+
+    def saved(self, rows: range, *, name: str) -> None:
+        """A checkpoint of this name has the rows of a table as they are."""
+        self.disk.unsaved.saved(rows, name=name)
+        self.cached.saved(rows)
 
     def look(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
         """Weights and state of sorted distinct rows; what is held stays as it is."""

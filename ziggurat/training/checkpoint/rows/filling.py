@@ -21,32 +21,46 @@ from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import StoredRows, TablePart
 from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.storage.table_storage import WEIGHT
-from ziggurat.training.checkpoint.sparse import RowsPart, SparseTensor
+from ziggurat.training.checkpoint.rows.sparse import RowsPart, SparseTensor
 
 Pieces = Callable[[str], Iterator[tuple[Int64[Tensor, "N"], Tensor]]]  # stored → ids with numbers, piece by piece
 _Target = tuple[TablePart, SparseTensor]
 
 
-def fill_all(tensors: Mapping[str, Tensor], sparse: Mapping[str, SparseTensor], *, pieces: Pieces) -> None:
+def fill_all(
+    tensors: Mapping[str, Tensor], sparse: Mapping[str, SparseTensor], *, pieces: Pieces, name: str = ""
+) -> None:
     """Give tensors, and parts of tables, the rows that a checkpoint has of them.
 
     Args:
         tensors: in memory, or `TablePart`s, by name.
         sparse: what the manifest says of each of the names.
         pieces: reads the two tensors of a part.
+        name: of the checkpoint, for tables on a disk of which it has weights and state: they remember it.
     """
     on_disk: dict[tuple[int, int, int, int], list[_Target]] = {}
-    for name, tensor in tensors.items():
+    for each, tensor in tensors.items():
         if isinstance(tensor, TablePart) and isinstance(tensor.rows.storage, DiskStorage):
             rows = tensor.rows
             place = id(rows.storage), rows.first_row, rows.num_rows, tensor.offsets[0]
-            on_disk.setdefault(place, []).append((tensor, sparse[name]))
+            on_disk.setdefault(place, []).append((tensor, sparse[each]))
         else:
-            _fill(tensor, sparse[name], pieces=pieces)
+            _fill(tensor, sparse[each], pieces=pieces)
     for targets in on_disk.values():
         _begin_on_disk(targets)
     for targets in on_disk.values():
         _fill_on_disk(targets, pieces=pieces)
+        rows = targets[0][0].rows
+        assert isinstance(rows.storage, DiskStorage)
+        if _is_whole(targets):
+            rows.storage.saved(range(rows.first_row, rows.first_row + rows.num_rows), name=name)
+
+
+def _is_whole(targets: list[_Target]) -> bool:
+    """Whether a checkpoint has weights and state of the rows."""
+    storage = targets[0][0].rows.storage
+    assert isinstance(storage, DiskStorage)
+    return {part.rows.key for part, _ in targets} == set(storage.disk.keys)
 
 
 def _begin_on_disk(targets: list[_Target]) -> None:
@@ -54,7 +68,8 @@ def _begin_on_disk(targets: list[_Target]) -> None:
     rows = targets[0][0].rows
     storage = rows.storage
     assert isinstance(storage, DiskStorage)
-    if {part.rows.key for part, _ in targets} < set(storage.disk.keys):
+    if not _is_whole(targets):
+        storage.disk.unsaved.begin(range(rows.first_row, rows.first_row + rows.num_rows))
         for part, stored in targets:
             _begin(part.rows, stored, offsets=part.offsets, shape=part.rows.shape)
         return

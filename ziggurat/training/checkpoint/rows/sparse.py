@@ -9,8 +9,11 @@ and table, checked, hashed and published like all others:
 and the manifest says of each table's name which columns of which of them are its own. So a table of 10⁹ rows of which a
 run has changed a million takes what a million rows take, and goes into tables in memory, on a disk, on any ranks.
 
+They lie in a file of their own, `rows-<step>-<rank>.safetensors`. A later checkpoint that finds this one writes
+what was changed since and takes the file as it is (`earlier.py`): its parts lie over those before, row by row.
+
 A save costs what these rows cost: those that are held in memory are taken from there and stay there, changed as they
-are; the others are read in the order of the file. `sparse_rows.py` reads them back.
+are; the others are read in the order of the file. `filling.py` reads them back.
 
 Rows are read from the disk while they are written to the checkpoint, so such a save is done when `save` returns,
 whatever the mode: a copy that training cannot touch would have to be in memory.
@@ -23,16 +26,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from ziggurat.config import JSON, from_json, to_json
 from ziggurat.embeddings.config import EmbeddingConfig, InitialDraw, TableInit
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import TablePart
-from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.storage.disk import DiskStorage, MarkedRows
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.errors import CheckpointError
 from ziggurat.parallel.tables.table_shard import TableShard
@@ -116,31 +117,66 @@ class RowsToSave:
         return {name: to_json(entry) for name, entry in self.entries.items()}
 
 
-def rows_to_save(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> RowsToSave:
-    """Choose the changed rows of this rank's tables on a disk.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TablePlace:
+    """Where the rows of a table are that this rank saves.
+
+    Args:
+        storage: that holds them.
+        rows: of the storage.
+        shift: what makes rows of the whole table of them.
+        stored: what the names of the two tensors begin with.
+    """
+
+    storage: DiskStorage
+    rows: range
+    shift: int
+    stored: str
+
+
+def table_places(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> dict[str, TablePlace]:
+    """Where the rows of each name are; weights and state of a table have one place.
 
     Args:
         sparse: by name.
         step: of the checkpoint.
         rank: of this process.
     """
-    places: dict[tuple[int, int], str] = {}
-    tensors, entries = dict[str, Tensor](), dict[str, SparseTensor]()
+    places, found = dict[tuple[int, int], TablePlace](), dict[str, TablePlace]()
     for name, part in sparse.items():
         storage, rows = part.rows.storage, part.rows
         assert isinstance(storage, DiskStorage)
         place = id(storage), rows.first_row
         if place not in places:
-            places[place] = f"{PREFIX}{step}.{rank}.{len(places)}"
-            chosen = storage.changed_rows(range(rows.first_row, rows.first_row + rows.num_rows))
-            if len(chosen):
-                shift = part.offsets[0] - rows.first_row
-                tensors |= _streams(places[place], storage=storage, rows=chosen, shift=shift)
-        columns = storage.disk.columns(rows.key)
-        stored = f"{places[place]}.ids" in tensors
+            places[place] = TablePlace(
+                storage=storage,
+                rows=range(rows.first_row, rows.first_row + rows.num_rows),
+                shift=part.offsets[0] - rows.first_row,
+                stored=f"{PREFIX}{step}.{rank}.{len(places)}",
+            )
+        found[name] = places[place]
+    return found
+
+
+def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlace], *, whole: bool) -> RowsToSave:
+    """Choose the rows of this rank's tables on a disk that a checkpoint writes.
+
+    Args:
+        sparse: by name.
+        places: what `table_places` says of them.
+        whole: all that were ever changed; else those since the last checkpoint.
+    """
+    tensors, entries = dict[str, Tensor](), dict[str, SparseTensor]()
+    for place in dict.fromkeys(places.values()):
+        chosen = place.storage.changed_rows(place.rows) if whole else place.storage.unsaved_rows(place.rows)
+        if len(chosen):
+            tensors |= _streams(place.stored, storage=place.storage, rows=chosen, shift=place.shift)
+    for name, part in sparse.items():
+        place = places[name]
+        columns = place.storage.disk.columns(part.rows.key)
         first_column = part.offsets[1] if len(part.offsets) > 1 else 0
-        mine = RowsPart(stored=places[place], columns=(columns.start, columns.stop), first_column=first_column)
-        entries[name] = _entry(part, storage, parts=(mine,) if stored else ())
+        mine = RowsPart(stored=place.stored, columns=(columns.start, columns.stop), first_column=first_column)
+        entries[name] = entry_of(part, parts=(mine,) if f"{place.stored}.ids" in tensors else ())
     return RowsToSave(tensors, entries)
 
 
@@ -206,8 +242,10 @@ def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
         raise ValueError(str(error)) from error
 
 
-def _entry(part: TablePart, storage: DiskStorage, *, parts: tuple[RowsPart, ...]) -> SparseTensor:
-    shape = tuple(part.shape)
+def entry_of(part: TablePart, *, parts: tuple[RowsPart, ...] = ()) -> SparseTensor:
+    """What the manifest says of a name: what its rows began as, and the parts that lie over that."""
+    storage, shape = part.rows.storage, tuple(part.shape)
+    assert isinstance(storage, DiskStorage)
     if part.rows.key != WEIGHT:
         return SparseTensor(shape=shape, value=storage.disk.initial_state(part.rows.key), parts=parts)
     initial = storage.disk.drawn(part.rows.first_row)
@@ -225,14 +263,14 @@ def _entry(part: TablePart, storage: DiskStorage, *, parts: tuple[RowsPart, ...]
     )
 
 
-def _streams(name: str, *, storage: DiskStorage, rows: Int64[np.ndarray, "N"], shift: int) -> dict[str, Tensor]:
+def _streams(name: str, *, storage: DiskStorage, rows: MarkedRows, shift: int) -> dict[str, Tensor]:
     """Two tensors that are read piece by piece when they are written."""
 
     def ids(first: int, count: int) -> Tensor:
-        return torch.from_numpy(rows[first : first + count] + shift)
+        return torch.from_numpy(rows.take(first, count) + shift)
 
     def numbers(first: int, count: int) -> Tensor:
-        return torch.from_numpy(storage.look(rows[first : first + count]))
+        return torch.from_numpy(storage.look(rows.take(first, count)))
 
     return {
         f"{name}.ids": _stream(ids, shape=(len(rows),), dtype=torch.int64),
