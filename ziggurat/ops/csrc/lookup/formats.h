@@ -114,6 +114,7 @@ struct Reader {
       row = from + kEnds;
     }
   }
+  Lanes some(int64_t d) const { return eight(d); }
   Lanes eight(int64_t d) const {
     if (!has_codes<kFormat>()) return load_bfloat16(reinterpret_cast<const uint16_t*>(row) + d);
     const Bits codes = load_codes<kFormat>(row, d);
@@ -129,37 +130,6 @@ struct Reader {
     }
     const int code = kFormat == kInt8 ? row[d] : (row[d / 2] >> (d % 2 * 4)) & 15;
     return code == static_cast<int>(most<kFormat>()) ? high : low + step * static_cast<float>(code);
-  }
-};
-
-// Rows in a format, for the lookup of parts.h.
-template <int D, int64_t kFormat>
-struct Packed {
-  const uint8_t* rows;
-  int64_t dim;
-  static constexpr bool kIsSearched = false;
-  int64_t find(int64_t row) const { return row; }
-  const uint8_t* at(int64_t row) const { return rows + row * row_bytes<kFormat>(D ? D : dim); }
-  void prefetch(int64_t row) const {
-    const int64_t size = row_bytes<kFormat>(D ? D : dim);
-    for (int64_t byte = 0; byte < size - 4; byte += 64) ask_for(at(row) + byte);
-    ask_for(at(row) + size - 1);  // of rows that begin at multiples of four bytes, every line
-  }
-  void set(Sum<D>& sum, int64_t row) const {
-    const Reader<kFormat> reader(at(row));
-    if constexpr (D > 0) {
-      for (int l = 0; l < Sum<D>::kCount; l++) sum.lanes[l] = reader.eight(l * kLanes);
-    } else {
-      for (int64_t d = 0; d < dim; d++) sum.sum[d] = reader.one(d);
-    }
-  }
-  void add(Sum<D>& sum, int64_t row) const {
-    const Reader<kFormat> reader(at(row));
-    if constexpr (D > 0) {
-      for (int l = 0; l < Sum<D>::kCount; l++) sum.lanes[l] += reader.eight(l * kLanes);
-    } else {
-      for (int64_t d = 0; d < dim; d++) sum.sum[d] += reader.one(d);
-    }
   }
 };
 

@@ -1,9 +1,41 @@
-// Rows in a format, for the updates of walk.h. Included by row_formats.cpp and row_cache.cpp, which say what defines them.
+// Rows in a format, for the lookups of parts.h and the updates of walk.h. Included by row_formats.cpp and row_cache.cpp, which say what defines them.
 #pragma once
 #include "rules.h"
 #include "wide.h"
 
 namespace {
+
+// Rows in a format, for the lookup of parts.h.
+template <int D, int64_t kFormat>
+struct Packed {
+  const uint8_t* rows;
+  int64_t dim;
+  static constexpr bool kIsSearched = false;
+  int64_t find(int64_t row) const { return row; }
+  const uint8_t* at(int64_t row) const { return rows + row * row_bytes<kFormat>(D ? D : dim); }
+  void prefetch(int64_t row) const { ask_for_row(at(row)); }
+  void ask_for_row(const void* row) const {
+    const int64_t size = row_bytes<kFormat>(D ? D : dim);
+    for (int64_t byte = 0; byte < size - 4; byte += 64) ask_for(static_cast<const uint8_t*>(row) + byte);
+    ask_for(static_cast<const uint8_t*>(row) + size - 1);  // of rows that begin at multiples of four bytes, every line
+  }
+  void set(Sum<D>& sum, int64_t row) const {
+    const ReaderOf<D, kFormat> reader(at(row));
+    if constexpr (D > 0) {
+      for (int l = 0; l < Sum<D>::kCount; l++) sum.lanes[l] = reader.some(l * Sum<D>::kWidth);
+    } else {
+      for (int64_t d = 0; d < dim; d++) sum.sum[d] = reader.one(d);
+    }
+  }
+  void add(Sum<D>& sum, int64_t row) const {
+    const ReaderOf<D, kFormat> reader(at(row));
+    if constexpr (D > 0) {
+      for (int l = 0; l < Sum<D>::kCount; l++) sum.lanes[l] += reader.some(l * Sum<D>::kWidth);
+    } else {
+      for (int64_t d = 0; d < dim; d++) sum.sum[d] += reader.one(d);
+    }
+  }
+};
 
 template <int D, int64_t kFormat>
 struct PackedRows {
@@ -64,26 +96,30 @@ struct PackedRows {
   }
   inline void write_together(const int64_t* at, const float* const* rows_of, const Range* ranges, int count) const {
 #if ZIGGURAT_WIDE
-    bool filled[kTogether];
-    uint32_t words[kTogether];
+    uint32_t words[kTogether] = {};
+    for (int r = 0; origins && r < count; r++) words[r] = word(first_row + at[r]);
+    Ends ends;
+    wide_find_ends<kFormat>(ranges, origins ? words : nullptr, count, ends);
     for (int r = 0; r < count; r++) {
-      words[r] = word(first_row + at[r]);
-      filled[r] = write_ends<kFormat>(kept(first_row + at[r]), ranges[r], origins ? words + r : nullptr);
-    }
-    for (int r = 0; r < count; r++) {
-      uint8_t* codes = kept(first_row + at[r]) + kEnds;
-      if (filled[r]) wide_fill_codes<D, kFormat>(rows_of[r], codes, ranges[r], origins ? words + r : nullptr);
-      else std::memset(codes, 0, row_bytes<kFormat>(D) - kEnds);
+      uint8_t* row = kept(first_row + at[r]);
+      std::memcpy(row, ends.pairs + r, kEnds);
+      const uint32_t* noise = origins ? words + r : nullptr;
+      if (ends.apart >> r & 1)
+        wide_fill_codes<D, kFormat>(rows_of[r], row + kEnds, ranges[r], noise, ends.first[r], ends.per[r]);
+      else
+        std::memset(row + kEnds, 0, row_bytes<kFormat>(D) - kEnds);
     }
 #endif
   }
   // Rounds up to kTogether rows of numbers and keeps them.
   inline void keep_all(const int64_t* at, const float* const* rows_of, int count) const {
+#if ZIGGURAT_WIDE
     if constexpr (is_wide<D>() && has_codes<kFormat>()) {
       Range ranges[kTogether];
-      for (int r = 0; r < count; r++) ranges[r] = range_of<D>(rows_of[r], dim);
+      for (int r = 0; r < count; r++) ranges[r] = wide_range_of<D>(rows_of[r]);
       return write_together(at, rows_of, ranges, count);
     }
+#endif
     for (int r = 0; r < count; r++) {
       const uint32_t counted = word(first_row + at[r]);
       pack_row<D, kFormat>(rows_of[r], kept(first_row + at[r]), halves(first_row + at[r]), dim, origins ? &counted : nullptr);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "../bfloat16.h"
@@ -53,18 +54,38 @@ inline void store(uint16_t* to, Lanes x) { store_bfloat16(to, x); }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(uint16_t* to, float x) { *to = to_bfloat16(x); }
 
+#ifdef __AVX512F__  // sixteen floats: half the instructions of a sum, the same additions
+typedef float Sixteen __attribute__((vector_size(64), aligned(4), may_alias));
+inline void store(float* to, Sixteen x) { *reinterpret_cast<Sixteen*>(to) = x; }
+inline void store(uint16_t* to, Sixteen x) {
+  store(to, (Lanes)_mm512_castps512_ps256((__m512)x));
+  store(to + kLanes, (Lanes)_mm512_extractf32x8_ps((__m512)x, 1));
+}
+template <int D>
+using LanesOfSum = std::conditional_t<D % 16 == 0, Sixteen, Lanes>;
+#else
+template <int D>
+using LanesOfSum = Lanes;
+#endif
+
 // A sum of vectors of `dim` floats: in registers where D is known (and not 0), else in `memory`.
 template <int D>
 struct Sum {
-  static constexpr int kCount = D / kLanes;
-  Lanes lanes[kCount];
+  typedef LanesOfSum<D> Some;
+  static constexpr int kWidth = sizeof(Some) / sizeof(float), kCount = D / kWidth;
+  Some lanes[kCount];
   Sum(float*, int64_t) {}
-  void set(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] = load(x + l * kLanes); }
-  void clear() { for (int l = 0; l < kCount; l++) lanes[l] = Lanes{0}; }
-  void add(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] += load(x + l * kLanes); }
+  static Some some(const float* from) {
+    Some x;
+    std::memcpy(&x, from, sizeof(x));  // a template's type does not know that floats may lie anywhere
+    return x;
+  }
+  void set(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] = some(x + l * kWidth); }
+  void clear() { for (int l = 0; l < kCount; l++) lanes[l] = Some{0}; }
+  void add(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] += some(x + l * kWidth); }
   void scale(float factor) { for (int l = 0; l < kCount; l++) lanes[l] *= factor; }
   template <class Out>
-  void write(Out* out) const { for (int l = 0; l < kCount; l++) store(out + l * kLanes, lanes[l]); }
+  void write(Out* out) const { for (int l = 0; l < kCount; l++) store(out + l * kWidth, lanes[l]); }
 };
 
 template <>
@@ -101,7 +122,8 @@ struct Floats {
 
 // ---------------------------------------------------------------- lookup
 
-constexpr int kAhead = 16;  // lookups between a prefetch and its use
+constexpr int kAhead = 16;  // lookups between a prefetch and its use, at least
+constexpr int kBurst = 8;   // rows that are asked for at a time: their pages are then looked for side by side
 
 // One field of samples first … last - 1. A single field is read as lists of one row each.
 template <int D, class Rows, class Out>
@@ -117,11 +139,18 @@ int64_t lookup_field(const Rows& table, const Part& part, const Slot& slot, int6
   const uint64_t num_rows = slot.num_rows;
   const auto inside = [&](int64_t p) { return static_cast<uint64_t>(rows[p]) < num_rows; };
   const auto find = [&](int64_t p) { return table.find(slot.first_row + rows[p]); };
-  int64_t found[Rows::kIsSearched ? kAhead : 1];  // where the next rows lie: they are looked for once, in advance
+  // where the next rows lie: they are looked for once, in advance
+  int64_t found[Rows::kIsSearched ? 2 * kAhead : 1];
+  const auto ask = [&](int64_t p) {
+    if (p >= known || !inside(p)) return;
+    const int64_t there = find(p);
+    if (Rows::kIsSearched) found[p % (2 * kAhead)] = there;
+    table.prefetch(there);
+  };
   if constexpr (Rows::kIsSearched) {
-    const int64_t begin = single ? first : offsets[first];
-    for (int64_t p = std::max<int64_t>(begin, 0); p < std::min(begin + kAhead, known); p++)
-      if (inside(p)) found[p % kAhead] = find(p);
+    const int64_t begin = std::max<int64_t>(single ? first : offsets[first], 0);
+    for (int64_t p = begin; p < std::min((begin + kBurst - 1) / kBurst * kBurst + kAhead, known); p++)
+      if (inside(p)) found[p % (2 * kAhead)] = find(p);
   }
   Sum<D> sum(memory, dim);
   for (int64_t b = first; b < last; b++) {
@@ -130,13 +159,12 @@ int64_t lookup_field(const Rows& table, const Part& part, const Slot& slot, int6
     sum.clear();
     for (int64_t p = from; p < to; p++) {
       if (!inside(p)) return kRowOutOfBounds;
-      const int64_t here = Rows::kIsSearched ? found[p % kAhead] : find(p);
-      if constexpr (Rows::kIsSearched)
-        if (p + 2 * kAhead < known && inside(p + 2 * kAhead)) table.prepare(slot.first_row + rows[p + 2 * kAhead]);
-      if (p + kAhead < known && inside(p + kAhead)) {
-        const int64_t there = find(p + kAhead);
-        if (Rows::kIsSearched) found[p % kAhead] = there;
-        table.prefetch(there);
+      const int64_t here = Rows::kIsSearched ? found[p % (2 * kAhead)] : find(p);
+      if (p % kBurst == 0) {
+        if constexpr (Rows::kIsSearched)
+          for (int64_t q = p + 2 * kAhead; q < std::min(p + 2 * kAhead + kBurst, known); q++)
+            if (inside(q)) table.prepare(slot.first_row + rows[q]);
+        for (int64_t q = p + kAhead; q < p + kAhead + kBurst; q++) ask(q);
       }
       p == from ? table.set(sum, here) : table.add(sum, here);
     }

@@ -9,6 +9,7 @@
 // change a bit.
 
 #include <limits>
+#include <memory>
 
 #include "packed_rows.h"
 #include "walk.h"
@@ -25,85 +26,102 @@ struct Miss {
   int64_t row, at;  // `at`: position among the rows of the step
 };
 
+constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
+constexpr int64_t kEights = 8;  // keys that are compared at a time
 typedef int64_t Keys __attribute__((vector_size(64), aligned(8), may_alias));
 inline Keys all_keys(int64_t key) { return Keys{key, key, key, key, key, key, key, key}; }
+
+// How many of some keys are smaller than each. Both arrays have room for whole eights, and so have the keys numbers.
+inline void count_smaller(const int64_t* keys, int64_t count, int64_t* ranks) {
+  for (int64_t k = 0; k < count; k += kEights) {
+    const Keys here = *reinterpret_cast<const Keys*>(keys + k);
+    Keys smaller = {0};
+    for (int64_t other = 0; other < count; other++) smaller -= all_keys(keys[other]) < here;
+    *reinterpret_cast<Keys*>(ranks + k) = smaller;
+  }
+}
 
 // The ways of a set in the order in which misses take them: free ones, then those of the smallest (count or stamp, tag)
 // that this step has not touched.
 struct Victims {
-  int64_t keys[kWays];
-  int32_t tags[kWays];
-  int64_t last = std::numeric_limits<int64_t>::min();  // of the way that was taken last; keys are distinct
+  uint8_t order[kWays];
+  int64_t count = 0;
   Victims(const Ways& ways, int64_t set, int32_t step) {
-    const int32_t *now = ways.tags + set * kWays, *stamps = ways.stamps + set * kWays;
+    const int32_t *tags = ways.tags + set * kWays, *stamps = ways.stamps + set * kWays;
     const int32_t* measures = ways.measures ? ways.measures + set * kWays : stamps;
+    int64_t keys[kWays], ranks[kWays];
     for (int64_t w = 0; w < kWays; w++) {
-      const int64_t key = ((static_cast<int64_t>(measures[w]) + 1) << 32) + now[w];
-      tags[w] = now[w];
-      keys[w] = now[w] < 0 ? w - kWays : stamps[w] == step ? kNobody : key;
+      const int64_t key = ((static_cast<int64_t>(measures[w]) + 1) << 32) + tags[w];
+      keys[w] = tags[w] < 0 ? w - kWays : stamps[w] == step ? kNobody : key;
+    }
+    count_smaller(keys, kWays, ranks);
+    for (int64_t w = 0; w < kWays; w++) {
+      order[ranks[w]] = static_cast<uint8_t>(w);  // those that stay share the last rank
+      count += keys[w] != kNobody;
     }
   }
-  // The next way, or -1.
-  int next() {
-    Keys leasts = all_keys(kNobody);
-    for (int64_t w = 0; w < kWays; w += 8) {
-      const Keys key = *reinterpret_cast<const Keys*>(keys + w), later = key > last ? key : all_keys(kNobody);
-      leasts = later < leasts ? later : leasts;
-    }
-    int64_t least = leasts[0];
-    for (int k = 1; k < 8; k++) least = leasts[k] < least ? leasts[k] : least;
-    last = least;
-    if (least == kNobody) return -1;
-    return least < 0 ? static_cast<int>(least + kWays) : __builtin_ctz(matches(tags, static_cast<int32_t>(least)));
-  }
-  static constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
 };
 
-void admit_set(const Ways& ways, int64_t set, std::vector<Miss>& misses, int32_t step, int64_t* places, int64_t* left) {
-  std::sort(misses.begin(), misses.end(), [&](const Miss& a, const Miss& b) {
-    if (ways.counts && ways.counts[a.row] != ways.counts[b.row]) return ways.counts[a.row] > ways.counts[b.row];
-    return a.row < b.row;
-  });
-  Victims victims(ways, set, step);
-  bool full = false;
-  for (const Miss& miss : misses) {
-    const int way = full ? -1 : victims.next();
-    int64_t gone = kFree;
-    full = way < 0;
-    if (!full) {
-      const int32_t tag = victims.tags[way];
-      gone = tag < 0 ? kFree : tag * ways.num_sets + set;
-      full = ways.counts && gone >= 0 && ways.measures[set * kWays + way] > ways.counts[miss.row];
-      if (!full) {
-        ways.tags[set * kWays + way] = static_cast<int32_t>(miss.row / ways.num_sets);
-        ways.stamps[set * kWays + way] = step;
-        if (ways.counts) ways.measures[set * kWays + way] = ways.counts[miss.row];
-      }
+// The i-th miss takes the i-th way. Each is decided for itself: with counts, misses come in falling and ways in rising
+// order, so behind one that finds no way none does.
+void admit_set(const Ways& ways, int64_t set, Miss* misses, int64_t count, int32_t step, int64_t* places, int64_t* left) {
+  const auto key_of = [&](const Miss& miss) {  // rows are below 2^39
+    return ways.counts ? static_cast<int64_t>(kMostCount - ways.counts[miss.row]) << 39 | miss.row : miss.row;
+  };
+  const auto refuse = [&](const Miss& miss) { places[miss.at] = -1, left[miss.at] = kNoWay; };
+  if (count > 2 * kWays) {  // only so many can find one
+    std::nth_element(misses, misses + kWays, misses + count,
+                     [&](const Miss& a, const Miss& b) { return key_of(a) < key_of(b); });
+    for (int64_t m = kWays; m < count; m++) refuse(misses[m]);
+    count = kWays;
+  }
+  int64_t keys[2 * kWays], ranks[2 * kWays];
+  for (int64_t m = 0; m < count; m++) keys[m] = key_of(misses[m]);
+  count_smaller(keys, count, ranks);
+  const Victims victims(ways, set, step);
+  for (int64_t m = 0; m < count; m++) {
+    const Miss& miss = misses[m];
+    if (ranks[m] >= victims.count) {
+      refuse(miss);
+      continue;
     }
-    places[miss.at] = full ? -1 : set * kWays + way;
-    left[miss.at] = full ? kNoWay : gone;
+    const int64_t place = set * kWays + victims.order[ranks[m]], tag = ways.tags[place];
+    const int64_t gone = tag < 0 ? kFree : tag * ways.num_sets + set;
+    if (ways.counts && gone >= 0 && ways.measures[place] > ways.counts[miss.row]) {
+      refuse(miss);
+      continue;
+    }
+    ways.tags[place] = static_cast<int32_t>(miss.row / ways.num_sets);
+    ways.stamps[place] = step;
+    if (ways.counts) ways.measures[place] = ways.counts[miss.row];
+    places[miss.at] = place;
+    left[miss.at] = gone;
   }
 }
 
-// The misses of a step: those of the t-th set that has any are order[firsts[t]] … order[firsts[t + 1] - 1].
+// The misses of a step: those of the t-th set that has any are misses[firsts[t]] … misses[firsts[t + 1] - 1].
 struct MissesBySet {
-  std::vector<int64_t> touched, firsts, order;
-  MissesBySet(int64_t num_sets, int64_t num_rows, const int64_t* sets, const int64_t* left) : order(num_rows) {
-    std::vector<int64_t> misses(num_rows + 1);
+  std::vector<int64_t> touched, firsts;
+  std::unique_ptr<Miss[]> misses;
+  MissesBySet(int64_t num_sets, const int64_t* rows, int64_t num_rows, const int64_t* sets, const int64_t* left) {
+    const std::unique_ptr<int32_t[]> at(new int32_t[num_rows + 1]);
     int64_t count = 0;
     for (int64_t u = 0; u < num_rows; u++) {
-      misses[count] = u;
+      at[count] = static_cast<int32_t>(u);
       count += left[u] == kNoWay;  // without a branch that nobody could foresee
     }
+    misses.reset(new Miss[count]);
     std::vector<int32_t> begins(num_sets, 0);
+    touched.reserve(std::min(num_sets, count));
     for (int64_t m = 0; m < count; m++)
-      if (begins[sets[misses[m]]]++ == 0) touched.push_back(sets[misses[m]]);
-    firsts.assign(1, 0);
+      if (begins[sets[at[m]]]++ == 0) touched.push_back(sets[at[m]]);
+    firsts.reserve(touched.size() + 1);
+    firsts.push_back(0);
     for (const int64_t set : touched) {  // from here on `begins` says where a set's next miss goes
       firsts.push_back(firsts.back() + begins[set]);
       begins[set] = static_cast<int32_t>(firsts[firsts.size() - 2]);
     }
-    for (int64_t m = 0; m < count; m++) order[begins[sets[misses[m]]]++] = misses[m];
+    for (int64_t m = 0; m < count; m++) misses[begins[sets[at[m]]]++] = {rows[at[m]], at[m]};
   }
 };
 
@@ -122,23 +140,17 @@ void admit(const Ways& ways, const int64_t* rows, int64_t num_rows, int32_t step
     const auto [place, set] = find(ways.tags, sets, rows[u]);
     places[u] = place < 0 ? set : place;  // where to look for a way
     left[u] = place < 0 ? kNoWay : kHit;
-    if (place < 0) continue;
-    ways.stamps[place] = step;
-    if (ways.counts) ways.measures[place] = ways.counts[rows[u]];
+    int32_t unused;
+    *(place < 0 ? &unused : ways.stamps + place) = step;  // no branch here, either
+    if (ways.counts && place >= 0) ways.measures[place] = ways.counts[rows[u]];
   }
-  const MissesBySet by_set(ways.num_sets, num_rows, places, left);
+  const MissesBySet by_set(ways.num_sets, rows, num_rows, places, left);
   const auto num_touched = static_cast<int64_t>(by_set.touched.size());
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
-    std::vector<Miss> misses;
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < num_touched; t++) {
-      if (t + 2 < num_touched) ways.prefetch(by_set.touched[t + 2]);
-      misses.clear();
-      for (int64_t i = by_set.firsts[t]; i < by_set.firsts[t + 1]; i++)
-        misses.push_back({rows[by_set.order[i]], by_set.order[i]});
-      admit_set(ways, by_set.touched[t], misses, step, places, left);
-    }
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+  for (int64_t t = 0; t < num_touched; t++) {
+    if (t + 2 < num_touched) ways.prefetch(by_set.touched[t + 2]);
+    const int64_t first = by_set.firsts[t], count = by_set.firsts[t + 1] - first;
+    admit_set(ways, by_set.touched[t], by_set.misses.get() + first, count, step, places, left);
   }
 }
 
@@ -161,7 +173,12 @@ struct Cached {
     __builtin_prefetch(tags + set * kWays);
     __builtin_prefetch(tags + set * kWays + 16);
   }
-  void prefetch(int64_t at) const { at < 0 ? behind.prefetch(~at) : held.prefetch(at); }
+  // The first lines by addresses alone, since nobody could foresee where a row lies.
+  void prefetch(int64_t at) const {
+    const int64_t width = D ? D : held.dim, size = at < 0 ? row_bytes<kFormat>(width) : 4 * width;
+    const uint8_t* row = at < 0 ? behind.at(~at) : reinterpret_cast<const uint8_t*>(held.at(at));
+    for (int64_t byte = 0; byte < 4 * width; byte += 64) ask_for(row + std::min(byte, size - 1));
+  }
   void set(Sum<D>& sum, int64_t at) const { at < 0 ? behind.set(sum, ~at) : held.set(sum, at); }
   void add(Sum<D>& sum, int64_t at) const { at < 0 ? behind.add(sum, ~at) : held.add(sum, at); }
 };
@@ -195,42 +212,64 @@ struct CachedRows {
   const int64_t *rows, *places, *left;
   static constexpr int kTogether = PackedRows<D, kFormat>::kTogether;
 
+  // Whoever moves no row asks for its place once more: nobody could foresee a branch.
   void touch(int64_t u) const {
-    if (left[u] != kNoWay) held.touch(places[u]);
-    if (left[u] != kHit) behind.touch(rows[u]);
-    if (left[u] >= 0) behind.touch(left[u]);
+    const int64_t row = rows[u], gone = left[u], place = places[u];
+    if (gone == kNoWay) return behind.touch(row);
+    held.touch(place);
+    const float* here = slot(place);
+    const Packed<D, kFormat> packed{behind.rows, held.dim};
+    packed.ask_for_row(gone == kHit ? reinterpret_cast<const uint8_t*>(here) : behind.kept(row));
+    packed.ask_for_row(gone < 0 ? reinterpret_cast<const uint8_t*>(here) : behind.kept(gone));
+    if (held.rule.kind == kAdam) {
+      touch_state<D>(behind.state, gone == kHit ? 0 : row, held.dim, held.rule);
+      touch_state<D>(behind.state, gone < 0 ? 0 : gone, held.dim, held.rule);
+    } else if (held.rule.kind == kRowwiseAdagrad) {
+      const float* sum = held.state.first + place;
+      ask_for(gone == kHit ? sum : behind.state.first + row);
+      ask_for(gone < 0 ? sum : behind.state.first + gone);
+    }
   }
+  // Some of the rows that are updated together, with their gradients.
+  struct Some {
+    int count = 0;
+    int64_t rows[kTogether], places[kTogether];
+    const float* grads[kTogether];
+    void take(int64_t row, int64_t place, const float* grad, bool is_one) {
+      rows[count] = row, places[count] = place, grads[count] = grad;
+      count += is_one;  // without a branch
+    }
+  };
   void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
-    int64_t ways[kTogether], conflicts[kTogether];
-    const float *sums[kTogether], *others[kTogether];
-    int num_ways = 0;
-    leave(at, count);
+    Some gone, held_before, entering, conflicts;
     for (int r = 0; r < count; r++) {
-      const int64_t u = at[r];
-      const int other = r - num_ways;
-      conflicts[other] = rows[u], others[other] = grads[r];
-      ways[num_ways] = places[u], sums[num_ways] = grads[r];
-      num_ways += left[u] != kNoWay;
-      if (left[u] == kFree || left[u] >= 0) enter(rows[u], places[u]);
+      const int64_t u = at[r], out = left[u];
+      gone.take(out, places[u], slot(places[u]), out >= 0);
+      held_before.take(rows[u], places[u], grads[r], out == kHit);
+      entering.take(rows[u], places[u], grads[r], out >= kFree);
+      conflicts.take(rows[u], places[u], grads[r], out == kNoWay);
     }
-    held.apply_all(ways, sums, num_ways, memory);
-    if (num_ways < count) behind.apply_all(conflicts, others, count - num_ways, memory);
-  }
-  void leave(const int64_t* at, int count) const {
-    int64_t gone[kTogether];
-    const float* slots[kTogether];
-    int num_gone = 0;
-    for (int r = 0; r < count; r++) {
-      if (left[at[r]] < 0) continue;
-      gone[num_gone] = left[at[r]];
-      slots[num_gone++] = slot(places[at[r]]);
-      copy_state(arrays.behind, left[at[r]], arrays.state, places[at[r]]);
+    for (int r = 0; r < gone.count; r++) copy_state(arrays.behind, gone.rows[r], arrays.state, gone.places[r]);
+    behind.keep_all(gone.rows, gone.grads, gone.count);
+    for (int r = 0; r < entering.count; r++) copy_state(arrays.state, entering.places[r], arrays.behind, entering.rows[r]);
+    if (is_wide<D>() && behind.is_usual()) {
+      enter_and_add(entering);
+    } else {
+      for (int r = 0; r < entering.count; r++)
+        read_row<D, kFormat>(behind.kept(entering.rows[r]), nullptr, held.dim, slot(entering.places[r]));
+      held.apply_all(entering.places, entering.grads, entering.count, memory);
     }
-    behind.keep_all(gone, slots, num_gone);
+    held.apply_all(held_before.places, held_before.grads, held_before.count, memory);
+    if (conflicts.count) behind.apply_all(conflicts.rows, conflicts.grads, conflicts.count, memory);
   }
-  void enter(int64_t row, int64_t place) const {
-    read_row<D, kFormat>(behind.kept(row), nullptr, held.dim, slot(place));
-    copy_state(arrays.state, place, arrays.behind, row);
+  // Decodes rows and adds what the rule says, in registers.
+  void enter_and_add(const Some& entering) const {
+#if ZIGGURAT_WIDE
+    float factors[kTogether];
+    step_factors<D, kTogether>(held.state, 0, entering.places, entering.grads, entering.count, held.rule, factors);
+    for (int r = 0; r < entering.count; r++)
+      wide_add_to_decoded<D, kFormat>(behind.kept(entering.rows[r]), entering.grads[r], factors[r], slot(entering.places[r]));
+#endif
   }
   float* slot(int64_t place) const { return held.weight + place * (D ? D : held.dim); }
   void copy_state(float* const* to, int64_t to_row, float* const* from, int64_t from_row) const {

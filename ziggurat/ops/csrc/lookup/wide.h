@@ -147,11 +147,91 @@ inline Range wide_add_to_codes(const uint8_t* row, const float* grad, float fact
   return {_mm512_reduce_min_ps(lows), _mm512_reduce_max_ps(highs), _mm512_cmp_ps_mask(any, zero, _CMP_NEQ_UQ) != 0};
 }
 
-// The codes of numbers between ends that are written.
+// The numbers of a row, sixteen at a time.
+template <int64_t kFormat>
+struct WideReader {
+  Reader<kFormat> reader;
+  Meanings<kFormat> meanings;
+  explicit WideReader(const uint8_t* row) : reader(row), meanings(reader) {}
+  __m512 some(int64_t d) const {
+    if constexpr (has_codes<kFormat>()) return meanings.look_up(load_wide_codes<kFormat>(reader.row, d));
+    else return _mm512_castsi512_ps(upper_to_wide(reinterpret_cast<const uint16_t*>(reader.row) + d));
+  }
+};
+
+// Reads a row in the vectors of its sum.
 template <int D, int64_t kFormat>
-inline void wide_fill_codes(const float* w, uint8_t* codes, const Range& range, const uint32_t* word) {
-  const float begin = half_at(codes - kEnds), top = most<kFormat>();
-  const __m512 first = _mm512_set1_ps(begin), per = _mm512_set1_ps(top / (half_at(codes - kEnds + 2) - begin));
+using ReaderOf = std::conditional_t<D == 0 || D % 16 != 0, Reader<kFormat>, WideReader<kFormat>>;
+
+// The numbers of a row + factor · gradient, in FP32.
+template <int D, int64_t kFormat>
+inline void wide_add_to_decoded(const uint8_t* row, const float* grad, float factor, float* w) {
+  const __m512 factors = _mm512_set1_ps(factor);
+  const WideReader<kFormat> reader(row);
+#pragma GCC unroll 8
+  for (int d = 0; d < D; d += 16)
+    _mm512_storeu_ps(w + d, _mm512_add_ps(reader.some(d), _mm512_mul_ps(factors, _mm512_loadu_ps(grad + d))));
+}
+
+// `range_of`.
+template <int D>
+inline Range wide_range_of(const float* w) {
+  const __m512 zero = _mm512_setzero_ps();
+  __m512 lows = _mm512_loadu_ps(w), highs = lows, any = _mm512_mul_ps(lows, zero);
+#pragma GCC unroll 8
+  for (int d = 16; d < D; d += 16) {
+    const __m512 x = _mm512_loadu_ps(w + d);
+    any = _mm512_fmadd_ps(x, zero, any);  // NaN from a number that is not finite
+    lows = _mm512_min_ps(x, lows);
+    highs = _mm512_max_ps(x, highs);
+  }
+  return {_mm512_reduce_min_ps(lows), _mm512_reduce_max_ps(highs), _mm512_cmp_ps_mask(any, zero, _CMP_NEQ_UQ) != 0};
+}
+
+// The ends of up to eight rows. Bit r of `apart` is set if there is something between those of row r.
+struct Ends {
+  float first[8], per[8];  // the lower end, and codes per unit
+  uint32_t pairs[8];       // as a row begins
+  uint32_t apart;
+};
+
+// `to_half` and `write_ends` of eight rows at once: the lower ends in the first lanes, the upper ones in the others.
+template <int64_t kFormat>
+inline void wide_find_ends(const Range* ranges, const uint32_t* words, int count, Ends& ends) {
+  float numbers[16] = {};
+  for (int r = 0; r < count; r++) {
+    numbers[r] = ranges[r].infinite ? NAN : ranges[r].low;
+    numbers[8 + r] = ranges[r].infinite ? NAN : ranges[r].high;
+  }
+  const __m512 most_half = _mm512_set1_ps(65504.0f), least_half = _mm512_set1_ps(-65504.0f);
+  const auto inside = [&](__m512 x) { return _mm512_min_ps(most_half, _mm512_max_ps(least_half, x)); };  // NaN stays
+  __m512 x = inside(_mm512_loadu_ps(numbers));
+  if (words) {
+    const __m512i word = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
+    const __m512 own = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(wide_mixed(word), 19)), _mm512_set1_ps(0x1p-13f));
+    __m512i exponent = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x), 23), every(0xFFu));
+    exponent = _mm512_min_epu32(_mm512_max_epu32(exponent, every(127u - 14u)), every(127u + 15u));
+    const __m512 quantum = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(exponent, every(10u)), 23));
+    const __m512 per_quantum =
+        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(every(2u * 127u + 10u), exponent), 23));
+    const __m512 steps = _mm512_add_ps(_mm512_mul_ps(x, per_quantum), own);
+    x = inside(_mm512_mul_ps(_mm512_roundscale_ps(steps, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), quantum));
+  }
+  const __m256i halves = _mm512_cvtps_ph(_mm512_add_ps(x, _mm512_setzero_ps()), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m128i lower = _mm256_castsi256_si128(halves), upper = _mm256_extracti128_si256(halves, 1);
+  const __m256 first = _mm256_cvtph_ps(lower), last = _mm256_cvtph_ps(upper);
+  _mm256_storeu_ps(ends.first, first);
+  _mm256_storeu_ps(ends.per, _mm256_div_ps(_mm256_set1_ps(most<kFormat>()), _mm256_sub_ps(last, first)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(ends.pairs), _mm_unpacklo_epi16(lower, upper));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(ends.pairs) + 1, _mm_unpackhi_epi16(lower, upper));
+  ends.apart = _mm256_cmp_ps_mask(last, first, _CMP_GT_OQ);
+}
+
+// The codes of numbers between ends, of which `begin` is the lower one; `per` codes are one unit.
+template <int D, int64_t kFormat>
+inline void wide_fill_codes(const float* w, uint8_t* codes, const Range& range, const uint32_t* word, float begin, float per_unit) {
+  const float top = most<kFormat>();
+  const __m512 first = _mm512_set1_ps(begin), per = _mm512_set1_ps(per_unit);
   const __m512 low = _mm512_set1_ps(range.low), high = _mm512_set1_ps(range.high);
   const __m512i tops = every(static_cast<uint32_t>(top));
 #pragma GCC unroll 2
@@ -184,6 +264,8 @@ inline void wide_fill_codes(const float* w, uint8_t* codes, const Range& range, 
 namespace {
 template <int D>
 constexpr bool is_wide() { return false; }
+template <int D, int64_t kFormat>
+using ReaderOf = Reader<kFormat>;
 }  // namespace
 
 #endif
@@ -195,8 +277,10 @@ template <int D, int64_t kFormat>
 inline void pack_row(const float* w, uint8_t* row, uint16_t* lower, int64_t dim, const uint32_t* word) {
 #if ZIGGURAT_WIDE
   if constexpr (is_wide<D>() && has_codes<kFormat>()) {
-    const Range range = range_of<D>(w, dim);
-    if (write_ends<kFormat>(row, range, word)) wide_fill_codes<D, kFormat>(w, row + kEnds, range, word);
+    const Range range = wide_range_of<D>(w);
+    const bool apart = write_ends<kFormat>(row, range, word);
+    const float first = half_at(row), last = half_at(row + 2);
+    if (apart) wide_fill_codes<D, kFormat>(w, row + kEnds, range, word, first, most<kFormat>() / (last - first));
     else std::memset(row + kEnds, 0, row_bytes<kFormat>(D) - kEnds);
     return;
   }
