@@ -214,6 +214,27 @@ def test_differences_are_refused_by_their_kind() -> None:
 
 
 @pytest.mark.parametrize(
+    ("metrics", "is_worse"),
+    [
+        ({"auc/like": (0.7, 0.7003)}, False),
+        ({"auc/like": (0.7, 0.69995)}, False),
+        ({"auc/like": (0.7, float("nan"))}, True),
+        ({"rmse/stars": (2.0, 1.9)}, False),
+        ({"rmse/stars": (2.0, 2.0001)}, False),
+        ({"rmse/stars": (2.0, 2.001)}, True),
+        ({"auc/like": (0.7, 0.75), "rmse/stars": (2.0, 2.001)}, True),
+    ],
+)
+def test_only_a_loss_of_a_metric_is_refused(metrics: dict[str, tuple[float, float]], is_worse: bool) -> None:
+    parity = Parity(num_rows=9, largest_difference=0.1, largest_of_requests=0.1, metrics=metrics)
+    if is_worse:
+        with pytest.raises(ExportError, match="no worse"):
+            refuse_difference(parity, exact=False, where="run", allow=False)
+    else:
+        refuse_difference(parity, exact=False, where="run", allow=False)
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"ranker": "ranker", "run": "ranker"}, "two_tower"),

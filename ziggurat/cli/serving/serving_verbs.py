@@ -13,7 +13,7 @@ from ziggurat.errors import ConfigError
 EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
 EXPORT_EPILOG = """The folder holds everything: models, fitted preprocessing, catalogue, index, value model, golden
 requests, and checksums of all of it. Before it is published, it is compared with the run on up to 100,000
-raw rows: no score may differ by more than 1e-5 (tables in few bits: no AUC by more than 1e-4).
+raw rows: no score may differ by more than 1e-5 (tables in few bits: no AUC may fall by more than 1e-4).
 
 A run of a ranking model makes an export that ranks given items. A run of a two_tower, or of next_item, makes one that
 recommends: its vectors are indexed, and --ranker names a run that scores the candidates. The schema says which columns

@@ -34,7 +34,7 @@ from ziggurat.files import Format
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.export.parity import METRIC_TOLERANCE
+from ziggurat.runs.export.parity import is_kept
 from ziggurat.runs.load import Run, load_run
 from ziggurat.runs.tables.table_report import table_sizes
 from ziggurat.training.evaluation.evaluate import Evaluation
@@ -366,11 +366,9 @@ def _has_auc(metrics: dict[str, float]) -> bool:
 
 
 def _is_within(changes: dict[str, float], *, run: dict[str, float]) -> bool:
-    """Whether no AUC, and no RMSE for its size, moves further than an export takes."""
-    relative = {"auc": 0.0, "rmse": 1.0}
-    judged = [name for name in changes if name.partition("/")[0] in relative]
-    bounds = [METRIC_TOLERANCE * max(run[name], 1e-12) ** relative[name.partition("/")[0]] for name in judged]
-    return not any(abs(changes[name]) > bound for name, bound in zip(judged, bounds, strict=True))
+    """Whether no AUC falls, and no RMSE rises, further than an export takes; a metric that a label lacks is left out."""
+    judged = [name for name in changes if name.partition("/")[0] in ("auc", "rmse") and math.isfinite(changes[name])]
+    return all(is_kept(name, run=run[name], change=changes[name]) for name in judged)
 
 
 def _without_own(metrics: dict[str, float]) -> dict[str, float]:
