@@ -28,15 +28,19 @@ from ziggurat.typed import nearest
 MAX_TEXT = 10_000  # characters of one value
 
 
-def frame_of(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
+def frame_of(
+    rows: Sequence[Mapping[str, Any]], schema: Schema, *, joined: Iterable[Sequence[str]] = ()
+) -> pl.DataFrame:
     """The columns of a schema's features; what a row leaves out is null.
 
     Args:
         rows: raw columns by name; others are ignored (`refuse_unknown` looks at them).
         schema: features.
+        joined: groups of features that describe the same events, and so have one length in a row; see `Model`.
 
     Raises:
-        RequestError: a value that its feature cannot read; names the column.
+        RequestError: a value that its feature cannot read, or lists of the same events that differ in length; names
+            the column.
     """
     columns: dict[str, pl.Series] = {}
     missing = frozenset(schema.missing_texts)
@@ -47,7 +51,29 @@ def frame_of(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
             given = [None if isinstance(each, str) and each in missing else each for each in given]
             values = [_value(each, feature, name) for each in given]
             columns[name] = pl.Series(name, values, dtype=_type_of(feature), strict=True)
+    for group in joined:
+        named = {each.name: column_of(each) for each in schema.features if each.name in group}
+        _refuse_uneven([columns[named[name]] for name in group if name in named])
     return pl.DataFrame(columns)
+
+
+def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
+    """Refuse lists of the same events that differ in length; one that is left out has none."""
+    lengths = [each.list.len().fill_null(0) for each in lists]
+    for other, found in zip(lists[1:], lengths[1:], strict=True):
+        if (rows := (found != lengths[0]).arg_true()).len():
+            first, row = lists[0].name, int(rows[0])
+            num_events, num_found = int(lengths[0][row]), int(found[row])
+            raise RequestError(
+                expected=f"as many values in {other.name!r} as in {first!r}, which has {num_events}: both describe the "
+                "same events",
+                found=f"{num_found} values" if num_found or other[row] is not None else f"no {other.name!r}",
+                where=f"request, column {other.name!r}" + (f" of row {row}" if found.len() > 1 else ""),
+                ways_out=(
+                    f'send both, in the same order: {{"{first}": […], "{other.name}": […]}}, null where one is unknown',
+                    f"leave both out: {first!r} is then empty",
+                ),
+            )
 
 
 def series_of(name: str, values: Iterable[Any], *, dtype: pl.DataType) -> pl.Series:

@@ -171,6 +171,17 @@ def test_samples_are_those_of_plain_python(seed: int, max_length: int, windows: 
     again = prepare(config, schema=schema, folder=tmp_path / "cache")
     assert again.reused
     assert again.summary == data.summary
+    assert data.summary_lines()[0].endswith("from 1 raw file")  # and not from those of samples
+
+
+def test_files_of_a_folder_of_events_that_are_no_data_are_told(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    random_log(0).write_parquet(tmp_path / "log" / "events.parquet")
+    (tmp_path / "log" / "README.txt").write_text("what this is")
+    config = DataConfig(train=(str(tmp_path / "log"),), split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT))
+    summary = prepare(config, schema=schema_of(), folder=tmp_path / "cache").summary
+    assert summary.raw_files == 1
+    assert summary.left_out == (str(tmp_path / "log" / "README.txt"),)
 
 
 def test_samples_change_with_the_number_of_their_rules_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,17 @@ def test_memory_is_shared_by_storages_in_proportion(tmp_path: Path) -> None:
     assert 0.9 < sum(held) / (1 << 20) <= 1
     assert "thousand rows/s read" in small.describe()["measured"]
     assert small.cached.num_places / 20_000 == pytest.approx(large.cached.num_places / 60_000, rel=0.01)
+    assert "fewest" not in small.describe()["held_in_memory"]
+
+
+@pytest.mark.parametrize(("memory", "asked"), [("1", "0 were"), ("1%", "300 were")])
+def test_rows_that_are_held_beyond_what_was_asked_for_are_said(tmp_path: Path, memory: str, asked: str) -> None:
+    make = TablesConfig(disk=str(tmp_path), memory=memory).make_storage(seed=0)
+    held = make(30_000, 4).describe()["held_in_memory"]
+    assert held.startswith("1,024 of 30,000 rows")
+    assert held.endswith(f": {asked} asked for, and 1,024 are the fewest")
+    few = make(1_000, 4).describe()["held_in_memory"]
+    assert few.startswith("1,000 of 1,000 rows")
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,9 @@ def test_what_is_held_is_shared_by_storages_in_proportion() -> None:
     ]
     assert 0.9 < sum(held) / (1 << 20) < 1.01
     assert "of 60,000 rows" in storages[1].describe()["held"]
+    assert "fewest" not in storages[1].describe()["held"]
+    tiny = TablesConfig(device_memory="1").make_storage(seed=0)(20_000, 4)
+    assert "0 were asked for, and 1,024 are the fewest" in tiny.describe()["held"]
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,16 @@ class Sequences:
         schema: what their columns mean.
         split: how they were split, in one line.
         warnings: what was met on the way: users left out, events out of order, equal times.
+        raw_files: number of raw files, which have the events.
+        left_out: files of a folder that are no data by their names.
     """
 
     config: DataConfig
     schema: Schema
     split: str
     warnings: tuple[str, ...]
+    raw_files: int
+    left_out: tuple[str, ...]
 
 
 def sequence_schema(schema: Schema) -> Schema:
@@ -151,10 +155,10 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
             config.bad_rows, folder=target.with_name(f"{target.name}_bad_rows"), budget=config.bad_row_budget
         )
         with bad_rows, replacing_folder(target) as temporary:
-            source = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
-            log = read_events(source.frames(columns=schema.columns), schema, bad_rows=bad_rows)
+            checked = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
+            log = read_events(checked.frames(columns=schema.columns), schema, bad_rows=bad_rows)
             _write(log, config, schema, folder=temporary, bad_rows=bad_rows)
-    return _opened(target, config, schema)
+    return _opened(target, config, schema, source=source)
 
 
 def find_sequences(config: DataConfig, schema: Schema, *, folder: Path) -> Sequences | None:
@@ -162,7 +166,7 @@ def find_sequences(config: DataConfig, schema: Schema, *, folder: Path) -> Seque
     config = config.resolved(schema)
     source = RawSource(config.train, format=config.format, text=config.text)
     target = folder / f"events_{_fingerprint(config, schema, source)}"
-    return _opened(target, config, schema) if (target / _FACTS_FILE).exists() else None
+    return _opened(target, config, schema, source=source) if (target / _FACTS_FILE).exists() else None
 
 
 def _refuse_no_files(config: DataConfig) -> None:
@@ -176,7 +180,7 @@ def _refuse_no_files(config: DataConfig) -> None:
     )
 
 
-def _opened(target: Path, config: DataConfig, schema: Schema) -> Sequences:
+def _opened(target: Path, config: DataConfig, schema: Schema, *, source: RawSource) -> Sequences:
     facts = _FACTS.read(target / _FACTS_FILE)
     files = {
         split.value: (str(target / f"{split.value}.parquet"),) if facts["rows"][split.value] else () for split in SPLITS
@@ -187,6 +191,8 @@ def _opened(target: Path, config: DataConfig, schema: Schema) -> Sequences:
         schema=_with_seen(sequence_schema(schema), tuple(facts["seen"])),
         split=facts["split"],
         warnings=tuple(facts["warnings"]),
+        raw_files=len(source.paths),
+        left_out=tuple(map(str, source.left_out)),
     )
 
 

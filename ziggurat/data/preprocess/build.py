@@ -334,10 +334,11 @@ class Build:
         latest.write(self._out / SPLITS[0].value)
         bad = sum((Counter(each.bad) for each in facts), Counter[str]())
         train, valid = (EncodedDataset(self._out / name.value) for name in SPLITS[:2])
+        events = self._made_of
         summary = PreparedSummary(
-            split=split if self._made_of is None else self._made_of.split,
-            warnings=tuple(find_leaks(train, valid)) if self._made_of is None else self._made_of.warnings,
-            left_out=tuple(str(path) for path in self._sources.left_out),
+            split=split if events is None else events.split,
+            warnings=tuple(find_leaks(train, valid)) if events is None else events.warnings,
+            left_out=tuple(map(str, self._sources.left_out)) if events is None else events.left_out,
             splits={
                 name.value: SplitSummary(
                     rows=sum(each.drafts[index].num_rows for each in facts),
@@ -347,7 +348,7 @@ class Build:
             },
             quarantined=dict(bad.most_common()),
             quarantine=str(self._aside / "quarantine") if bad else "",
-            raw_files=len(self._sources.paths),
+            raw_files=len(self._sources.paths) if events is None else events.raw_files,
             text_kernel=text_kernel().name,
         )
         self._refuse_changed_files(fingerprint)

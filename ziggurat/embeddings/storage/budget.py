@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-LEAST_PLACES = 1024
+from ziggurat.ops.machine.memory import size_text
+
+LEAST_PLACES = 1024  # rows that a storage may hold, however little was asked for
 
 
 class Holds(Protocol):
@@ -38,11 +40,30 @@ class MemoryBudget:
 
     def places(self, storage: Holds) -> int:
         """How many rows a storage may hold."""
-        if self.num_bytes is None:
-            return max(LEAST_PLACES, int(self.share * storage.num_rows))
-        whole = sum(each.num_rows * each.held_row_bytes for each in self._members)
-        return max(LEAST_PLACES, int(storage.num_rows * self.share_of(whole)))
+        return max(LEAST_PLACES, self._asked(storage))
+
+    def held_text(self, storage: Holds, *, num_places: int, num_bytes: int) -> str:
+        """How many rows a storage holds, for the start-up report; says where that is more than was asked for.
+
+        Args:
+            storage: that holds them.
+            num_places: how many it may hold.
+            num_bytes: what they take.
+        """
+        held = min(num_places, storage.num_rows)
+        text = f"{held:,} of {storage.num_rows:,} rows ({size_text(num_bytes)})"
+        asked = self._asked(storage)
+        if held <= asked:
+            return text
+        return f"{text}: {asked:,} {'was' if asked == 1 else 'were'} asked for, and {LEAST_PLACES:,} are the fewest"
 
     def share_of(self, whole_bytes: int) -> float:
         """The share of the rows that may be held, where all of them would take so many bytes."""
         return self.share if self.num_bytes is None else min(1.0, self.num_bytes / max(whole_bytes, 1))
+
+    def _asked(self, storage: Holds) -> int:
+        """How many rows of a storage the memory is enough for."""
+        if self.num_bytes is None:
+            return int(self.share * storage.num_rows)
+        whole = sum(each.num_rows * each.held_row_bytes for each in self._members)
+        return int(storage.num_rows * self.share_of(whole))

@@ -18,7 +18,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.features.schema import column_of
+from ziggurat.features.schema import Schema, column_of
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join, stacked
 from ziggurat.serving.export.packed_model import PackedModel
@@ -75,7 +75,7 @@ class Ranker:
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
         side = self.users
-        frame = pl.DataFrame() if side.preprocessing is None else frame_of(rows, side.preprocessing.schema)
+        frame = pl.DataFrame() if side.preprocessing is None else self._frame_of(rows, side.preprocessing.schema)
         return EncodedSide(inputs=side.inputs, batch=side.encode(frame, num_rows=len(rows)))
 
     def score_pairs(
@@ -93,7 +93,7 @@ class Ranker:
 
     def score_rows(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N L"]:
         """Scores of whole rows of requests: columns of the user and of the item in one."""
-        return self.score_frame(frame_of(rows, self.schema))
+        return self.score_frame(self._frame_of(rows, self.schema))
 
     def score_frame(self, frame: pl.DataFrame) -> Float32[Tensor, "N L"]:
         """Scores of raw rows, as `ziggurat predict` gives them."""
@@ -104,3 +104,6 @@ class Ranker:
     def score_batch(self, batch: Batch) -> Float32[Tensor, "B L"]:
         """Probabilities of binary labels, values of the others."""
         return scores_from_logits(self.packed.model(batch), inputs=self.inputs)
+
+    def _frame_of(self, rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
+        return frame_of(rows, schema, joined=self.packed.model.joined_lists)

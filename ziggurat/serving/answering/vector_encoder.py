@@ -74,7 +74,7 @@ class VectorEncoder:
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
         assert self.users.preprocessing is not None, "a model of vectors has features of the user"
-        frame = frame_of(rows, self.users.preprocessing.schema)
+        frame = frame_of(rows, self.users.preprocessing.schema, joined=self.packed.model.joined_lists)
         return EncodedSide(inputs=self.users.inputs, batch=self.users.encode(frame, num_rows=len(rows)))
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class VectorEncoder:
     def vectors_of_rows(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N D"]:
         """Vectors of items of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
         assert self.items.preprocessing is not None, "a model of vectors has features of the item"
-        return self.item_vectors(frame_of(rows, self.items.preprocessing.schema))
+        return self.item_vectors(frame_of(rows, self.items.preprocessing.schema, joined=self.packed.model.joined_lists))
 
 
 def _empty(side: Side) -> EncodedSide:

@@ -26,7 +26,6 @@ from ziggurat.embeddings.storage.disk.cache import CacheCounts, CachedRows
 from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
-from ziggurat.ops.machine.memory import size_text
 
 HELD_BESIDE_BYTES = 9  # of a held row: which row it is, and whether it was changed
 
@@ -225,7 +224,7 @@ class DiskStorage(TableStorage):
     def describe(self) -> dict[str, Any]:
         """Where the rows lie and how many are held, for the start-up report."""
         cached = self.cached
-        held = f"{min(cached.num_places, self.num_rows):,} of {self.num_rows:,} rows ({size_text(cached.num_bytes)})"
+        held = self._budget.held_text(self, num_places=cached.num_places, num_bytes=cached.num_bytes)
         return {"rows": "disk", **self.disk.describe(), "held_in_memory": held}
 
 

@@ -236,12 +236,12 @@ class HostStorage(TableStorage):
 
     def describe(self) -> dict[str, Any]:
         """Where the rows lie and how many are held on the device, for the start-up report."""
-        held = min(self.held.places.ways.num_places, self.num_rows)
+        num_places = self.held.places.ways.num_places
         return {
             "rows": "host",
             **self.rows.describe(),
             "held_on": str(self._device),
-            "held": f"{held:,} of {self.num_rows:,} rows ({size_text(self.held.num_bytes)})",
+            "held": self._budget.held_text(self, num_places=num_places, num_bytes=self.held.num_bytes),
         }
 
     def facts(self) -> DeviceCounts:
