@@ -166,6 +166,21 @@ def test_what_is_no_data_is_refused(trained: Path) -> None:
         ziggurat.train_run("std.csv", folder="runs/wrong")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "words", [["evaluate", "runs/a", "nolabel.csv"], ["quantise", "runs/a", "--data", "nolabel.csv"]]
+)
+def test_files_without_a_label_are_refused_in_the_terms_of_a_run(
+    trained: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    today().select("user_id", "item", "price", clicks="click").write_csv("nolabel.csv")
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "expected: a column 'click', the label 'click' of the run" in said
+    for way_out in ("rename 'clicks' to 'click'", "ziggurat predict runs/a FILE", "--split test"):
+        assert way_out in said
+    assert "schema" not in said
+
+
 def test_scores_never_replace_the_data(trained: Path, tmp_path: Path) -> None:
     run = load_run("runs/a")
     source = Path(run.config.data.train[0])

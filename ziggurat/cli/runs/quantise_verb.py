@@ -61,8 +61,9 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(found.byte_columns(), found.byte_cells())
     if found.within:
         print_line(
-            f"AUC no more than {METRIC_TOLERANCE:g} below the run's on these rows: ziggurat export {options.run} --tables {found.within} "
-            "--out FOLDER (which compares again, on rows of all splits)"
+            f"AUC no more than {METRIC_TOLERANCE:g} below the run's on these rows: "
+            f"ziggurat export {options.run} --tables {found.within} --out FOLDER "
+            "(which compares again, on rows of all splits)"
         )
     if options.json:
         QUANTISATION.write(options.json, found.to_json())

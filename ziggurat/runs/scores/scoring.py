@@ -200,10 +200,35 @@ def encoded_chunks(
             chunks = chunks_of_frame(as_polars(data))
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
+            if with_labels:
+                _refuse_no_label(run, source)
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
             chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
         for chunk in chunks:
             yield chunk, run.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+
+
+def _refuse_no_label(run: Run, source: RawSource) -> None:
+    """Refuse files without the labels that metrics need: the schema of a trained run is not to be changed."""
+    known, schema = tuple(source.columns()), run.preprocessing.schema
+    if not set(map(column_of, schema.features)) <= set(known):
+        return  # who reads the columns says more: of a misspelt one, or of another separator
+    for label in schema.labels:
+        name = column_of(label)
+        if name in known:
+            continue
+        near = [f"rename {each!r} to {name!r}: that is the nearest name" for each in nearest_names(name, known)[:1]]
+        raise SchemaError(
+            expected=f"a column {name!r}, the label {label.name!r} of the run: metrics compare its values with scores",
+            found=f"columns {', '.join(known[:30])}",
+            where=str(source.paths[0]),
+            ways_out=(
+                *near,
+                "add the column to the file",
+                "take the run's own rows, which have it: --split test in place of files",
+                f"scores alone, which need no label: ziggurat predict {run.folder} FILE --out scores.parquet",
+            ),
+        )
 
 
 def _refuse_events(run: Run, data: Any) -> None:

@@ -366,7 +366,7 @@ def _has_auc(metrics: dict[str, float]) -> bool:
 
 
 def _is_within(changes: dict[str, float], *, run: dict[str, float]) -> bool:
-    """Whether no AUC falls, and no RMSE rises, further than an export takes; a metric that a label lacks is left out."""
+    """Whether no AUC falls, and no RMSE rises, further than an export takes; what is NaN is left out."""
     judged = [name for name in changes if name.partition("/")[0] in ("auc", "rmse") and math.isfinite(changes[name])]
     return all(is_kept(name, run=run[name], change=changes[name]) for name in judged)
 
