@@ -135,7 +135,7 @@ def read_launches(path: Path) -> dict[str, FamilyLaunches]:
 
 
 def write_launches(path: Path, families: Mapping[str, FamilyLaunches]) -> Path:
-    """Write a table."""
+    """Write the launches of families of devices as the file that `read_launches` takes; gives its path."""
     entries = {
         name: {"measured": each.measured} | {part.value: dataclasses.asdict(each.launches[part]) for part in LaunchPart}
         for name, each in families.items()
