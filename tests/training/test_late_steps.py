@@ -17,7 +17,7 @@ from tests.training.tiny import tiny_dataset, tiny_inputs
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizerKind
 from ziggurat.embeddings.storage import LowPrecision, MakeStorage, MemoryStorage
-from ziggurat.errors import BoundsError, DataError, NumericsError
+from ziggurat.errors import BoundsError, ConfigError, DataError, NumericsError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.inputs import InputSpec, JaggedSpec
@@ -58,7 +58,7 @@ from ziggurat.training.config import DenseOptimizer, NonFinite, Precision, Train
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.feed import Feed
 from ziggurat.training.growing.growing_tables import GrowingTables
-from ziggurat.training.step.train_step import TrainStep
+from ziggurat.training.step.train_step import TrainStep, no_fused_adagrad
 from ziggurat.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -127,6 +127,9 @@ def test_a_run_with_a_skipped_step_is_that_of_the_cpu(
     kind: TableOptimizerKind, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     tables = EmbeddingConfig(kernel=KernelChoice.TORCH, optimizer=kind)
+    with pretend_cuda() as cuda:
+        if changes.get("optimizer") is DenseOptimizer.ADAGRAD and (refused := no_fused_adagrad(cuda)):
+            pytest.skip(f"torch {torch.__version__}: {refused}")
     changes = changes | {"non_finite": NonFinite.SKIP, "epochs": 2, "log_every": 2}
     one = trained(CPU, tmp_path / "cpu", tables=tables, nan_row=70, **changes)
     with pretend_cuda() as cuda:
@@ -151,6 +154,24 @@ def test_a_run_with_a_skipped_step_is_that_of_the_cpu(
     assert {path.name for path in (log / "non_finite").iterdir()} == {
         path.name for path in (tmp_path / "cpu" / "non_finite").iterdir()
     }
+
+
+def test_a_torch_without_adagrad_on_gpus_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.11's is, whose fused Adagrad computes on CPUs alone."""
+    step = torch.optim.Adagrad.step
+
+    def refused(optimizer: torch.optim.Adagrad) -> None:
+        if any(weight.device.type == "cuda" for weight in optimizer.param_groups[0]["params"]):
+            raise RuntimeError("fused=True requires supported devices")
+        step(optimizer)
+
+    monkeypatch.setattr(torch.optim.Adagrad, "step", refused)
+    config = settings(optimizer=DenseOptimizer.ADAGRAD)
+    model = build_model(dataclasses.replace(MODEL, embedding=TABLES), tiny_inputs(), seed=0)
+    TrainStep(model, config)
+    with pretend_cuda() as cuda, pytest.raises(ConfigError, match=r"--training.optimizer adam") as error:
+        TrainStep(model.to(cuda), config)
+    assert f"torch {torch.__version__}: fused=True requires supported devices" in str(error.value)
 
 
 def test_a_run_stops_at_what_is_not_finite_and_has_saved_nothing_since(tmp_path: Path) -> None:

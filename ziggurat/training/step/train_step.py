@@ -347,6 +347,17 @@ def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
         )
 
 
+def no_fused_adagrad(device: torch.device) -> str:
+    """Why torch's fused Adagrad cannot update a weight there, in its words; "" where it can."""
+    weight = nn.Parameter(torch.zeros(1, device=device))
+    weight.grad = torch.zeros_like(weight)
+    try:
+        torch.optim.Adagrad([weight], fused=True).step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def _dense_optimizer(
     parameters: list[nn.Parameter], config: TrainingConfig, *, tables: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
@@ -354,6 +365,13 @@ def _dense_optimizer(
 
     `tables` are those of `parameters` that weight decay leaves alone: `embedding_l2` is their penalty.
     """
+    if config.optimizer is DenseOptimizer.ADAGRAD and (found := no_fused_adagrad(parameters[0].device)):
+        raise ConfigError(
+            expected="a torch whose fused Adagrad computes on GPUs (2.13's does)",
+            found=f"torch {torch.__version__}: {found}",
+            where="training settings, optimizer, on a GPU",
+            ways_out=("--training.optimizer adam (or adamw, sgd)", "install torch 2.13", "--device cpu"),
+        )
     rate, decay, betas = config.learning_rate, config.weight_decay, (config.beta1, config.beta2)
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
