@@ -92,7 +92,8 @@ $(VENV)-bare/.ready: requirements/bare.txt
 	@touch $@
 
 # What trains encoded data: everyday tests of operations, models, tables, exchange and training, then Triton's kernels.
-# BARE_NEEDS_MORE are those of them that import polars, rich, matplotlib or scikit-learn: a test holds the list to that.
+# BARE_NEEDS_MORE are those of them that import polars, rich, matplotlib or scikit-learn: tests/end_to_end/test_lists_of_tests.py
+# holds this list, and those of Triton's and of GPUs, to what the files of tests import and ask for.
 BARE_TESTS := tests/gpu tests/ops tests/models tests/embeddings tests/parallel/exchange tests/training
 BARE_NEEDS_MORE := tests/models/test_guide_own_model.py tests/training/metrics/test_full_ranking.py \
   tests/training/metrics/test_metrics.py tests/training/report/test_report.py tests/training/test_balanced_ranks.py \
@@ -104,8 +105,7 @@ test-bare: $(VENV)-bare/.ready
 
 # No set-up: a GPU machine may have its own torch, and nothing can be installed there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-GPU_TESTS := tests/gpu tests/ops/lookup tests/ops/interactions/test_fm_norm.py tests/ops/attention/test_triton.py \
-  tests/ops/test_scan_triton.py tests/training/checkpoint/test_checkpoint_rng.py \
+GPU_TESTS := tests/gpu tests/ops tests/parallel/exchange/test_packing.py tests/training/checkpoint/test_checkpoint_rng.py \
   tests/training/checkpoint/test_checkpoint_store.py
 
 test-gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, Save
 from ziggurat.training.state import prepare_to_load, restore_state, snapshot_tensors
 from ziggurat.training.step.train_step import TrainStep
 
-_SMALL = {"dim": 16, "num_rows": 1000, "batch_size": 256}
+_SMALL = Workload(dim=16, num_rows=1000, batch_size=256, learning_rate=1e-3)
 
 
 def cases() -> Iterator[tuple[str, Measure]]:
@@ -28,7 +29,7 @@ def cases() -> Iterator[tuple[str, Measure]]:
 
 
 def _batches(machine: Machine) -> tuple[Workload, list[Batch]]:
-    workload = Workload(**_SMALL, num_batches=8 if machine.quick else 64, learning_rate=1e-3)
+    workload = dataclasses.replace(_SMALL, num_batches=8 if machine.quick else 64)
     return workload, [to_batch(raw, workload, labels=raw.label_sets[0]) for raw in make_batches(workload)]
 
 

@@ -181,7 +181,8 @@ def test_the_start_up_report_says_whose_rows_are_sorted_ahead() -> None:
         model = build_model(dataclasses.replace(config, embedding=TABLES), inputs, seed=0).to(device)  # pyright: ignore
         return startup_report(TrainStep(model, settings()), data={}).sections["Training"].get("rows of updates", "none")
 
-    inputs, ahead = small_inputs(), "sorted while the step before computes"
+    inputs = small_inputs()
+    ahead = "sorted while the step before computes, where a step reads them as pooled fields alone"
     tables = (dataclasses.replace(inputs.tables[0], embedding_dim=8), *inputs.tables[1:])
     clicks = JaggedSpec(name="clicks", table="single0", pooling=Pooling.NONE, ordered=True)
     histories = dataclasses.replace(inputs, jagged=(*inputs.jagged, clicks), tables=tables)

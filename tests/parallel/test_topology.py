@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from ziggurat.errors import TopologyError
+from ziggurat.errors import ConfigError, TopologyError
+from ziggurat.parallel import process_groups
 from ziggurat.parallel.topology import Axis, RankGroup, Topology
 from ziggurat.testing.ranks import RankFailure, run_ranks
 
@@ -129,3 +131,23 @@ def test_one_process_is_a_world_of_one() -> None:
     topology = Topology.create(tower_size=8)
     assert topology.world == RankGroup((0,), 0)
     assert (topology.world_size, topology.num_hosts, topology.num_groups) == (1, 1, 1)
+
+
+def test_an_order_that_a_torch_would_sort_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11's `new_group` does not know `sort_ranks`: it takes ranks in ascending order and sorts all others."""
+    made = list[list[int]]()
+
+    def new_group(
+        ranks: list[int], timeout: timedelta, backend: str | None = None, device_id: torch.device | None = None
+    ) -> None:
+        made.append(ranks)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(process_groups, "time_limit_s", lambda: 60.0)
+    assert process_groups.make_group([0, 2]) is None
+    with pytest.raises(ConfigError, match="the order of ranks that they are given") as refused:
+        process_groups.make_group([2, 0])
+    assert refused.value.found == f"torch {torch.__version__}, which sorts them, and ranks [2, 0]"
+    assert refused.value.where == "the order of ranks"
+    assert refused.value.ways_out == ("install a newer torch", "number ranks host by host, as torchrun does")
+    assert made == [[0, 2]]
