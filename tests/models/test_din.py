@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.models.sequence.rankers.histories import INPUTS as OF_HISTORY
+from tests.models.sequence.rankers.histories import histories
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
-from ziggurat.errors import ConfigError, PlanError
+from ziggurat.errors import ConfigError, DataError, PlanError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.batches.samples import take_samples
@@ -127,6 +129,36 @@ def test_histories_that_samples_share_give_the_same(session: list[int], dims: tu
         found.append([attended.detach(), *gradients, model.embeddings.table("item")])
     for wanted, given in zip(*found, strict=True):
         torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_done_is_summed_with_the_scores_of_its_event() -> None:
+    pairs = {"histories": ("items", "brands"), "targets": ("item", "brand"), "actions": ("acts",)}
+    config = dataclasses.replace(CONFIG, **pairs, attention_activation=AttentionActivation.RELU)
+    model = build_model(config, OF_HISTORY, seed=0).eval()
+    assert isinstance(model, DIN)
+    batch = histories([3, 0, 5, 1])
+    found = array(model.attended(model.embed(batch))).reshape(4, -1, 4)
+    tables = {name: array(model.embeddings.table(name)) for name in ("item", "brand", "act")}
+    names, jagged = [spec.name for spec in OF_HISTORY.lookups], [spec.name for spec in OF_HISTORY.jagged]
+    single = [spec.name for spec in OF_HISTORY.single]
+    for sample in range(4):
+        keys = {}
+        for name, table in (("items", "item"), ("brands", "brand"), ("acts", "act")):
+            first, last = batch.jagged.offsets[jagged.index(name) * 4 + sample :][:2].tolist()
+            keys[name] = tables[table][batch.jagged.values[first:last].numpy()]
+        scores = {}
+        for (name, target), attention in zip(model.pairs, model.attentions, strict=True):
+            assert isinstance(attention, TargetAttention)
+            query = tables[target][batch.single[single.index(target), sample]]
+            scores[name] = np.array([score(query, key, attention) for key in keys[name]])
+        for name, of in (("items", "items"), ("brands", "brands"), ("acts", "items")):
+            expected = scores[of] @ keys[name] if len(keys[name]) else np.zeros(4)
+            np.testing.assert_allclose(found[sample, names.index(name)], expected, rtol=1e-4, atol=1e-6)
+    values, offsets = batch.jagged.values, batch.jagged.offsets.clone()
+    offsets[jagged.index("acts") * 4 + 1] -= 1  # one action fewer in the first sample, one more in the second
+    uneven = dataclasses.replace(batch, jagged=JaggedRows(values, offsets))
+    with pytest.raises(DataError, match="both describe the same events"):
+        model.embed(uneven)
 
 
 def test_dice_is_between_relu_and_identity():

@@ -137,6 +137,7 @@ def test_ranking_gives_the_scores_of_predict(shop: Shop, loaded: zg.Recommender)
         (lambda rec: rec.rank({"user_id": 1}, ["no such item", "i3"]), "no such item"),
         (lambda rec: rec.rank({"user_id": 1}, [{"prize": 3}]), "price"),
         (lambda rec: rec.item("no such item"), "no such item"),
+        (lambda rec: rec.rank({"user_id": 1}, []), "name at least one item"),
     ],
 )
 def test_what_cannot_be_is_named(loaded: zg.Recommender, ask: Any, said: str) -> None:

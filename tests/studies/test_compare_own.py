@@ -16,6 +16,8 @@ from ziggurat.cli.main import main
 from ziggurat.data.datasets import schema_for
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Categorical, Dense, Label, Schema, Task
+from ziggurat.models import BSTConfig
+from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.recipes.catalogue import recipe_named
@@ -23,6 +25,7 @@ from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies import compare_runs
 from ziggurat.studies.compare import CompareConfig, compare
 from ziggurat.studies.compare_own import main_metric, own_data, own_models
+from ziggurat.studies.compare_questions import questions_of
 from ziggurat.studies.compare_statistics import mean_difference, squared_errors
 
 SCHEMA = """
@@ -188,17 +191,107 @@ def test_candidates_of_a_log_are_judged_by_their_label() -> None:
     assert main_metric(recipe_named("movielens_hstu_ranker").table_schema) == "auc"
 
 
-def test_a_model_that_does_not_fit_the_data_stops_all_before_the_first_is_trained(
+SMALL = ["--seeds", "1", "--dim", "4", "--epochs", "1", "--model.embedding.kernel", "torch", "--model.num-layers", "1"]
+
+
+def labelled_log(place: Path, *, users: int = 40) -> list[str]:
+    """A log whose label is known by the film: stars are an answer, and what was done before is in the history."""
+    log = events(users=users, seed=0)
+    number = pl.col("film").str.slice(1).cast(pl.Int64)
+    log = log.with_columns(stars=1.0 + number % 5)
+    log.write_parquet(place / "likes.parquet")
+    label = '[[label]]\nname = "like"\ncolumn = "stars"\npositive_from = 4.0\n'
+    (place / "likes.toml").write_text(EVENTS + label)
+    return ["--data.train", "likes.parquet", "--schema", "likes.toml", "--threads", "1", "--training.precision", "fp32"]
+
+
+def test_next_items_and_rankers_of_one_log_stand_in_two_tables(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["compare", "table_hstu", *labelled_log(place), *SMALL, "--models", "sasrec,bst", "--out", "both"]
+    assert main(given) == 0
+    shown = capsys.readouterr().out
+    folder = place / "both/likes-recipe"
+    found = json.loads((folder / "comparison.json").read_text())
+    ranking = found["ranking"]
+    assert (found["metric"], ranking["metric"]) == ("full_recall@10", "auc")
+    assert [each["name"] for each in found["models"]] == ["sasrec"]
+    assert [each["name"] for each in ranking["models"]] == ["bst", "sequence_ranker"]
+    for text in (shown, (folder / "comparison.md").read_text()):
+        assert "Which item comes next?" in text
+        assert "How does a user answer to a given item? By the label like" in text
+        assert "different questions" in text
+        assert "DeLong over rows, p" in text
+        assert "sequence_ranker (HSTU) was not named" in text
+    asked, ranked = ({each: run[each] for each in ("data", "dataset")} for run in (found["run"], ranking["run"]))
+    assert asked == ranked  # the same files and split
+    _, labels = compare_runs.test_scores(folder / "bst/variant0_seed0")
+    assert len(labels) == 40  # the last event of each user, as for next items
+    bst = compare_runs.load_run_config(folder / "bst/variant0_seed0").model
+    assert isinstance(bst, BSTConfig)
+    assert (bst.history.actions, bst.history.times, bst.num_layers) == (("history_verb",), "history_times", 1)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("everything is there")
+
+    monkeypatch.setattr(compare_runs, "_trainer", never)
+    assert main(given) == 0  # goes on where it was, in both tables
+
+
+@pytest.mark.slow
+def test_every_ranker_of_histories_reads_a_log_with_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "din,dien,transact,onetrans,rankmixer,sequence_ranker"
+    given = ["compare", "table_hstu", *labelled_log(place), *SMALL, "--models", names, "--out", "rankers"]
+    assert main(given) == 0
+    shown = capsys.readouterr().out
+    assert "How does a user answer" in shown
+    assert "different questions" not in shown  # there is one table
+    found = json.loads((place / "rankers/likes-recipe/comparison.json").read_text())
+    assert ",".join(each["name"] for each in found["models"]) == names
+    assert "ranking" not in found
+
+
+def test_the_ratings_of_movielens_are_what_its_rankers_are_asked() -> None:
+    own = own_data(recipe_named("movielens_hstu"), {"training.epochs": "2", "model.bias": "none"}, name="sequences")
+    models = ("sasrec", "gsasrec", "hstu_research", "stu", "bst", "din", "dien", "transact")
+    following, ranked = questions_of(models, own)
+    assert following.models == models[:4]
+    assert ranked.models == (*models[4:], "sequence_ranker")
+    assert following.data.run.table_schema == own.run.table_schema
+    run = ranked.data.run
+    assert (run.dataset, run.data, run.training.epochs) == (own.run.dataset, own.run.data, 2)
+    assert [label.name for label in run.table_schema.labels] == ["like"]
+    assert CompareConfig(data=ranked.data, models=ranked.models, protocol=Protocol.RECIPE).metric == "auc"
+    assert own_models(ranked.models, ranked.data)["sequence_ranker"].bias == PositionTimeBias.NONE  # pyright: ignore
+    told = own_data(recipe_named("movielens_hstu"), {"training.early_stop.metric": "full_ndcg@10"})
+    following, ranked = questions_of(("sasrec", "bst"), told)
+    assert (following.data.metric, ranked.data.metric) == ("full_ndcg@10", "")
+    assert ranked.data.run.training.early_stop.metric == "auc"
+
+
+def test_rankers_on_a_log_without_labels_stop_all_before_the_first_is_trained(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events(users=40, seed=0).write_parquet(place / "events.parquet")
     (place / "events.toml").write_text(EVENTS)
     given = ["compare", "table_hstu", "--data.train", "events.parquet", "--schema", "events.toml", "--out", "unfit"]
-    assert main([*given, "--models", "sasrec,bst", "--seeds", "1", "--dim", "8"]) == 2
+    assert main([*given, "--models", "sasrec,bst,din", "--seeds", "1", "--dim", "8"]) == 2
     shown = capsys.readouterr().err
-    assert "model bst, " in shown
-    assert "leave bst out of --models" in shown
-    assert "compare movielens_hstu_ranker" in shown
+    assert "--models bst,din" in shown
+    assert "[[label]]" in shown
+    assert "leave bst,din out of --models" in shown
+    assert "compare sequences" in shown
+    assert not list((place / "unfit").rglob("config.json"))
+
+
+def test_a_model_that_does_not_fit_the_data_stops_all_before_the_first_is_trained(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["compare", "table_hstu", *labelled_log(place), "--models", "sasrec,bst,two_tower", "--out", "unfit"]
+    assert main([*given, "--seeds", "1", "--dim", "8"]) == 2
+    shown = capsys.readouterr().err
+    assert "model two_tower, " in shown
+    assert "leave two_tower out of --models" in shown
     assert not list((place / "unfit").rglob("config.json"))
 
 

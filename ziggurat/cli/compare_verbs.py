@@ -22,6 +22,7 @@ COMPARE_EPILOG = """What to compare on:
   frappe, movielens, movielens-random, synthetic   built-in sets, with settings of their own for each model
   table, with --data.train and --schema            a table of yours
   sequences                                        MovieLens-1M as histories: sasrec, gsasrec, hstu_research, stu, …
+                                                   by full ranking; bst, din, dien, transact, … by AUC of likes
   RECIPE or config.json                            its data, split and training settings, for every model
   RUN RUN …                                        folders of finished runs: side by side, and what differs between them
 Every model gets the same number of trials, chosen by validation data; test data is read once a run. Called again, it
@@ -31,6 +32,7 @@ goes on where it was stopped. With a recipe or a table every setting can be give
   ziggurat compare movielens_dlrm --models dlrm,dcn_v2 --batch-size 4096 --json movielens.json
   ziggurat compare frappe --models dnn,dlrm,dcn_v2,wukong --seeds 5 --source FOLDER
   ziggurat compare sequences --models sasrec,gsasrec,hstu_research,stu --seeds 5
+  ziggurat compare sequences --models sasrec,hstu_research,bst,din,dien,transact --seeds 5
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
   ziggurat compare runs/first runs/second
   ziggurat compare runs/seed0 runs/seed1 runs/seed2 --target auc=0.62
@@ -137,6 +139,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         difference_rows,
         model_columns,
         model_rows,
+        notes_of,
         write_comparison,
     )
     from ziggurat.training.report.progress import show_progress
@@ -170,9 +173,12 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         max_epochs=options.max_epochs,
     )
     comparison = run_comparison(config, out=options.out, progress=show_progress())
-    print_table(model_columns(comparison), model_rows(comparison))
-    print_table(difference_columns(comparison), difference_rows(comparison))
-    for note in comparison.notes:
+    for table in comparison.tables:
+        if table.question:
+            print_line(f"{table.question}\n")
+        print_table(model_columns(table), model_rows(table))
+        print_table(difference_columns(table), difference_rows(table))
+    for note in notes_of(comparison):
         print_line(f"note: {note}")
     default = Path(options.out) / f"{config.data_name}-{config.protocol.value}" / "comparison"
     for path in write_comparison(comparison, Path(options.json).with_suffix("") if options.json else default):

@@ -13,7 +13,8 @@ data is. Here the attention MLP sees the positions inside the histories alone; F
 count in Dice's statistics.
 
 A history is looked up once, un-pooled, whatever pooling the schema names; the attention is part of the dense network.
-One history attends to one target; several histories attend each to its own.
+One history attends to one target; several histories attend each to its own. What was done with an event (`actions`) has
+no counterpart in a target: it is summed with the scores of its event, Σ_t score_t a_t, those of the first history.
 
 The first layer W = [W_q | W_e | W_d | W_p] is computed in three parts, (W_q + W_d) q once a sample, (W_e − W_d) e_t
 once an event, and W_p (q ⊙ e_t): half the products of the written form, and no tensor of four times the keys' size.
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
@@ -42,7 +44,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
-from ziggurat.models.sequence.rankers.history import pairs_of, refuse_unread
+from ziggurat.models.sequence.rankers.history import History, HistoryInput, pairs_of, refuse_unread
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.repeat import ListCopies
@@ -72,6 +74,7 @@ class DINConfig:
         embedding_dim: D, columns of each table.
         histories: names of the list features that are pooled by attention; () for every ordered one that shares its
             table with a feature of one row a sample.
+        actions: lists that say what was done with the events of the histories, which then are the same events.
         targets: for each history, the feature it attends to; () for the first that shares its table.
         attention_dims: hidden layers of the attention networks.
         attention_activation: after each of them.
@@ -89,6 +92,7 @@ class DINConfig:
     embedding_dim: Dim = 16
     histories: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
     attention_dims: tuple[int, ...] = (64,)
     attention_activation: AttentionActivation = AttentionActivation.DICE
     attention_dropout: float = 0.0
@@ -115,8 +119,8 @@ class DINConfig:
         return inputs.table_columns(self.embedding_dim)
 
     def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
-        """The histories: attention pools them, whatever the schema says."""
-        return tuple(name for name, _ in _pairs(self, inputs))
+        """Histories and actions: attention pools them, whatever the schema says."""
+        return (*(name for name, _ in _pairs(self, inputs)), *self.actions)
 
     def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DIN:
         """The model on tables of these columns."""
@@ -173,7 +177,7 @@ class TargetAttention(nn.Module):
         copies = history.copies()
         keys_PD = copies.of_events(history.values)
         scores_P = self._scores(target_BD, history.values, keys_PD, copies=copies)
-        return torch.zeros_like(target_BD).index_add(0, copies.samples, scores_P.unsqueeze(1) * keys_PD)
+        return weighted_sums(scores_P, keys_PD, copies.samples, num_samples=len(target_BD))
 
     def scores(self, target_BD: Float[Tensor, "B D"], history: Unpooled) -> Float[Tensor, "N"]:
         """The weight of each event of lists, one a sample."""
@@ -202,6 +206,14 @@ class TargetAttention(nn.Module):
         return nn.functional.linear(products_PD, of_product) + apart_PH
 
 
+def weighted_sums(
+    weights_P: Float[Tensor, "P"], values_PD: Float[Tensor, "P D"], samples_P: Int64[Tensor, "P"], *, num_samples: int
+) -> Float[Tensor, "B D"]:
+    """Σ_t w_t v_t over the positions of each sample; zeros where there are none."""
+    sums_BD = values_PD.new_zeros(num_samples, values_PD.shape[1])
+    return sums_BD.index_add(0, samples_P, weights_P.unsqueeze(1) * values_PD)
+
+
 def softmax_of_lists(
     scores_P: Float[Tensor, "P"], samples_P: Int64[Tensor, "P"], *, num_samples: int
 ) -> Float[Tensor, "P"]:
@@ -223,8 +235,15 @@ class DIN(RankingModel):
         super().__init__(inputs, embeddings=embeddings)
         self.config = config
         self.pairs = _pairs(config, inputs)
-        refuse_unread({name for name, _ in self.pairs}, inputs, model="DIN")
         columns = config.table_columns(inputs)
+        self.history: History | None = None
+        if config.actions:
+            names, targets = zip(*self.pairs, strict=True)
+            read = HistoryInput(lists=names, targets=targets, actions=config.actions)
+            self.history = History(read, inputs=inputs, columns=columns, model="DIN")
+            self.joined_lists = (self.history.joined,)
+        else:
+            refuse_unread({name for name, _ in self.pairs}, inputs, model="DIN")
         dims = {spec.name: columns[spec.table] for spec in inputs.lookups}
         self.attentions = nn.ModuleList(TargetAttention(dims[target], config=config) for _, target in self.pairs)
         self.flat = FlatInputs(
@@ -238,6 +257,12 @@ class DIN(RankingModel):
         self.heads = Heads(self.flat.output_dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([self.attentions, self.flat, self.heads], config.init)
 
+    def further(self, batch: Batch) -> dict[str, Tensor]:
+        """Nothing; refuses actions that are no part of the histories."""
+        if self.history is not None:
+            self.history.offsets_of(batch)
+        return {}
+
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """Attention, then the MLP on x₀."""
         return Outputs(logits=self.interact(embedded.dense, self.attended(embedded), embedded.vectors))
@@ -246,9 +271,25 @@ class DIN(RankingModel):
         """One embedding for each feature, in the order of `inputs.lookups`, the histories pooled by attention."""
         names = [spec.name for spec in self.inputs.fields]
         found = dict(zip(names, embedded.fields.split(self.field_dims, dim=1), strict=True))
+        first = self.pairs[0][0] if self.config.actions else ""
         for (name, target), attention in zip(self.pairs, self.attentions, strict=True):
-            found[name] = attention(found[target], embedded.sequences[name])
+            if name == first:
+                found |= self._with_actions(name, found[target], attention, embedded=embedded)
+            else:
+                found[name] = attention(found[target], embedded.sequences[name])
         return torch.cat([found[spec.name] for spec in self.inputs.lookups], dim=1)
+
+    def _with_actions(
+        self, name: str, target_BD: Float[Tensor, "B D"], attention: nn.Module, *, embedded: Embedded
+    ) -> dict[str, Tensor]:
+        """A history and what was done with its events, summed with the same weights."""
+        history = embedded.sequences[name].expanded()
+        weights_N, samples_N = cast(TargetAttention, attention).scores(target_BD, history), history.copies().samples
+        lists = {name: history} | {each: embedded.sequences[each].expanded() for each in self.config.actions}
+        return {
+            each: weighted_sums(weights_N, values.values, samples_N, num_samples=len(target_BD))
+            for each, values in lists.items()
+        }
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The MLP on x₀."""

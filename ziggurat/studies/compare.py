@@ -8,6 +8,9 @@ or killed goes on where it was when it is called again; finished runs are read, 
 more models later trains what is missing. A run that was made with other settings than those asked for is an error, not
 a silent reuse, and so is a folder that holds runs of another protocol.
 
+Next-item models and rankers of one log answer two questions, each with data and a table of its own
+(`compare_questions.py`); all are trained in the same folder.
+
 Its result is means and sample standard deviations over seeds, costs, and for every pair of models the paired difference
 with its tests (`compare_statistics.py`).
 """
@@ -42,6 +45,7 @@ from ziggurat.recipes.run_config import RunConfig, origin_of, run_config_to_json
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_metric
+from ziggurat.studies.compare_questions import Question, questions_of
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run, test_scores
 from ziggurat.studies.compare_settings import VARIANTS, ModelSettings, settings_of_all, variant
 from ziggurat.studies.compare_statistics import (
@@ -156,12 +160,21 @@ class Comparison:
         models: in the order asked for.
         notes: what a reader should know besides.
         differences: first minus second of the test metric, for every pair (first, second) in that order.
+        question: what the models were asked, where others are asked something else; "" elsewhere.
+        ranking: of a log's next-item models: what its rankers found, which were asked another question.
     """
 
     config: CompareConfig
     models: tuple[ComparedModel, ...]
     notes: tuple[str, ...] = ()
     differences: dict[tuple[str, str], PairedDifference] = field(default_factory=dict)
+    question: str = ""
+    ranking: Comparison | None = None
+
+    @property
+    def tables(self) -> tuple[Comparison, ...]:
+        """This comparison, and that of another question if there is one: a table each."""
+        return (self,) if self.ranking is None else (self, self.ranking)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: everything but the folders."""
@@ -170,6 +183,7 @@ class Comparison:
         return {
             "config": {key: _plain(value) for key, value in entries.items()} | {"data": self.config.data_name},
             "metric": self.config.metric,
+            **({"question": self.question} if self.question else {}),
             **({"run": run_config_to_json(own.run)} if isinstance(own, OwnData) else {}),
             "models": [
                 {"name": m.name, "variant": m.variant, "trials": m.trials, "runs": [run.to_json() for run in m.runs]}
@@ -181,6 +195,7 @@ class Comparison:
                 | {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in dataclasses.asdict(d).items()}
                 for (first, second), d in self.differences.items()
             ],
+            **({} if self.ranking is None else {"ranking": self.ranking.to_json()}),
         }
 
 
@@ -197,22 +212,39 @@ def compare(config: CompareConfig, *, out: str | Path, progress: Progress | None
             the folder.
     """
     progress = progress or NoProgress()
+    asked = questions_of(config.models, config.data, own=config.own)
+    begun = [_begin(config, question, out=out, progress=progress) for question in asked]
+    torch.set_num_threads(config.threads)
+    found = [_answer(place, progress=progress) for place in begun]
+    return dataclasses.replace(found[0], ranking=found[1]) if len(found) > 1 else found[0]
+
+
+def _begin(config: CompareConfig, question: Question, *, out: str | Path, progress: Progress) -> _Place:
+    """The data of one question, with all of its models found to fit."""
+    config = dataclasses.replace(config, data=question.data, models=question.models)
     base = base_run(config)
     chosen = settings_of_all(config.models, config.data, own=config.own)  # unknown names fail before any work
     data = prepare_run(base, progress=progress)
-    _refuse_what_does_not_fit(chosen, data=data, base=base)
-    torch.set_num_threads(config.threads)
-    place = _Place(config, base=base, folder=Path(out) / f"{config.data_name}-{config.protocol.value}", data=data)
+    _refuse_what_does_not_fit(chosen, data=data)
+    folder = Path(out) / f"{config.data_name}-{config.protocol.value}"
+    place = _Place(config, base=base, folder=folder, data=data, question=question, chosen=chosen)
     place.refuse_other_protocols()
-    models = []
-    for number, (name, settings) in enumerate(chosen.items(), start=1):
-        progress.say(f"[{number}/{len(chosen)}] {name}")
+    return place
+
+
+def _answer(place: _Place, *, progress: Progress) -> Comparison:
+    """Train what is missing of one question's models, and put them together."""
+    models, question = [], place.question
+    for number, (name, settings) in enumerate(place.chosen.items(), start=1):
+        progress.say(f"[{number}/{len(place.chosen)}] {name}")
         models.append(_compare_one(place, name, settings, progress=progress))
-    weighted = bool(base.table_schema.weight)
-    notes = ["rows are weighted, so there is no test over rows"] if weighted else []
+    weighted = bool(place.base.table_schema.weight)
+    notes = [*question.notes, *(["rows are weighted, so there is no test over rows"] if weighted else [])]
     notes += difference_notes([computed_with(RunFolder(folder)) for model in models for folder in model.folders])
-    found = differences(models, metric=config.metric, over_rows=not weighted)
-    return Comparison(config=config, models=tuple(models), notes=tuple(notes), differences=found)
+    found = differences(models, metric=place.config.metric, over_rows=not weighted)
+    return Comparison(
+        config=place.config, models=tuple(models), notes=tuple(notes), differences=found, question=question.text
+    )
 
 
 def base_run(config: CompareConfig) -> RunConfig:
@@ -222,19 +254,17 @@ def base_run(config: CompareConfig) -> RunConfig:
     return data_run(config.data, source=config.source, rows=config.rows)
 
 
-def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: PreparedData, base: RunConfig) -> None:
+def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: PreparedData) -> None:
     """Build every model without its tables: one that does not fit fails before others have trained for hours."""
-    asks_next = base.table_schema.events is not None and not base.table_schema.labels
     for name, settings in chosen.items():
         try:
             build_model(settings.model, data.inputs, seed=0, draw_tables=False)
         except (ConfigError, SchemaError) as error:
-            ranks = "rank candidates by labels: ziggurat compare movielens_hstu_ranker --models sequence_ranker"
             raise ConfigError(
                 expected=error.expected,
                 found=error.found,
                 where=f"model {name}, {error.where}",
-                ways_out=(f"leave {name} out of --models", *((ranks,) if asks_next else ()), *error.ways_out),
+                ways_out=(f"leave {name} out of --models", *error.ways_out),
             ) from error
 
 
@@ -268,10 +298,20 @@ def differences(
 
 
 class _Place:
-    """Folder and data of one comparison."""
+    """Folder, data and models of one question of a comparison."""
 
-    def __init__(self, config: CompareConfig, *, base: RunConfig, folder: Path, data: PreparedData) -> None:
+    def __init__(
+        self,
+        config: CompareConfig,
+        *,
+        base: RunConfig,
+        folder: Path,
+        data: PreparedData,
+        question: Question,
+        chosen: Mapping[str, ModelSettings],
+    ) -> None:
         self.config, self.base, self.folder, self.data = config, base, folder, data
+        self.question, self.chosen = question, chosen
 
     def request(self, name: str, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
         """The run of one variant and seed."""

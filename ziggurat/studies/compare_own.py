@@ -10,7 +10,8 @@ What is compared is the metric that training stops by, if the command line names
 or RMSE for numbers; of event logs the hit rate at 10 among all items.
 
 `ziggurat compare sequences` is `movielens_hstu` under another name. Beside a next-item model the published ones can be
-named: sasrec, gsasrec, esasrec, hstu_research, stu, … (`recipes/next_item.py`).
+named: sasrec, gsasrec, esasrec, hstu_research, stu, … (`recipes/next_item.py`). Rankers named beside them are asked
+another question of the same log (`compare_questions.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ziggurat.models import MODEL_CONFIGS, ModelConfig
 from ziggurat.models.build import kind_of
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.catalogue import table_model
+from ziggurat.recipes.history_rankers import history_rankers
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig
@@ -99,6 +101,10 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
     known[first.kind] = first
     if isinstance(first, NextItemConfig):
         known |= next_item_variants(first)
+    if own_data.run.table_schema.events is not None and own_data.run.table_schema.labels:
+        known |= {
+            name: model for name, model in history_rankers(own_data.run.table_schema).items() if name != first.kind
+        }
     for name in names:
         if name not in known:
             raise ConfigError(

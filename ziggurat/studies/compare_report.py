@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ziggurat.files import Format, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.compare_own import OwnData
 from ziggurat.training.metrics.directions import higher_is_better
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def model_columns(comparison: Comparison) -> tuple[str, ...]:
     name = shown(metric)
     second = f"test {shown(other)}" if other else ""
     rest = ("parameters", "FLOPs a sample", "samples/s", "epochs")
-    return ("model", f"test {name}", second, f"valid {name}", f"published {name}", *rest)
+    return ("model", f"test {name}", second, _gauc_heading(comparison), f"valid {name}", f"published {name}", *rest)
 
 
 def difference_columns(comparison: Comparison) -> tuple[str, ...]:
@@ -73,6 +74,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 model.name + (f" (variant {model.variant})" if model.variant else ""),
                 _mean_sd(*model.mean_sd(metric)),
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
+                _mean_sd(*model.mean_sd("gauc" + metric.removeprefix("auc"))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),
                 published.get(model.name, ""),
                 short(cost.table_parameters + cost.dense_parameters),
@@ -101,19 +103,25 @@ def difference_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Both tables, with what was compared above them."""
+    """The tables of each question, with what was compared above them."""
     config = comparison.config
     lines = [
         f"{config.data_name}, protocol `{config.protocol.value}`, {config.seeds} seeds, {config.trials} trial"
         f"{'s' if config.trials > 1 else ''} a model by validation data; test data read once a run. "
         "Mean ± sample standard deviation over seeds; FLOPs are of a forward pass.",
-        "",
-        *_table(model_columns(comparison), model_rows(comparison)),
     ]
-    if comparison.differences:
-        lines += ["", *_table(difference_columns(comparison), difference_rows(comparison))]
-    lines += [f"\n{note}." for note in comparison.notes]
+    for table in comparison.tables:
+        lines += ["", f"**{table.question}**"] if table.question else []
+        lines += ["", *_table(model_columns(table), model_rows(table))]
+        if table.differences:
+            lines += ["", *_table(difference_columns(table), difference_rows(table))]
+    lines += [f"\n{note}." for note in notes_of(comparison)]
     return "\n".join(lines) + "\n"
+
+
+def notes_of(comparison: Comparison) -> tuple[str, ...]:
+    """The notes of all tables, each once."""
+    return tuple(dict.fromkeys(note for table in comparison.tables for note in table.notes))
 
 
 COMPARISON = Format(name="ziggurat.comparison", what="the result of a comparison")
@@ -133,11 +141,17 @@ def write_comparison(comparison: Comparison, stem: str | Path) -> list[Path]:
 
 
 def plot(comparison: Comparison) -> Figure:
-    """The test metric against FLOPs of a forward pass, mean and standard deviation over seeds."""
+    """The test metric against FLOPs of a forward pass, mean and standard deviation over seeds; a panel a question."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axes = figure.subplots()
+    tables = comparison.tables
+    figure = Figure(figsize=(7.5 * len(tables), 4.5), layout="constrained")
+    for table, axes in zip(tables, figure.subplots(1, len(tables), squeeze=False)[0], strict=True):
+        _plot_one(axes, table)
+    return figure
+
+
+def _plot_one(axes: Any, comparison: Comparison) -> None:
     for model in comparison.models:
         mean, deviation = model.mean_sd(comparison.config.metric)
         flops = model.runs[0].cost.forward_flops
@@ -152,7 +166,6 @@ def plot(comparison: Comparison) -> Figure:
     axes.set_ylabel(f"test {shown(config.metric)} (mean ± sd over seeds)")
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds")
-    return figure
 
 
 def short(number: float) -> str:
@@ -175,6 +188,15 @@ def _second_metric(comparison: Comparison) -> str:
     name, slash, label = comparison.config.metric.partition("/")
     other = {"rmse": "mae", "log_loss": "auc", "full_recall@10": "full_ndcg@10"}.get(name, "log_loss") + slash + label
     return other if all(other in run.test for model in comparison.models for run in model.runs) else ""
+
+
+def _gauc_heading(comparison: Comparison) -> str:
+    """Of a log's rankers that are judged by AUC: that inside users, where test data has users with both answers."""
+    config, (name, slash, label) = comparison.config, comparison.config.metric.partition("/")
+    gauc = f"gauc{slash}{label}"
+    values = [run.test.get(gauc, math.nan) for model in comparison.models for run in model.runs]
+    of_log = isinstance(config.data, OwnData) and config.data.run.table_schema.events is not None
+    return f"test {shown(gauc)}" if of_log and name == "auc" and not any(map(math.isnan, values)) else ""
 
 
 def _mean_sd(mean: float, deviation: float, *, digits: int = 5) -> str:

@@ -280,7 +280,8 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
     folder, label = request.folder, label_index(request.metric, trainer.model.inputs)
     accumulator = MetricAccumulator(trainer.model.inputs)
     kept_labels, kept_scores = [], []
-    for batch, scores in scores_of(trainer.model, ordered_batches(data.test, batch_size=16_384).batches(epoch=0)):
+    batches = ordered_batches(data.test, batch_size=_rows_at_once(trainer)).batches(epoch=0)
+    for batch, scores in scores_of(trainer.model, batches):
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
         kept_labels.append(batch.labels[:, label].numpy())
         kept_scores.append(scores[:, label])
@@ -295,6 +296,13 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
         EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
     RECORD_FORMAT.write(folder / RECORD, record.to_json())
     return record
+
+
+def _rows_at_once(trainer: Trainer) -> int:
+    """Test rows of a batch: many, but of rows with histories no more than in evaluation."""
+    config, many = trainer.config, 16_384
+    own = config.evaluation_batch_size or 4 * config.loader.batch_size
+    return min(many, own) if trainer.model.inputs.sequences else many
 
 
 def load_run_config(folder: Path) -> RunConfig:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -302,6 +304,54 @@ def test_a_history_of_hundreds_of_thousands_of_events_is_cut(tmp_path: Path) -> 
     assert lengths[EARLIER] == 997
     assert int(batch.sequences["asked_at"].values["time"][0]) == size - 1
     assert batch.sequences["history_times"].values["time"].tolist() == list(range(size - 101, size - 1))
+
+
+_MILLION = """
+import resource, sys
+from pathlib import Path
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
+from ziggurat.features.events import HISTORY
+from ziggurat.features.schema_io import read_schema
+
+folder = Path(sys.argv[1])
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+for name in ("few", "many"):
+    data = DataConfig(train=(str(folder / f"{name}.parquet"),))
+    made = prepare(data, schema=read_schema(folder / sys.argv[2]), folder=folder / "cache")
+    batch = table_to_batch(made.test.read_group(0), made.inputs)
+    places = [spec.name for spec in made.inputs.jagged]
+    lengths = batch.jagged.offsets.diff().view(len(places), -1)
+    print(peak(), int(lengths[places.index(HISTORY)].max()), made.train.num_rows, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", [None, LIKE], ids=["next item", "candidates"])
+def test_one_user_with_a_million_events_takes_bounded_memory(tmp_path: Path, label: Label | None) -> None:
+    """Peak memory of a process that reads such a log, sorts it, makes samples, encodes them and reads a batch."""
+    schema = schema_of(max_length=100, windows=TrainingWindows.LAST)
+    schema = schema if label is None else replace(schema, labels=(label,))
+    (tmp_path / "schema.toml").write_text(schema_to_toml(schema))
+    for name, size in (("few", 20_000), ("many", 1_000_000)):
+        number = pl.int_range(size, eager=True)
+        frame = pl.DataFrame({"user": pl.repeat("a", size, eager=True), "item": number * 7919 % 997})
+        # With labels the last 20,000 events are candidates: the million is in their histories.
+        liked = pl.when(number >= size - 20_000).then(
+            pl.when(number % 3 == 0).then(pl.lit("liked")).otherwise(pl.lit("seen"))
+        )
+        frame = frame.with_columns(kind=pl.lit("k"), action=liked, time=number)
+        frame.sample(fraction=1, shuffle=True, seed=0).write_parquet(tmp_path / f"{name}.parquet")
+    ran = subprocess.run(
+        [sys.executable, "-c", _MILLION, str(tmp_path), "schema.toml"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    (few, _, _), (many, longest, _) = (map(int, line.split()) for line in ran.stdout.strip().splitlines()[-2:])
+    assert longest == 100
+    assert many - few < 400, f"{few} MiB with 20,000 events, {many} MiB with a million"
 
 
 def test_bad_events_can_be_put_aside(tmp_path: Path) -> None:

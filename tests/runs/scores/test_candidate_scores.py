@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from tests.serving.server.test_app import talk
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.data.events.sequences import sequences_of
+from ziggurat.errors import ConfigError, DataError, RequestError, SchemaError
 from ziggurat.runs.load import Run, load_run
 from ziggurat.runs.quality.baselines import check_baseline
 from ziggurat.runs.quality.importance import ImportanceConfig
@@ -163,6 +165,10 @@ def test_an_export_scores_as_its_run_what_a_request_tells_of_a_history(run: Run,
         np.testing.assert_allclose([scores[film] for film in asked["film"]], expected, rtol=0, atol=1e-6)
     with pytest.raises(DataError, match="history_genre"):
         rec.rank({"history": ["f1"], "history_times": [5], "history_verb": ["seen"], "history_tossed": [1]}, ["f2"])
+    with pytest.raises(RequestError, match="name at least one item") as empty:
+        rec.rank({}, [])
+    assert "request, field 'items'" in str(empty.value)
+    assert len(rec.rank({}, ["f2"]).items) == 1  # no history is no error
 
 
 def test_an_event_without_a_label_moves_no_question_of_those_that_have_one(run: Run) -> None:
@@ -173,6 +179,30 @@ def test_an_event_without_a_label_moves_no_question_of_those_that_have_one(run: 
     asked = log[5:].with_columns(**unknown, verb=pl.lit(None, pl.String))
     apart = run.predict(pl.concat([log[:5], asked]))
     np.testing.assert_allclose(scores["like"][:10], apart["like"], rtol=0, atol=1e-6)
+
+
+def test_an_empty_list_of_candidates_is_no_question_and_an_empty_log_is_refused(run: Run) -> None:
+    log = events(users=2, seed=4)
+    nobody_knows: dict[str, Any] = {"verb": pl.lit(None, pl.String), "tossed": pl.lit(None, pl.Int64)}
+    known, opened = log.filter(pl.col("user") == "u0"), log.filter(pl.col("user") == "u1")
+    opened = opened.with_columns(**nobody_knows)  # a user whose events are all open: candidates behind no history
+    together = run.predict(pl.concat([known, opened]))
+    alone = run.predict(known)  # the service asks nothing of the second user, nor adds a candidate of the first
+    assert len(together) == 2 * len(alone) == len(log)
+    np.testing.assert_allclose(together["like"][: len(known)], alone["like"], rtol=0, atol=1e-6)
+    with pytest.raises(DataError, match="at least one event") as refused:
+        run.predict(opened.clear())
+    assert "ways out" in str(refused.value)
+
+
+def test_a_log_whose_labels_are_all_empty_has_no_candidates(run: Run, tmp_path: Path) -> None:
+    unlabelled = events(users=8, seed=5).with_columns(verb=pl.lit(None, pl.String), tossed=pl.lit(None, pl.Int64))
+    unlabelled.write_parquet(tmp_path / "unlabelled.parquet")
+    config = replace(run.config.data, train=(str(tmp_path / "unlabelled.parquet"),))
+    with pytest.raises(DataError, match="events with labels: candidates to rank") as refused:
+        sequences_of(config, run.config.table_schema, folder=tmp_path / "cache")
+    assert "fill the columns of the labels" in str(refused.value)
+    assert not list((tmp_path / "cache").glob("events_*/*.parquet"))
 
 
 def test_a_log_without_events_and_columns_that_are_not_there_are_refused(run: Run) -> None:
