@@ -20,7 +20,7 @@ from ziggurat.features.items import Items
 from ziggurat.features.schema import Task
 from ziggurat.parallel.device import choose_device
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.recipes.run_config import load_config
+from ziggurat.recipes.run_config import load_config, run_config_to_json
 from ziggurat.runs.load import load_run
 from ziggurat.runs.resume import config_to_resume
 from ziggurat.training.records.run_folder import CONFIG, RunFolder
@@ -121,6 +121,23 @@ def test_what_may_change_is_said_and_recorded(place: Path, capsys: pytest.Captur
     assert stored.training.epochs == 2
     assert stored.data.train == (str(place / "moved.parquet"),)
     assert main(["verify", "runs/a"]) == 0
+
+
+def test_a_run_from_a_gpu_goes_on_without_one_unless_the_command_asks_for_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ziggurat.parallel.device._missing", lambda num_ranks: "no GPU")
+    run = RunFolder(place / "runs" / "a")
+    CONFIG.write(run.config, run_config_to_json(override(load_config(run.path), {"device": "cuda"})))
+    before = contents(run.path)
+    assert resume("--training.epochs", "2", "--device", "cuda") == 2
+    assert "--device auto takes the CPU" in "".join(capsys.readouterr())
+    assert contents(run.path) == before
+    assert resume("--training.epochs", "2") == 0
+    said = "".join(capsys.readouterr())
+    assert 'changed: device "cuda" → "auto"' in said
+    assert "computes on cpu (no GPU)" in said
+    assert load_config(run.path).device == "auto"
 
 
 def test_early_stop_is_said_at_first_and_at_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,8 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     stored, folder = run_to_train(options)
     stored = with_model(stored, own_models(options))
     changes = settings_from(options, rest) | _rank_overrides(options)
+    if options.resume and not options.config and "device" not in changes:
+        stored = _on_this_machine(stored)
     if not options.resume and not options.config:
         # Settings are listed without the files too; those that would fit their rows are then not known.
         with contextlib.suppress(MissingFileError) if options.settings else contextlib.nullcontext():
@@ -307,6 +309,13 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
 
         stored = dataclasses.replace(stored, table_schema=read_schema(options.schema))
     return stored, folder
+
+
+def _on_this_machine(stored: RunConfig) -> RunConfig:
+    """A run to resume whose command line names no device: what it asked for on another machine may be missing here."""
+    from ziggurat.parallel.device import of_finished_run
+
+    return dataclasses.replace(stored, device=of_finished_run(stored.device))
 
 
 def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:

@@ -125,6 +125,8 @@ def sources_text(run: RunFolder, changes: list[Difference]) -> str:
         f"{run.preprocessing.name}/, weights of its newest intact checkpoint"
     ]
     lines += [f"  changed: {it.setting} {it.first or 'none'} → {it.second or 'none'}" for it in changes]
+    if any((it.setting, it.second) == ("device", f'"{Device.AUTO}"') for it in changes):
+        lines.append(f"  this machine computes on {choose_device().describe()}")
     return "\n".join(lines)
 
 
