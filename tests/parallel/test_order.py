@@ -13,6 +13,7 @@ import torch
 
 from ziggurat.config import from_json, to_json
 from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.exchange.hierarchical import ReductionRoute
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
@@ -48,6 +49,7 @@ def steps_of(plan: Plan, case: dict[str, Any], *, rank: int, on_cpu: bool) -> tu
             dense=DenseParallelism(case.get("dense", "ddp")),
             exchange=Exchange(case.get("exchange", "plain")),
             num_parts=case.get("num_parts", 1),
+            reduction_route=ReductionRoute(case.get("route", "flat")),
             wire=WireConfig(between_towers=WireFormat(case.get("wire", "fp32"))),
         )
         parallel = parallelize(model, plan, topology, config=config)
@@ -109,11 +111,13 @@ def every_case() -> list[tuple[str, Plan, dict[str, Any]]]:
             cases.append((" ".join(filter(None, words)), flat(kind), case))
         towers = case | {"modules": True, "clip_norm": 1.0}
         cases.append((" ".join(filter(None, [*words, "towers"])), placed(4, kind, TOWERS, 2), towers))
+    by_host = {"route": "hierarchical", "modules": True, "num_parts": 2}
+    cases.append(("hierarchical", placed(4, Placement.ROW_WISE, TOWERS, 2), by_host))
     cases.append(("int8", placed(4, Placement.COLUMN_WISE), {"wire": "int8"}))
     return cases
 
 
-FEW = ("row_wise towers", "data_parallel towers", "row_wise prioritised")
+FEW = ("row_wise towers", "data_parallel towers", "row_wise prioritised", "hierarchical")
 
 
 def test_collectives_have_one_order_on_all_ranks() -> None:
@@ -122,7 +126,7 @@ def test_collectives_have_one_order_on_all_ranks() -> None:
 
 def test_no_plan_is_left_out() -> None:
     names = [case[0] for case in every_case()]
-    assert len(set(names)) == len(names) == (len(Placement) * 3 * 2 - 1) * len(DenseParallelism) + 1
+    assert len(set(names)) == len(names) == (len(Placement) * 3 * 2 - 1) * len(DenseParallelism) + 2
     assert set(FEW) <= set(names)
 
 

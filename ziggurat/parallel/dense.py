@@ -1,7 +1,7 @@
 """Dense parallelism: every rank runs the dense network on its own samples; gradients are summed over ranks.
 
     ddp    a copy of all weights on every rank; gradients all-reduced in buckets while the backward pass runs
-           (`replicated.py`)
+           (`replicated.py`), at once over all ranks, or host by host first (`exchange/hierarchical.py`)
     fsdp   weights, gradients and optimizer state cut into parts, one a rank; gathered when needed
            (FSDP2; Zhao et al., arXiv 2304.11277)
     hsdp   cut inside a host, copied across hosts: gathers stay on fast links, only 1/L of the gradient crosses hosts
@@ -30,6 +30,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from ziggurat.errors import PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
 from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
+from ziggurat.parallel.exchange.hierarchical import Hierarchy, ReductionRoute, why_flat
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.process_groups import let_gloo_speak_first, time_limit_s
 from ziggurat.parallel.replicated import Reduction, ReplicatedNetwork
@@ -44,6 +45,19 @@ class DenseParallelism(StrEnum):
     DDP = "ddp"
     FSDP = "fsdp"
     HSDP = "hsdp"
+
+
+def route_line(route: ReductionRoute, *, how: DenseParallelism, topology: Topology) -> dict[str, str]:
+    """What the start-up report says of the route of dense gradients; nothing where it is flat as configured."""
+    if route is ReductionRoute.FLAT:
+        return {}
+    if how is not DenseParallelism.DDP:
+        hsdp = "sums inside a host and then between hosts" if how is DenseParallelism.HSDP else "sums over all ranks"
+        return {"dense gradients": f"not {route.value}, which is for {DenseParallelism.DDP.value}: {how.value} {hsdp}"}
+    if reason := why_flat(topology):
+        return {"dense gradients": f"{ReductionRoute.FLAT.value}, not {route.value}: {reason}"}
+    part = f"1/{topology.ranks_per_host} of them between hosts on each rank"
+    return {"dense gradients": f"{route.value}: summed inside a host, {part}, gathered inside a host"}
 
 
 class DenseNetwork(nn.Module):
@@ -123,6 +137,7 @@ def parallel_dense(
     *,
     how: DenseParallelism,
     reduction: Reduction,
+    route: ReductionRoute = ReductionRoute.FLAT,
     topology: Topology,
     traffic: Traffic,
 ) -> DenseForward:
@@ -132,7 +147,15 @@ def parallel_dense(
         return network
     if how is DenseParallelism.DDP:
         group = topology.lane(Axis.WORLD, Lane.DENSE)
-        return replicate(network, group=group, reduction=reduction, traffic=traffic, purpose="dense gradients")
+        by_host = route is ReductionRoute.HIERARCHICAL and not why_flat(topology)
+        return ReplicatedNetwork(
+            network,
+            group=group,
+            reduction=reduction,
+            traffic=traffic,
+            purpose="dense gradients",
+            hierarchy=Hierarchy.of(topology) if by_host else None,
+        )
     device = next(network.parameters()).device.type
     if how is DenseParallelism.HSDP:
         mesh = DeviceMesh(device, torch.tensor(topology.host_grid), mesh_dim_names=("replicate", "shard"))

@@ -28,6 +28,7 @@ from ziggurat.parallel.context.attention import check_context, spread_stack
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.context.dividing import DividedOutputs
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
+from ziggurat.parallel.exchange.hierarchical import ReductionRoute
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.prioritised.choice import Exchange
@@ -53,6 +54,7 @@ class ParallelConfig:
         dense: how the dense network is spread.
         wire: what embeddings and their gradients travel as.
         reduction: what gradients of the dense network travel as.
+        reduction_route: flat, over all ranks at once; hierarchical, host by host first (`exchange/hierarchical.py`).
         num_parts: parts of a batch in a training step, so that the last hop overlaps with computation
             (`pipeline.py`); 1 does not cut.
         exchange: when rows of the next batch travel; see `Exchange`.
@@ -62,6 +64,7 @@ class ParallelConfig:
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
+    reduction_route: ReductionRoute = ReductionRoute.FLAT
     num_parts: int = 1
     exchange: Exchange = Exchange.PLAIN
     passing: Passing = Passing.AUTO
@@ -174,7 +177,12 @@ def parallelize(
     if topology.context.size > 1:
         spread_stack(model, topology=topology, traffic=traffic, passing=config.passing)
     network = parallel_dense(
-        DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
+        DenseNetwork(model),
+        how=config.dense,
+        reduction=config.reduction,
+        route=config.reduction_route,
+        topology=topology,
+        traffic=traffic,
     )
     object.__setattr__(model, "forward_dense", network)  # not as a submodule: names of weights stay as they are
     if topology.context.size > 1:

@@ -42,6 +42,18 @@ def nccl_version() -> str:
     return ".".join(map(str, importlib.import_module("torch.cuda.nccl").version()))
 
 
+def copy_engines_line() -> str:
+    """Why hops travel without the copy engines of GPUs, and without symmetric memory; for start-up reports.
+
+    Neither is used anywhere: docs/decisions/0007-hops-without-copy-engines.md.
+    """
+    if communication_device().type == "cpu":
+        return "not available: messages of a CPU are copied by its cores"
+    if not hasattr(getattr(dist, "ProcessGroupNCCL", None), "NCCL_CTA_POLICY_ZERO"):
+        return f"not available: torch {torch.__version__} has no NCCL_CTA_POLICY_ZERO"
+    return "not used: messages of a hop differ in size, and copy engines move equal ones, in memory registered before"
+
+
 def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
     """Where tensors must be to be sent: this rank's GPU under NCCL, else the CPU."""
     if dist.get_backend(group) == "nccl":

@@ -13,6 +13,8 @@ Ranks of one host that share memory sum everything once, at the end: no message 
 Buckets are summed in a fixed order, so a repeated or resumed run adds up in the same order. The gradient of a weight is
 a view of its bucket; nothing is copied back.
 
+Over several hosts a bucket may be summed host by host first (`exchange/hierarchical.py`).
+
 Cost: the gradients once over the wire, and one copy of them into the buckets.
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ziggurat.parallel.exchange.collectives import Pending, start_sum
+from ziggurat.parallel.exchange.hierarchical import NUM_STAGES, HierarchicalSum, Hierarchy
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import RankGroup
 
@@ -45,17 +48,18 @@ class Reduction(StrEnum):
 
 
 class _Bucket:
-    """Gradients that travel together."""
+    """Gradients that travel together, and zeros behind them that make the bucket a multiple of `num_parts` long."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], *, num_parts: int) -> None:
         self.parameters = parameters
-        first = parameters[0]
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-        pieces = self.flat.split([p.numel() for p in parameters])
+        first, sizes = parameters[0], [p.numel() for p in parameters]
+        num_zeros = -sum(sizes) % num_parts
+        self.flat = torch.zeros(sum(sizes) + num_zeros, dtype=first.dtype, device=first.device)
+        *pieces, _ = self.flat.split([*sizes, num_zeros])
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         self.missing: set[int] = set()
         self.sent: Tensor | None = None
-        self.work: Pending | None = None
+        self.work: Pending | HierarchicalSum | None = None
 
 
 class ReplicatedNetwork:
@@ -67,17 +71,26 @@ class ReplicatedNetwork:
         reduction: what gradients travel as.
         traffic: counts reductions.
         purpose: what for, in its report.
+        hierarchy: of the group, to sum by hosts; None: all ranks at once.
     """
 
     def __init__(
-        self, module: nn.Module, *, group: RankGroup, reduction: Reduction, traffic: Traffic, purpose: str
+        self,
+        module: nn.Module,
+        *,
+        group: RankGroup,
+        reduction: Reduction,
+        traffic: Traffic,
+        purpose: str,
+        hierarchy: Hierarchy | None = None,
     ) -> None:
-        self.module = module
+        self.module, self._hierarchy = module, hierarchy
         self._group, self._reduction, self._traffic, self._purpose = group, reduction, traffic, purpose
         # In shared memory nothing travels by itself: sums cost the same whenever they are made, and one costs least.
         is_early = group.memory is None
         limits = (_FIRST_BUCKET_BYTES, _BUCKET_BYTES) if is_early else (sys.maxsize, sys.maxsize)
-        self._buckets = [_Bucket(parameters) for parameters in _bucketed(module, limits=limits)]
+        num_parts = 1 if hierarchy is None else hierarchy.inside.size
+        self._buckets = [_Bucket(each, num_parts=num_parts) for each in _bucketed(module, limits=limits)]
         self._place: dict[nn.Parameter, tuple[int, int]] = {}
         self._is_reduced, self._is_open = True, False
         self._next = 0
@@ -137,6 +150,8 @@ class ReplicatedNetwork:
             bucket = self._buckets[self._next]
             _collect_all(bucket, sorted(bucket.missing))
             self._send(bucket)
+        for _ in range(NUM_STAGES):
+            _advance(self._buckets)
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
@@ -145,10 +160,23 @@ class ReplicatedNetwork:
             bucket.work = bucket.sent = None
 
     def _send(self, bucket: _Bucket) -> None:
+        self._next += 1
         bucket.sent = bucket.flat.to(torch.bfloat16) if self._reduction is Reduction.BF16 else bucket.flat
+        if self._hierarchy is not None:
+            bucket.work = HierarchicalSum(
+                bucket.sent, hierarchy=self._hierarchy, purpose=self._purpose, traffic=self._traffic
+            )
+            _advance(self._buckets[: self._next - 1])
+            return
         self._traffic.count_reduction(self._purpose, num_bytes=bucket.sent.numel() * bucket.sent.element_size())
         bucket.work = start_sum(bucket.sent, group=self._group, purpose=self._purpose)
-        self._next += 1
+
+
+def _advance(buckets: Sequence[_Bucket]) -> None:
+    """Let sums by stages go on by one."""
+    for bucket in buckets:
+        if isinstance(bucket.work, HierarchicalSum):
+            bucket.work.advance()
 
 
 def _collect(bucket: _Bucket, position: int) -> None:

@@ -315,26 +315,35 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
 
     Args:
         topology: the ranks.
-        axis: WORLD, TOWER or CONTEXT.
+        axis: any but PEER.
         what: what the ranks meet for, for errors.
         backend: of the process group; "": that of the job.
     """
     mine = topology.axes[axis]
-    size = mine.size
     if mine.process_group is None:
         return mine
     made: dist.ProcessGroup | None = None
     with communicating(f"meeting of ranks, to {what}"):
-        for first in range(0, topology.world_size, size):
-            members = list(topology.order[first : first + size])
-            group = make_group(members, backend=backend)
-            made = group if first <= topology.rank < first + size else made
+        for places in _groups_along(topology, axis):
+            group = make_group([topology.order[place] for place in places], backend=backend)
+            made = group if topology.rank in places else made
         assert isinstance(made, dist.ProcessGroup)
         mine = RankGroup(mine.ranks, mine.position, made)
         if len({topology.host_of(rank) for rank in mine.ranks}) > 1 or communication_device(made).type != "cpu":
             return mine
         memory, reason = open_host_memory(made)
     return replace(mine, memory=memory, why_no_memory=reason)
+
+
+def _groups_along(topology: Topology, axis: Axis) -> list[tuple[int, ...]]:
+    """The places of every group along an axis."""
+    by_host = [topology.ranks_of_host(host) for host in range(topology.num_hosts)]
+    if axis is Axis.HOST:
+        return by_host
+    if axis is Axis.REPLICA:
+        return list(zip(*by_host, strict=True))
+    size = topology.axes[axis].size
+    return [tuple(range(first, first + size)) for first in range(0, topology.world_size, size)]
 
 
 def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> list[int]:

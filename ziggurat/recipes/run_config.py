@@ -20,6 +20,7 @@ from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.device import Device
+from ziggurat.parallel.exchange.hierarchical import ReductionRoute
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.prioritised.choice import Exchange
@@ -60,6 +61,8 @@ class RanksConfig:
         dense: how the dense network is spread.
         wire: what embeddings and their gradients travel as.
         reduction: what gradients of the dense network travel as.
+        reduction_route: how gradients of a copied dense network are summed over hosts: flat, all ranks at once, or
+            hierarchical, inside each host first, so that each byte crosses hosts once a host and not once a rank.
         num_parts: parts of a batch in a step, so that the exchange between hosts overlaps with computation.
         exchange: when rows of the next batch travel: plain, when it has its turn; prioritised, those that the present
             step does not touch while it computes, where that is measured to be faster; prioritised_always, without
@@ -81,6 +84,7 @@ class RanksConfig:
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
+    reduction_route: ReductionRoute = ReductionRoute.FLAT
     num_parts: Count = 1
     exchange: Exchange = Exchange.PLAIN
     context: Count = 1
@@ -98,6 +102,7 @@ class RanksConfig:
             dense=self.dense,
             wire=self.wire,
             reduction=self.reduction,
+            reduction_route=self.reduction_route,
             num_parts=self.num_parts,
             exchange=self.exchange,
             passing=self.passing,

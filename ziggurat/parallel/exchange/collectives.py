@@ -162,6 +162,45 @@ def start_sum(values: Tensor, *, group: RankGroup, purpose: str) -> Pending:
     return Pending(lambda: _after(work, values), where=purpose)
 
 
+def start_part_sum(values: Tensor, *, group: RankGroup, purpose: str) -> Pending:
+    """Start to add up a tensor over a group, of which each rank receives its part: the first the first, and so on.
+
+    Args:
+        values: flat and contiguous, a multiple of the ranks long; must not be changed before `wait`, which returns the
+            part.
+        group: more than one rank.
+        purpose: for errors.
+    """
+    memory, count = memory_of(group, values), values.numel() // group.size
+    with communicating(purpose):
+        if memory is not None:
+            ticket = memory.share(values, purpose=purpose)
+            return Pending(lambda: _part_of_sum(values, ticket, memory), where=purpose)
+        part = torch.empty(count, dtype=values.dtype, device=values.device)
+        work = _REDUCE_SCATTER(part, values, group=group.process_group, async_op=True)
+
+    return Pending(lambda: _after(work, part), where=purpose)
+
+
+def start_gather(part: Tensor, *, into: Tensor, group: RankGroup, purpose: str) -> Pending:
+    """Start to gather equal parts from all ranks of a group: what `start_part_sum` has cut is put together.
+
+    Args:
+        part: flat and contiguous; must not be changed before `wait`.
+        into: flat, all parts long; `wait` returns it.
+        group: more than one rank.
+        purpose: for errors.
+    """
+    memory = memory_of(group, part)
+    with communicating(purpose):
+        if memory is not None:
+            ticket = memory.share(part, purpose=purpose)
+            return Pending(lambda: _gathered(into, ticket, memory), where=purpose)
+        work = _ALL_GATHER(into, part, group=group.process_group, async_op=True)
+
+    return Pending(lambda: _after(work, into), where=purpose)
+
+
 def memory_of(group: RankGroup, tensor: Tensor) -> HostMemory | None:
     """The memory that a group exchanges such a tensor through; None: its process group does it."""
     return group.memory if tensor.device.type == "cpu" else None
@@ -189,6 +228,19 @@ def _sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
     with memory.pieces(sums, sizes=sizes, dtype=flat.dtype) as shared:
         torch.cat(shared, out=flat)
     return values
+
+
+def _part_of_sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
+    count = values.numel() // memory.size
+    part = slice(memory.position * count, (memory.position + 1) * count)
+    with memory.pieces(ticket, sizes=[values.numel()] * memory.size, dtype=values.dtype) as shared:
+        return _sum_of([each[part] for each in shared]).to(values.dtype)
+
+
+def _gathered(into: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
+    sizes = [into.numel() // memory.size] * memory.size
+    with memory.pieces(ticket, sizes=sizes, dtype=into.dtype) as shared:
+        return torch.cat(shared, out=into)
 
 
 def _sum_of(parts: Sequence[Tensor]) -> Tensor:

@@ -13,8 +13,9 @@ import torch
 from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.context.choice import Passing
-from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.dense import DenseParallelism, route_line
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.process_groups import copy_engines_line
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Topology
@@ -48,6 +49,7 @@ def rank_sections(
         "ranks of one host": _host_link(topology),
         **_context(topology, config.passing),
         "dense network": f"{config.dense.value}: {_DENSE[config.dense]}; reduced as {config.reduction.value}",
+        **route_line(config.reduction_route, how=config.dense, topology=topology),
     }
     towers = model.towers
     if isinstance(towers, TowerTransform):
@@ -57,6 +59,8 @@ def rank_sections(
         lines["wire in a tower group"] = "not used: a flat model has one hop"
         lines["wire between towers"] = embeddings.hop.describe(torch.float32)
     lines |= dict(f"overlap, {line}".split(": ", 1) for line in overlaps)
+    if topology.world.process_group is not None:
+        lines["hops by copy engines"] = copy_engines_line()
     plan: dict[str, str] = {}
     for name, shards in tables.shards.items():
         mib = 4 * shards[0].table_rows * shards[0].table_columns / 2**20

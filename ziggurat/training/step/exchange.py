@@ -59,8 +59,6 @@ class StepExchange:
         found = {"exchange": self._parallel.config.exchange.value}
         if self._clips:
             found["exchange, gradients"] = "in one round: clip_norm needs all of them before the update"
-        if torch.device("cpu") == communication_device():
-            found["exchange, copy engines"] = "not available: messages of a CPU are copied by its cores"
         return found
 
     def since_last(self) -> dict[str, Any]:
