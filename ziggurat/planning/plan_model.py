@@ -280,6 +280,7 @@ def planning_problem(
         allowed=allowed,
         devices_per_host=cluster.devices_per_host,
         placements=tuple(usable),
+        has_limit=bool(tables_bytes) and most < cluster.device.memory_bytes,
     )
     return problem, memory
 

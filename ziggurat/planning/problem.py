@@ -127,6 +127,7 @@ class PlanningProblem:
         placements: ways to cut that may be used.
         column_multiple: columns of a shard are a multiple of this.
         max_parts: most parts of a table that is cut by columns; 0: as many as columns and devices allow.
+        has_limit: what is left beside the reserve is a limit that the user gave, `--memory-limit`.
     """
 
     tables: tuple[TableProfile, ...]
@@ -138,6 +139,7 @@ class PlanningProblem:
     placements: tuple[Placement, ...] = (Placement.TABLE_WISE, Placement.COLUMN_WISE)
     column_multiple: int = 4
     max_parts: int = 0
+    has_limit: bool = False
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]

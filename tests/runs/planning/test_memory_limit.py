@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, PlanError
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.cluster.catalogue import find_cluster
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.runs.planning.plan_run import PlannedRun, PlanRequest, plan_run
+from ziggurat.runs.planning.plan_inputs import plan_inputs
+from ziggurat.runs.planning.plan_run import PlannedRun, PlanRequest, neighbours, plan_run
 
 ROWS = {"user_id": 3_000_000, "movie_id": 1_000_000, "zip_code": 3_000, "year": 80}  # others: as published
 
@@ -35,6 +37,8 @@ def test_a_limit_that_nothing_meets() -> None:
     with pytest.raises(ConfigError, match="table 'user_id' as int4") as refused:
         planned("5MB")
     assert "fit 5 MiB on each of 8 devices" in refused.value.expected
+    assert "8 MiB on each of 8 devices (61 MiB on all together) on the smallest rungs" in refused.value.found
+    assert "table 'user_id' as int4: 46 MiB of all devices, " in refused.value.found
     enough = re.fullmatch(r"a limit of (\d+ MiB) or more, if devices have it", refused.value.ways_out[0])
     assert enough is not None
     assert enough[1] in refused.value.found
@@ -53,3 +57,17 @@ def test_what_the_verb_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "--tables.by-table user_id=" in shown
     assert "formats alone are chosen" in shown
     assert "formats   limit: 19 MiB on each of 8 devices, 153 MiB together" in shown
+
+
+def test_a_device_that_breaks_the_limit_is_named_with_what_the_limit_counts() -> None:
+    recipe, request = recipe_named("movielens_dlrm"), PlanRequest(budget_s=0.1, rows=ROWS, memory_limit="9MB")
+    towers = neighbours(plan_inputs(recipe, folder=None, rows=ROWS, list_lengths=None).inputs, most=4)
+    config = replace(recipe, towers=towers, parallel=replace(recipe.parallel, tower_size=2))
+    with pytest.raises(PlanError, match="rank 0 has 9 MiB free") as refused:
+        plan_run(config, find_cluster("a100x8"), request=request)
+    assert refused.value.expected.startswith("9 MiB or less of tables and their optimizer state on every device")
+    assert refused.value.where == "table 'user_id', rank 0: --memory-limit"
+    enough = re.match(r"a limit of (\d+ MiB) or more", refused.value.ways_out[0])
+    assert enough is not None
+    wider = replace(request, memory_limit=enough[1])
+    assert max(plan_run(config, find_cluster("a100x8"), request=wider).planned.rank_bytes) > 9_000_000

@@ -21,6 +21,7 @@ from ziggurat.planning.search.greedy import starting_plan
 from ziggurat.planning.search.space import SearchSpace
 
 _GIB = 2**30
+_SETTING = "--memory-limit"
 
 
 def check_room(problem: PlanningProblem) -> None:
@@ -117,11 +118,18 @@ def not_fitting(
     else:
         found += f"rank {device} has {size_text(max(free, 0.0))} free of {size_text(room[device])}"
         found += ", more than any other" if free >= (room - held)[list(devices)].max() else ""
+    expected = "tables and their optimizer state inside the memory of every device"
+    of_memory = f"{size_text(memory)} of memory less {size_text(problem.reserve_bytes)} of reserve"
+    if problem.has_limit:
+        expected = (
+            f"{size_text(room[device])} or less of tables and their optimizer state on every device, which is all that "
+            f"{_SETTING} counts"
+        )
+        of_memory = _SETTING
     return PlanError(
-        expected="tables and their optimizer state inside the memory of every device",
+        expected=expected,
         found=found,
-        where=f"table {profile.name!r}, rank {device}: {size_text(memory)} of memory less "
-        f"{size_text(problem.reserve_bytes)} of reserve",
+        where=f"table {profile.name!r}, rank {device}: {of_memory}",
         ways_out=_ways_out(problem, table, held=held, device=device, total=total),
     )
 
@@ -134,6 +142,10 @@ def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device:
     missing = max((need - room.sum()) / problem.num_devices, 1.0 if total else part - (room - held)[device], 1.0)
     more = _least_memory(problem, missing)
     ways = [f"{size_text(more)} more memory a device (or as much less reserve)"]
+    if problem.has_limit:
+        ways = [
+            f"a limit of {size_text(1.001 * (room[device] + more) + 2**20)} or more, if devices have it: {_SETTING}"
+        ]
     devices = _least_devices(problem, need)
     if devices:
         ways.append(f"{devices} devices of this size instead of {problem.num_devices}")
@@ -142,7 +154,7 @@ def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device:
     rows = int((_whole(profile) - smaller) / profile.bytes_of(num_rows=1, dim=profile.dim))
     if rows > 0 and _fits(_with_table(problem, table, num_rows=rows)):
         ways.append(f"at most {rows:,} rows in table {profile.name!r} (hash its ids, or drop rare ones)")
-    return [*ways, *_formats(problem, table)]
+    return ways if problem.has_limit else [*ways, *_formats(problem, table)]  # a limit chose the formats
 
 
 def _formats(problem: PlanningProblem, table: int) -> list[str]:

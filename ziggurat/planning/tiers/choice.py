@@ -254,15 +254,16 @@ def _not_fitting(problem: TierProblem) -> ConfigError:
     devices = max(1, problem.devices)
     enough = size_text(least * 1.001 / devices + 1024)
     if problem.devices:
-        of_each = f" on each of {devices} devices"
+        of_each, together = f" on each of {devices} devices", f" ({size_text(least)} on all together)"
         where = f"{_SETTING_OF_PLANS}, or the memory of a device without what else it holds"
         more_devices = math.ceil(1.001 * least * devices / max(problem.limit_bytes, 1))
         ways_out = [f"a limit of {enough} or more, if devices have it", f"{more_devices:,} devices or more: --cluster"]
     else:
-        of_each, where, ways_out = "", f"{_SETTING}, before the first step", [f"a limit of {enough} or more"]
+        of_each, together = "", ""
+        where, ways_out = f"{_SETTING}, before the first step", [f"a limit of {enough} or more"]
     return ConfigError(
         expected=f"tables that fit {size_text(problem.limit_bytes / devices)}{of_each} on some rung each",
-        found=f"{size_text(least / devices)}{of_each} on the smallest rungs: {shown}{more}",
+        found=f"{size_text(least / devices)}{of_each}{together} on the smallest rungs: {shown}{more}",
         where=where,
         ways_out=[*ways_out, *_ways_out(problem, tables[0], missing)],
     )
@@ -273,8 +274,9 @@ def _least_text(problem: TierProblem, table: TieredTable) -> str:
     fixed = ", as --tables.by-table asks" if table.fixed is not None else ""
     state = f", {size_text(table.num_rows * table.state_bytes)} of it optimizer state" if table.state_bytes else ""
     grown = f", {size_text(table.map_bytes)} of it the map of ids" if table.map_bytes else ""
+    of_all = " of all devices" if problem.devices else ""
     return (
-        f"table {table.name!r} as {smallest.text}{fixed}: {size_text(table.num_bytes(smallest))}{state}{grown} "
+        f"table {table.name!r} as {smallest.text}{fixed}: {size_text(table.num_bytes(smallest))}{of_all}{state}{grown} "
         f"({table.num_rows:,} rows × {table.dim})"
     )
 

@@ -126,15 +126,12 @@ def _with_formats(
     """A format for each table with which they fit all devices together, and a first plan of them each device."""
     model = model_to_place(config, data)
     room = min(settings.tables_bytes, cluster.device.memory_bytes - memory_ledger(model.work, cluster).total)
+    whole = max(1, room * cluster.world_size)
+    problem = tier_problem(config, data.inputs, list_lengths=data.list_lengths, limit_bytes=whole)
+    problem = replace(problem, devices=cluster.world_size)
     error = None
-    for share in _POOLED:
-        limit = max(1, int(share * room * cluster.world_size))
-        problem = tier_problem(config, data.inputs, list_lengths=data.list_lengths, limit_bytes=limit)
-        problem = replace(problem, devices=cluster.world_size)
-        try:
-            choice = choose_rungs(problem)
-        except ConfigError as nothing:
-            raise error or nothing from None
+    for pool in _pools(whole, least=sum(map(problem.least_bytes, problem.tables))):
+        choice = choose_rungs(replace(problem, limit_bytes=pool))
         formats = {name: rung.row_format for name, rung in choice.rungs.items()}
         limited = replace(config, tables=replace(config.tables, by_table=formats, memory_limit=""))
         try:
@@ -142,9 +139,22 @@ def _with_formats(
         except PlanError as short:
             error = short
         else:
-            return limited, rung_lines(problem, choice)
+            return limited, rung_lines(replace(problem, limit_bytes=pool), choice)
     assert error is not None
     raise error
+
+
+def _pools(whole: int, *, least: int) -> list[int]:
+    """Bytes of all devices that formats are chosen for: what there is, then less, down to the smallest formats.
+
+    Tables of a tower share the devices of its group alone, so that much of the whole may be out of their reach.
+    """
+    if least >= whole:
+        return [whole]  # is enough, or refused with what would be
+    pools = [int(share * whole) for share in _POOLED]
+    while pools[-1] > least:
+        pools.append(int(_POOLED[-1] * pools[-1]))
+    return [*(pool for pool in pools if pool > least), least]
 
 
 def measured_cost_model(costs: str, *, config: RunConfig, cluster: Cluster) -> LearnedCostModel:
