@@ -7,8 +7,8 @@
 
 Candidates take turns, round by round. The one whose median ratio to the default is smallest is taken, and the default
 stays where no candidate is 2 % faster. All of them give the same bits (`tests/ops/machine/test_launches.py`), so that
-a table changes no run. FILE keeps its entries of other families: give the table of the package,
-`ziggurat/ops/machine/launches.json`, to take part in what everybody gets.
+a table changes no run. FILE keeps its entries of other families, and a family that it does not have yet joins it: give
+the table of the package, `ziggurat/ops/machine/launches.json`, to take part in what everybody gets.
 """
 
 from __future__ import annotations

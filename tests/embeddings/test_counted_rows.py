@@ -10,7 +10,8 @@ from ziggurat.embeddings.config import InitialDraw, TableInit
 from ziggurat.embeddings.counted_rows import counted_pieces, counted_rows
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import MemoryStorage
-from ziggurat.testing.pretend_cuda import pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import pretend_cuda
+from ziggurat.testing.pretend_queues import record_waits
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,8 @@ from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.reference import decode, encode
-from ziggurat.testing.pretend_cuda import pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import pretend_cuda
+from ziggurat.testing.pretend_queues import record_waits
 from ziggurat.training.checkpoint import CheckpointStore
 
 RULES = [TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.SGD, TableOptimizerKind.SPARSE_ADAM]

@@ -31,7 +31,7 @@ HOT = (
     *(f"training/step/{name}.py" for name in ("late", "results", "weight_average")),
     "training/upload.py",
     *(f"features/{name}.py" for name in ("batch", "batches/packed", "jagged")),
-    *(f"embeddings/{name}.py" for name in ("faults", "optimizer", "repeated", "rows_ahead", "tables")),
+    *(f"embeddings/{name}.py" for name in ("faults", "optimizer", "repeated", "sorted_ahead", "tables")),
     *(f"embeddings/storage/{name}.py" for name in ("low_precision", "memory", "table_storage")),
     *(f"ops/lookup/{name}.py" for name in ("gradient", "layout", "reference", "sorted_reads")),
     *(f"ops/attention/{name}.py" for name in ("choose", "padded", "problem", "reference", "time_buckets")),

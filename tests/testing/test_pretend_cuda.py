@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
+from ziggurat.testing.pretend_queues import record_waits
 
 WAITS: dict[str, Callable[[Tensor], object]] = {
     "item": lambda x: x.sum().item(),

@@ -20,7 +20,8 @@ from ziggurat.models import DNNConfig, ModelConfig, build_model
 from ziggurat.models.contract.model import Model
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.testing.batches import random_batch, small_inputs
-from ziggurat.testing.pretend_cuda import pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import pretend_cuda
+from ziggurat.testing.pretend_queues import record_waits
 from ziggurat.training.config import NonFinite
 from ziggurat.training.feed import Feed
 from ziggurat.training.step.results import LateResult

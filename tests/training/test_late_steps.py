@@ -52,7 +52,8 @@ from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.models.sequence.rankers.rankmixer import HistoryPooling
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.testing.batches import random_batch, small_inputs
-from ziggurat.testing.pretend_cuda import HostWait, pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import pretend_cuda
+from ziggurat.testing.pretend_queues import HostWait, record_waits
 from ziggurat.training.checkpoint import CheckpointConfig, SaveMode
 from ziggurat.training.config import DenseOptimizer, NonFinite, Precision, TrainingConfig
 from ziggurat.training.evaluation.evaluate import ordered_batches

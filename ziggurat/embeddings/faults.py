@@ -4,7 +4,7 @@ On a CPU a lookup checks its rows before it reads, and raises. Where tables lie 
 every lookup until the GPU has come to it. So the check stays on the device: rows outside become padding, a flag is
 raised, and the step that reads it (a step late, `training/step/late.py`) has changed nothing. Only then is the batch
 looked at again, to say which row of which feature it was. Rows of a batch that was announced have been checked already,
-while the step before computed (`rows_ahead.py`).
+while the step before computed (`sorted_ahead.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ziggurat.embeddings.layouts import field_slot
-from ziggurat.embeddings.rows_ahead import RowsAhead
+from ziggurat.embeddings.sorted_ahead import SortedAhead
 from ziggurat.errors import BoundsError
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import LookupLayout, Lookups
@@ -40,7 +40,7 @@ class RowFaults:
 
     def __init__(self, tables: EmbeddingTables) -> None:
         self.flag = torch.zeros((), dtype=torch.bool, device=tables.tables.device)
-        self.ahead = RowsAhead(tables, limits_of=self._limits_of)
+        self.ahead = SortedAhead(tables, limits_of=self._limits_of)
         self._limits: dict[tuple[int, int, int], tuple[Sequence[LookupLayout], RowLimits]] = {}
 
     def lower(self) -> None:

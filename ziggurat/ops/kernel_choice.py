@@ -69,13 +69,7 @@ def kernels_of(module: str) -> Any:
 
 def kernels_or_reason(module: str) -> tuple[Any, str]:
     """A module with kernels, or why they cannot run here; the import is tried once a process."""
-    reason = why_no_kernels()
-    return (None, reason) if reason else _imported(module)
-
-
-def why_no_kernels() -> str:
-    """The reason why no compiled kernel can run, whatever is installed; `pretend_cuda` has one."""
-    return ""
+    return _imported(module)
 
 
 @functools.cache

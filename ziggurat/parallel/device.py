@@ -54,7 +54,7 @@ class ChosenDevice:
         return f"{self.device} ({self.reason})"
 
 
-def of_finished_run(wanted: Device) -> Device:
+def device_of_finished_run(wanted: Device) -> Device:
     """What a finished run is loaded on: a GPU where there is one, unless the run asked for the CPU.
 
     Args:

@@ -31,7 +31,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
-from ziggurat.parallel.device import Device, choose_device, of_finished_run, usable_kernel
+from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -330,7 +330,7 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
     given = {"run": Path(folder).absolute(), "step": step}
-    with job(device=of_finished_run(config.device), timeout_s=config.parallel.timeout_s):
+    with job(device=device_of_finished_run(config.device), timeout_s=config.parallel.timeout_s):
         yield load_run(folder, step=step, models=models, ranks=Ranks(on_any_ranks(config), plan=None, given=given))
 
 
@@ -365,7 +365,7 @@ def load_run(
     config = load_config(run.path, models=models)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = load_preprocessing(run.preprocessing)
-    place = choose_device(device or of_finished_run(config.device)).device
+    place = choose_device(device or device_of_finished_run(config.device)).device
     embedding = config.model.embedding if tables is None else config.model.embedding.only_read
     kernel = usable_kernel(embedding.kernel, device=place)
     settings = replace(config.model, embedding=replace(embedding, kernel=kernel))

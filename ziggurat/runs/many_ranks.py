@@ -22,7 +22,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement, require_equal
-from ziggurat.parallel.device import choose_device, of_finished_run
+from ziggurat.parallel.device import choose_device, device_of_finished_run
 from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
@@ -48,7 +48,7 @@ def on_any_ranks(config: RunConfig) -> RunConfig:
     size, parallel = Topology.create().world_size, config.parallel
     context = 1 if size % parallel.context else parallel.context
     parallel = replace(parallel, tower_size=0, context=context)
-    return replace(config, parallel=parallel, device=of_finished_run(config.device))
+    return replace(config, parallel=parallel, device=device_of_finished_run(config.device))
 
 
 class Ranks:

@@ -7,18 +7,16 @@ whole runs train, with everything that looks at values. `torch.cuda` says that t
 there and do nothing but order.
 
 A GPU works behind the host. Whatever makes the host wait for it (`.item()`, a mask as an index, a copy from memory that
-the system may page out) costs a stall, and `record_waits` says which, and which line of the package did it. A copy into
-locked memory that does not wait arrives when somebody waits for an event, and holds nonsense before, as on a GPU.
+the system may page out) costs a stall, and `record_waits` (`pretend_queues.py`) says which, and which line of the
+package did it. A copy into locked memory that does not wait arrives when somebody waits for an event, and holds
+nonsense before, as on a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,60 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from ziggurat.ops.machine.memory import host_memory
+from ziggurat.testing.pretend_queues import Event, Stream, note_wait, on_their_way, synchronize
 
 _CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
 _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
 _WAITING += ("unique_dim_consecutive", "bincount", "histc", "equal", "is_nonzero", "argwhere")
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-
-
-@dataclass(frozen=True)
-class HostWait:
-    """Something that made the host wait for the device.
-
-    Args:
-        what: the operation.
-        where: the line of the package that did it, "ops/lookup/layout.py:12"; "" for a line of nobody's.
-    """
-
-    what: str
-    where: str
-
-
-_recorders: list[list[HostWait]] = []
-_on_their_way: list[tuple[Tensor, Tensor]] = []  # copies that nobody has waited for: where to, and what
-
-
-@contextlib.contextmanager
-def record_waits() -> Iterator[list[HostWait]]:
-    """Inside, everything that makes the host wait for the device joins the list; waiting for an event does not."""
-    found: list[HostWait] = []
-    _recorders.append(found)
-    try:
-        yield found
-    finally:
-        _recorders.remove(found)
-
-
-def _note(what: str) -> None:
-    if not _recorders:
-        return
-    frame, where = sys._getframe(1), ""
-    while frame is not None and not where:
-        name = frame.f_code.co_filename
-        if name.startswith(_PACKAGE) and name != __file__:
-            where = f"{name[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    for recorder in _recorders:
-        recorder.append(HostWait(what, where))
-
-
-def _arrive() -> None:
-    """Let copies arrive that are on their way."""
-    while _on_their_way:
-        into, values = _on_their_way.pop(0)
-        into.copy_(values)
 
 
 class PretendCuda(Tensor):
@@ -132,7 +82,7 @@ class PretendCuda(Tensor):
 
     def tolist(self) -> Any:
         """As a GPU's tensor would give it."""
-        _note("tolist")
+        note_wait("tolist")
         return self.host.tolist()
 
     def new_tensor(  # type: ignore[override]
@@ -181,23 +131,23 @@ def _note_waits(func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: list[An
     """Record what a GPU would make the host wait for."""
     name = func.__name__.split(".")[0]
     if name in _WAITING and on_gpu:
-        _note(name)
+        note_wait(name)
     if func is _aten.repeat_interleave.Tensor and on_gpu and kwargs.get("output_size") is None:
-        _note("repeat_interleave without output_size")
+        note_wait("repeat_interleave without output_size")
     if name in ("index", "index_put_", "_index_put_impl_", "index_put") and isinstance(args[0], PretendCuda):
         indices = [each for each in args[1] if each is not None]
         fills = name != "index" and args[2].numel() == 1 and not (len(args) > 3 and args[3])
         if not fills and any(each.dtype in (torch.bool, torch.uint8) for each in indices):
-            _note("a mask as an index")
+            note_wait("a mask as an index")
         if any(not isinstance(each, PretendCuda) and each.dim() for each in indices):
-            _note("indices of the host")
+            note_wait("indices of the host")
     if func is _aten._to_copy.default:
         to, source, blocks = kwargs.get("device"), args[0], not kwargs.get("non_blocking")
         if to is not None and (torch.device(to).type == "cuda") != isinstance(source, PretendCuda) and source.numel():
             if isinstance(source, PretendCuda):
-                _note("copy to the host")
+                note_wait("copy to the host")
             elif blocks or not _is_locked(source):
-                _note("copy from the host" if blocks else "copy from memory of the host that is not locked")
+                note_wait("copy from the host" if blocks else "copy from memory of the host that is not locked")
 
 
 def _late_copy(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
@@ -208,11 +158,11 @@ def _late_copy(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     host = source if isinstance(into, PretendCuda) else into
     if not (non_blocking and _is_locked(host)):
-        _note("copy from the host" if host is source else "copy to the host")
+        note_wait("copy from the host" if host is source else "copy to the host")
         return None
     if host is source:
         return None
-    _on_their_way.append((into, source.host.clone()))
+    on_their_way.append((into, source.host.clone()))
     into.fill_(torch.nan if into.is_floating_point() else 1)
     return into
 
@@ -270,70 +220,6 @@ def _locked(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class _Stream:
-    """A queue of the device: nothing runs beside anything here, so all of them are one."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        del given, options
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        del error
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing: what was asked for before is done."""
-        del stream
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing: what was asked for before is done."""
-        del event
-
-    def record_event(self, event: _Event | None = None) -> _Event:
-        """An event after all that was asked for."""
-        return event or _Event()
-
-    def synchronize(self) -> None:
-        """Wait for all that was asked for."""
-        _note("synchronize")
-        _arrive()
-
-
-class _Event:
-    """A point in a queue of the device."""
-
-    def __init__(self, **options: Any) -> None:
-        del options
-
-    def record(self, stream: Any = None) -> None:
-        """Put it behind all that was asked for."""
-        del stream
-
-    def wait(self, stream: Any = None) -> None:
-        """Let a queue wait, not the host."""
-        del stream
-
-    def query(self) -> bool:
-        """Whether the device has come to it."""
-        _arrive()
-        return True
-
-    def synchronize(self) -> None:
-        """Let the host wait until the device has come to it."""
-        _arrive()
-
-    def elapsed_time(self, other: Any) -> float:
-        """Milliseconds between two events."""
-        del other
-        return 0.0
-
-
-def _synchronize(device: Any = None) -> None:
-    del device
-    _Stream().synchronize()
-
-
 def _grouped(tensorlists: Any, with_indices: bool = False) -> Any:
     """What torch's optimizers group weights by, with the device that they claim to be on."""
     found = _group(tensorlists, with_indices)
@@ -372,18 +258,19 @@ def pretend_cuda() -> Iterator[torch.device]:
         is_current_stream_capturing=lambda: False,
         memory_reserved=lambda device=None: 0,
         memory_allocated=lambda device=None: 0,
-        synchronize=_synchronize,
-        Stream=_Stream,
-        Event=_Event,
-        stream=lambda stream: stream or _Stream(),
-        current_stream=lambda device=None: _Stream(),
-        default_stream=lambda device=None: _Stream(),
+        synchronize=synchronize,
+        Stream=Stream,
+        Event=Event,
+        stream=lambda stream: stream or Stream(),
+        current_stream=lambda device=None: Stream(),
+        default_stream=lambda device=None: Stream(),
         get_rng_state=lambda device=None: state["rng"].clone(),
         get_rng_state_all=lambda: [state["rng"].clone()],
         set_rng_state=lambda given, device=None: state.update(rng=given.clone()),
         manual_seed_all=lambda seed: None,
     )
-    kernels = mock.patch("ziggurat.ops.kernel_choice.why_no_kernels", return_value="tensors pretend to be on a GPU")
+    no_kernels = (None, "tensors pretend to be on a GPU")
+    kernels = mock.patch("ziggurat.ops.kernel_choice._imported", return_value=no_kernels)
     threads = mock.patch.object(ThreadPoolExecutor, "submit", _submit_inside)
     optimizers = mock.patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(_grouped))
     built = mock.patch("torch.backends.cuda.is_built", return_value=True)
@@ -391,7 +278,7 @@ def pretend_cuda() -> Iterator[torch.device]:
         with machine, kernels, optimizers, threads, built, _Mode():
             yield _CUDA
     finally:
-        _on_their_way.clear()
+        on_their_way.clear()
         torch._C._set_only_lift_cpu_tensors(before)
 
 

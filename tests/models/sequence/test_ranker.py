@@ -28,7 +28,8 @@ from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.testing.pretend_cuda import pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import pretend_cuda
+from ziggurat.testing.pretend_queues import record_waits
 
 INPUTS = InputSpec(
     single=(

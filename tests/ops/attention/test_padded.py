@@ -15,7 +15,8 @@ from ziggurat.ops.attention.padded import jagged_attention_padded
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
 from ziggurat.ops.attention.reference import jagged_attention_reference
 from ziggurat.ops.pad_lists import pad_lists
-from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
+from ziggurat.testing.pretend_queues import record_waits
 
 
 def told(problem: Problem, *, more: int = 0) -> Problem:

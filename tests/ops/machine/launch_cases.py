@@ -21,7 +21,7 @@ from tests.ops.lookup.triton_cases import FIELDS, TABLES, equal, looked_up, move
 from tests.ops.lookup_problems import Problem, make_layout, make_problem
 from ziggurat.ops.interactions.cross_triton import add_crossed
 from ziggurat.ops.lookup.triton import TritonKernel, apply, runs
-from ziggurat.ops.machine.launches import CANDIDATES, DEFAULT, Launch, LaunchPart, read_launches
+from ziggurat.ops.machine.launches import CANDIDATES, DEFAULT, Launch, LaunchPart, family_of, read_launches
 from ziggurat.ops.wire import WireCode, pack, unpack
 from ziggurat.parallel.exchange.packing import RowsForRank, places_of
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
@@ -80,7 +80,7 @@ def case_tuner() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "launches.json"
         assert "lookup" in write_tuned(machine, path)
-        assert set(read_launches(path)) >= {"default", "sm_90"}
+        assert family_of(machine.device) in read_launches(path)
 
 
 def _flat(part: LaunchPart) -> Iterator[Launch]:

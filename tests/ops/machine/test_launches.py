@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import tune
+from benchmarks.gpu.contest import Machine
 from tests.ops.lookup.assembly import Assembly, assemble
 from tests.ops.triton_runs import run_python
 from ziggurat.errors import DataError
@@ -18,7 +20,7 @@ from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
 from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS
 from ziggurat.ops.machine import launches
-from ziggurat.ops.machine.launches import CANDIDATES, DEFAULT, FAMILIES, FamilyLaunches, Launch, LaunchPart, tile_rows
+from ziggurat.ops.machine.launches import CANDIDATES, DEFAULT, FamilyLaunches, Launch, LaunchPart, tile_rows
 from ziggurat.ops.wire.triton import WIRE_KERNELS
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -29,13 +31,14 @@ ROWS = CANDIDATES[LaunchPart.LOOKUP]
 FLAT = CANDIDATES[LaunchPart.MESSAGES]
 
 
-def test_every_family_has_an_entry_and_one_that_nobody_measured_is_the_default() -> None:
-    table = launches.stored_launches()
-    assert set(table) == set(FAMILIES)
-    for name, entry in table.items():
+FACTS = {"gpu": "NVIDIA H200", "date": "2027-01-02", "torch": "2", "triton": "3"}
+
+
+def test_the_table_of_the_package_says_of_every_family_on_what_it_was_measured() -> None:
+    for name, entry in launches.stored_launches().items():
+        assert name.startswith("sm_")
         assert set(entry.launches) == set(LaunchPart)
-        assert entry.measured or entry.launches == DEFAULT, name
-        assert entry.measured is None or {"gpu", "date", "torch", "triton"} <= set(entry.measured), name
+        assert set(FACTS) <= set(entry.measured), name
 
 
 def test_the_default_is_a_candidate_and_no_candidate_stands_twice() -> None:
@@ -46,43 +49,57 @@ def test_the_default_is_a_candidate_and_no_candidate_stands_twice() -> None:
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     other = dict(DEFAULT) | {LaunchPart.UPDATE: Launch(numbers=1024, warps=4, reads_ahead=8)}
-    facts = {"gpu": "X", "date": "2026-11-24", "torch": "2", "triton": "3"}
     table = {
-        "default": FamilyLaunches(launches=DEFAULT),
-        "sm_90": FamilyLaunches(launches=other, measured=facts),
+        "sm_80": FamilyLaunches(launches=DEFAULT, measured=FACTS),
+        "sm_90": FamilyLaunches(launches=other, measured=FACTS),
     }
     assert launches.read_launches(launches.write_launches(tmp_path / "a.json", table)) == table
 
 
 @pytest.mark.parametrize("numbers", [4096, 3000, "many"])
 def test_a_launch_that_nobody_proved_is_refused_and_named(tmp_path: Path, numbers: Any) -> None:
-    path = launches.write_launches(tmp_path / "a.json", {"default": FamilyLaunches(launches=DEFAULT)})
+    path = launches.write_launches(tmp_path / "a.json", {"sm_90": FamilyLaunches(launches=DEFAULT, measured=FACTS)})
     content = json.loads(path.read_text())
     del content["sha256"]
-    content["families"]["default"]["lookup"]["numbers"] = numbers
+    content["families"]["sm_90"]["lookup"]["numbers"] = numbers
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"default") as error:
+    with pytest.raises(DataError, match=r"sm_90") as error:
         launches.read_launches(path)
     assert str(numbers) in str(error.value)
 
 
-def test_a_family_that_the_table_does_not_have_takes_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("capability", "family"), [((9, 0), "sm_90"), ((8, 6), "sm_80"), ((10, 3), "sm_100"), ((12, 0), "sm_120")]
+)
+def test_a_family_that_the_table_does_not_have_takes_the_default_under_its_own_name(
+    capability: tuple[int, int], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, family in (((9, 0), "sm_90"), ((8, 6), "sm_80"), ((10, 3), "sm_100"), ((12, 0), "default")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert launches.family_of(torch.device("cuda", 0)) == family
-    assert launches.family_of(torch.device("cpu")) == "default"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(launches, "stored_launches", dict)
+    launches.launches_on.cache_clear()
+    device = torch.device("cuda", 0)
+    assert launches.family_of(device) == family
+    assert launches.launches_on(device) == DEFAULT
+    assert launches.launch_line(device).startswith(f"{family}: nobody measured this family")
+    launches.launches_on.cache_clear()
 
 
-def test_the_line_says_which_entry_is_used_and_where_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {"gpu": "NVIDIA H200", "date": "2027-01-02", "torch": "2", "triton": "3"}
-    table = {"default": FamilyLaunches(launches=DEFAULT)}
+def test_a_new_family_leaves_the_launches_of_all_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = dict(DEFAULT) | {LaunchPart.LOOKUP: Launch(numbers=1024, warps=4, reads_ahead=8)}
+    found = FamilyLaunches(launches=fast, measured=FACTS)
+    monkeypatch.setattr(tune, "tuned", lambda machine: found)
+    monkeypatch.setattr(tune, "family_of", lambda device: "sm_120")
+    path = launches.write_launches(tmp_path / "a.json", {"sm_90": FamilyLaunches(launches=DEFAULT, measured=FACTS)})
+    assert "sm_120" in tune.write_tuned(Machine(device=torch.device("cpu"), quick=True), path)
+    table = launches.read_launches(path)
+    assert table == {"sm_90": FamilyLaunches(launches=DEFAULT, measured=FACTS), "sm_120": found}
     monkeypatch.setattr(launches, "stored_launches", lambda: table)
-    monkeypatch.setattr(launches, "family_of", lambda device: "sm_90")
+    monkeypatch.setattr(launches, "family_of", lambda device: "sm_80")
     line = launches.launch_line(torch.device("cuda", 0))
-    assert line.startswith("sm_90: nobody measured this family")
+    assert line.startswith("sm_80: nobody measured this family")
     assert "2,048 numbers, 4 warps, 4 reads ahead" in line
-    table["sm_90"] = FamilyLaunches(launches=DEFAULT, measured=facts)
+    monkeypatch.setattr(launches, "family_of", lambda device: "sm_120")
     assert "measured on NVIDIA H200, 2027-01-02" in launches.launch_line(torch.device("cuda", 0))
 
 

@@ -4,9 +4,9 @@
     step k+1             lookup ── … ── backward ── sum runs, apply the rule
 
 An update begins with a stable sort of the rows that were read, which needs no gradient: where a batch is known a step
-early, it is done by then (`embeddings/rows_ahead.py`). What was sorted travels with the lookups. An update takes it if
-it reads exactly that: the same layouts and the very same tensors, in the same order, by the same kernel, with gradients
-in the same places. It sorts by itself otherwise. Both ways sort the same numbers, so they have the same bits.
+early, it is done by then (`embeddings/sorted_ahead.py`). What was sorted travels with the lookups. An update takes it
+if it reads exactly that: the same layouts and the very same tensors, in the same order, by the same kernel, with
+gradients in the same places. It sorts by itself otherwise. Both ways sort the same numbers, so they have the same bits.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     warps         of a program
     reads_ahead   rows of a list, or gradients of a run, that are read before the first is added
 
-They come from `launches.json` beside this file, one entry for each family (`sm_80`, `sm_90`, `sm_100`) and a default
-for the others and for the interpreter. An entry says when and on what it was measured, or that nobody did: it is the
-default then. `ziggurat bench gpu --tune FILE` times the candidates on the GPU that is there and writes the file again
-with its family; doctor and the start-up report say which entry is used.
+`launches.json` beside this file has an entry for each family of GPUs that was measured (`sm_80`, `sm_90`, …: the major
+number of the compute capability), which says when and on what. All others, and the interpreter, take `DEFAULT`.
+`ziggurat bench gpu --tune FILE` times the candidates on the GPU that is there and writes the file again with its
+family; doctor and the start-up report say which launches are used.
 
 What changes the order of a sum is no choice and stands beside its kernel: the length of chunks and of the longest run
 (`ops/lookup/triton/runs.py`), the lanes that sum a chunk, columns of a product, rows whose gradients are one partial
@@ -42,7 +42,6 @@ LAUNCHES = Format(
     ways_out=("write it anew: ziggurat bench gpu --tune FILE", "install the package again"),
 )
 STORED = Path(__file__).with_name("launches.json")
-FAMILIES = ("default", "sm_80", "sm_90", "sm_100")
 _MOST_ROWS = 256
 
 
@@ -98,19 +97,18 @@ class FamilyLaunches:
 
     Args:
         launches: of each part.
-        measured: when and on what: date, gpu, torch, triton, and microseconds of each candidate. None: nobody measured.
+        measured: when and on what: date, gpu, torch, triton, and microseconds of each candidate.
     """
 
     launches: Mapping[LaunchPart, Launch]
-    measured: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any]
 
 
 def family_of(device: torch.device) -> str:
-    """The family of a device: "sm_90" for every GPU of compute capability 9; "default" where the table has none."""
+    """The family of a device: "sm_90" for every GPU of compute capability 9; "no GPU" for other devices."""
     if device.type != "cuda" or not torch.cuda.is_available():
-        return "default"
-    family = f"sm_{torch.cuda.get_device_capability(device)[0]}0"
-    return family if family in FAMILIES else "default"
+        return "no GPU"
+    return f"sm_{torch.cuda.get_device_capability(device)[0]}0"
 
 
 @functools.cache
@@ -123,14 +121,13 @@ def read_launches(path: Path) -> dict[str, FamilyLaunches]:
     """A table, by family.
 
     Raises:
-        DataError: it is damaged, misses the default, or has a launch that is no candidate.
+        DataError: it is damaged, or has a launch that is no candidate.
     """
     families = {}
     for name, entry in LAUNCHES.read(path)["families"].items():
         launches = {part: _launch(entry, part, where=f"{path}, {name}") for part in LaunchPart}
-        families[name] = FamilyLaunches(launches=launches, measured=entry.get("measured"))
-    if "default" not in families:
-        raise _refusal("an entry for the default", f"entries for {', '.join(families) or 'nothing'}", str(path))
+        if entry["measured"]:  # first tables had the default, too, for families that nobody had measured
+            families[name] = FamilyLaunches(launches=launches, measured=entry["measured"])
     return families
 
 
@@ -146,19 +143,21 @@ def write_launches(path: Path, families: Mapping[str, FamilyLaunches]) -> Path:
 @functools.cache
 def launches_on(device: torch.device) -> Mapping[LaunchPart, Launch]:
     """How each part is launched on a device; looked up once a process."""
-    return _entry(family_of(device)).launches
+    entry = stored_launches().get(family_of(device))
+    return DEFAULT if entry is None else entry.launches
 
 
 def launch_line(device: torch.device) -> str:
-    """Which entry serves a device, whether it was measured there, and what it says."""
+    """Whether the launches of a device were measured, where, and what they are."""
     family = family_of(device)
-    entry = _entry(family)
-    if entry.measured is None:
-        origin = "nobody measured this family, so it takes the default"
+    entry = stored_launches().get(family)
+    if entry is None:
+        launches, origin = DEFAULT, "nobody measured this family, so it takes the default"
     else:
+        launches = entry.launches
         origin = f"measured on {entry.measured.get('gpu', 'a GPU')}, {entry.measured.get('date', 'no date')}"
     same: dict[str, list[str]] = {}
-    for part, launch in entry.launches.items():
+    for part, launch in launches.items():
         same.setdefault(str(launch), []).append(part.value)
     return f"{family}: {origin}; " + "; ".join(f"{', '.join(parts)}: {text}" for text, parts in same.items())
 
@@ -168,19 +167,15 @@ def tile_rows(dim: int, *, numbers: int) -> int:
     return max(1, min(_MOST_ROWS, numbers // power_of_two(dim, least=1)))
 
 
-def _entry(family: str) -> FamilyLaunches:
-    families = stored_launches()
-    return families.get(family, families["default"])
-
-
 def _launch(entry: Mapping[str, Any], part: LaunchPart, *, where: str) -> Launch:
     numbers = entry.get(part.value)
     found = next((each for each in CANDIDATES[part] if dataclasses.asdict(each) == numbers), None)
     if found is None:
         known = " | ".join(str(each) for each in CANDIDATES[part])
-        raise _refusal(f"a launch of {part.value!r} that was proved: {known}", repr(numbers), where)
+        raise DataError(
+            expected=f"a launch of {part.value!r} that was proved: {known}",
+            found=repr(numbers),
+            where=where,
+            ways_out=LAUNCHES.ways_out,
+        )
     return found
-
-
-def _refusal(expected: str, found: str, where: str) -> DataError:
-    return DataError(expected=expected, found=found, where=where, ways_out=LAUNCHES.ways_out)

@@ -246,10 +246,8 @@ class TritonKernel:
             places[pointer] = first
             first += grad.numel()
         flat = [grad.reshape(-1) for grad in distinct.values()]
-        vectors, firsts = (
-            flat[0] if len(flat) == 1 else torch.cat(flat),
-            [places[part.grad.data_ptr()] for part in used],
-        )
+        vectors = flat[0] if len(flat) == 1 else torch.cat(flat)
+        firsts = [places[part.grad.data_ptr()] for part in used]
         ahead = sorted_before(parts, by=self.choice)
         if ahead is not None and ahead.made.firsts == tuple(firsts):
             return ahead.made, vectors

@@ -21,9 +21,9 @@ from ziggurat.features.schema import Pooling
 from ziggurat.models import BSTConfig, Model, ModelConfig, build_model
 from ziggurat.ops.lookup import reference
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.testing import pretend_cuda as pretended
 from ziggurat.testing.batches import random_batch, small_inputs
-from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda, record_waits
+from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
+from ziggurat.testing.pretend_queues import Stream, record_waits
 from ziggurat.training.report.startup import startup_report
 from ziggurat.training.step.train_step import TrainStep
 
@@ -195,13 +195,30 @@ def test_the_start_up_report_says_whose_rows_are_sorted_ahead() -> None:
     assert line(MODEL, inputs, CPU) == "none"
 
 
+def test_rows_of_a_storage_that_is_read_row_by_row_too_are_left_to_its_update() -> None:
+    inputs = small_inputs(num_jagged=1)
+    tables = (dataclasses.replace(inputs.tables[0], embedding_dim=8), *inputs.tables[1:])
+    clicks = JaggedSpec(name="clicks", table="single0", pooling=Pooling.NONE, ordered=True)
+    inputs = dataclasses.replace(inputs, jagged=(*inputs.jagged, clicks), tables=tables)
+    with pretend_cuda() as cuda:
+        read = EmbeddingTables(inputs, EmbeddingConfig(dim=4, kernel=TABLES.kernel)).to(cuda)
+        ahead, batch = RowFaults(read).ahead, random_batch(inputs, 9, seed=0).to(cuda)
+        ahead.announce(batch)
+        ahead.begin()
+        known = ahead.taken(*read.reads_of(batch)[0])
+        assert known is not None
+        sorted_ahead = {slot.table for each in known[0].sorted_reads for at in each.reads for slot in at.layout.slots}
+        assert sorted_ahead == {table.name for table in inputs.tables} - {"single0"}
+        assert set(ahead.in_updates()) == {"single0"}
+
+
 def identity(tensor: Tensor) -> int:
     """Of what a pretended tensor holds."""
     assert isinstance(tensor, PretendCuda)
     return id(tensor.host)
 
 
-class _Ordered(pretended._Stream):
+class _Ordered(Stream):
     """A queue that writes down what it was asked for."""
 
     log: list[tuple[str, str, object]] = []  # noqa: RUF012  # of all queues

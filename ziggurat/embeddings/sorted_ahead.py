@@ -1,4 +1,4 @@
-"""RowsAhead: rows of a coming batch are checked and sorted while the step before computes.
+"""SortedAhead: rows of a coming batch are checked and sorted while the step before computes.
 
     compute   ─ update k-1 ─│── forward k ── backward k ── update k ──│── forward k+1 … backward k+1 ── update k+1
                             e                                         w                              sums sorted rows
@@ -57,7 +57,7 @@ class _Batch:
     made: Any
 
 
-class RowsAhead:
+class SortedAhead:
     """Rows of announced batches, checked and sorted before their step.
 
     Args:
@@ -122,26 +122,29 @@ class RowsAhead:
 
     def in_updates(self) -> dict[str, str]:
         """Why the rows of some tables are sorted in updates, by the names of the tables."""
-        weights, inputs = self._tables.tables, self._tables.inputs
-        found = dict[str, str]()
-        if any(table.growing is not None for table in inputs.tables):
+        if any(table.growing is not None for table in self._tables.inputs.tables):
             return {"all": "ids take their rows between two steps"}
-        for index, storage in enumerate(weights.storages):
-            names = ", ".join(weights.tables_of(index))
-            if not isinstance(storage, MemoryStorage | LowPrecisionStorage):
-                found[names] = "their rows have places that are decided a step early"
-            elif any(weights.places[spec.table].storage == index for spec in inputs.sequences):
-                found[names] = "they are read row by row, too"
-        return found
+        weights = self._tables.tables
+        reasons = {index: self._why_in_update(index) for index in range(weights.num_storages)}
+        return {", ".join(weights.tables_of(index)): why for index, why in reasons.items() if why}
+
+    def _why_in_update(self, index: int) -> str:
+        """Why the rows of a storage are sorted in its update; "" where they are sorted ahead."""
+        weights = self._tables.tables
+        if not isinstance(weights.storages[index], MemoryStorage | LowPrecisionStorage):
+            return "their rows have places that are decided a step early"
+        if any(weights.places[spec.table].storage == index for spec in self._tables.inputs.sequences):
+            return "they are read row by row, too"  # by reads that nobody announces, which belong to the same update
+        return ""
 
     def _sorted(
         self, kernel: SortsAhead, reads: Sequence[tuple[Lookups, Sequence[LookupLayout]]]
     ) -> tuple[SortedReads, ...]:
-        """The sorted rows of each storage that is updated in place."""
+        """The sorted rows of each storage whose update takes them."""
         found = []
-        for index, storage in enumerate(self._tables.tables.storages):
+        for index in range(self._tables.tables.num_storages):
             mine = [PlannedRead(layout=of[index], lookups=lookups) for lookups, of in reads if of[index].slots]
-            if mine and isinstance(storage, MemoryStorage | LowPrecisionStorage):
+            if mine and not self._why_in_update(index):
                 found.append(kernel.sorted_reads(mine))
         return tuple(each for each in found if each is not None)
 
