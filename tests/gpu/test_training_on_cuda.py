@@ -1,6 +1,7 @@
 """Training on a GPU that is there: what `tests/training/test_late_steps.py` shows on one that is pretended.
 
-Needs torch, pyarrow and numpy alone: neither polars nor FBGEMM, no compiled kernels, no data (`make test-gpu`).
+Needs torch, pyarrow, numpy, jaxtyping and safetensors: neither polars nor FBGEMM, no compiled kernels, no data
+(`make test-gpu`).
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ def _add_machine(verb: _AddVerb) -> None:
     bench = verb(
         "bench",
         "speed and quality against the peers; needs a checkout of the repository",
-        "examples:\n  ziggurat bench list\n  ziggurat bench towers --quick --json towers.json",
+        "examples:\n  ziggurat bench list\n  ziggurat bench towers --quick --json towers.json\n"
+        "Options of a benchmark's own: benchmarks/README.md.",
     )
     bench.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
     bench.add_argument("--json", metavar="FILE", help="write machine, versions, commit and cases there")

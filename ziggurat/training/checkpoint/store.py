@@ -57,8 +57,10 @@ class CheckpointConfig:
 
     Args:
         keep: how many of the newest checkpoints stay, beside pinned ones. 0: all.
-        mode: see `SaveMode`.
-        rows: see `SavedRows`.
+        mode: when a save returns. async: once the tensors are copied, and a thread writes; sync: once the checkpoint is
+            durable.
+        rows: of tables on a disk that a checkpoint writes. changed: those since the checkpoint before, whose files are
+            linked; all: those that were ever changed, so that it shares no file.
         timeout_s: on many ranks, how long each waits for one that still writes before it gives up with an error.
     """
 

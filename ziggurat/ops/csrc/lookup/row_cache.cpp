@@ -65,7 +65,7 @@ struct Victims {
 // The i-th miss takes the i-th way. Each is decided for itself: with counts, misses come in falling and ways in rising
 // order, so behind one that finds no way none does.
 void admit_set(const Ways& ways, int64_t set, Miss* misses, int64_t count, int32_t step, int64_t* places, int64_t* left) {
-  const auto key_of = [&](const Miss& miss) {  // rows are below 2^39
+  const auto key_of = [&](const Miss& miss) {  // 39 bits for a row: the counts of more would be 2 TiB
     return ways.counts ? static_cast<int64_t>(kMostCount - ways.counts[miss.row]) << 39 | miss.row : miss.row;
   };
   const auto refuse = [&](const Miss& miss) { places[miss.at] = -1, left[miss.at] = kNoWay; };
@@ -173,7 +173,8 @@ struct Cached {
     __builtin_prefetch(tags + set * kWays);
     __builtin_prefetch(tags + set * kWays + 16);
   }
-  // The first lines by addresses alone, since nobody could foresee where a row lies.
+  // The first lines by addresses alone, since nobody could foresee where a row lies. Beside all else it gained nothing
+  // that was measured (docs/experiments.md); the other way is a branch that was not measured beside it.
   void prefetch(int64_t at) const {
     const int64_t width = D ? D : held.dim, size = at < 0 ? row_bytes<kFormat>(width) : 4 * width;
     const uint8_t* row = at < 0 ? behind.at(~at) : reinterpret_cast<const uint8_t*>(held.at(at));

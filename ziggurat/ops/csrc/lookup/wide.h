@@ -1,5 +1,6 @@
 // Updates of rows in few bits, sixteen columns at a time, where the processor has AVX-512: the bits of rounding.h, with a
-// row in registers from where it is read to where it is written.
+// row in registers from where it is read to where it is written. tests/ops/row_formats/test_cpp.py
+// holds both to the reference.
 #pragma once
 #include "rounding.h"
 
