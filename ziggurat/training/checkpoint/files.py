@@ -17,6 +17,8 @@ Python's lock; memory is one block of 8 MiB.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -37,6 +39,8 @@ BLOCK_BYTES = 8 << 20
 _LARGE_BYTES = 1 << 30  # a file that takes a second to read
 _LEAST_SHARE = 1000  # a thousandth of it must be there
 _MOST_PIECES = 10_000
+_FICLONE = 0x40049409
+_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EINVAL)
 
 DTYPE_CODES = {
     torch.float64: "F64",
@@ -135,6 +139,42 @@ def sync_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def link(source: Path, target: Path) -> str:
+    """One more name for a file, or a copy that shares its extents; why there is neither."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        refused = error.strerror or str(error)
+    else:
+        return ""
+    try:
+        with source.open("rb") as one, target.open("xb") as other:
+            fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
+            os.fsync(other.fileno())
+    except OSError:
+        with suppress(OSError):
+            target.unlink()
+        return refused
+    return ""
+
+
+def why_no_links(folder: Path) -> str:
+    """Why files of this folder cannot be linked; "" if they can. Nothing is left behind."""
+    source, target = (folder / f".link-{what}-{os.getpid()}" for what in ("from", "to"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        source.write_bytes(b"1")
+        return link(source, target)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        for path in (source, target):
+            with suppress(OSError):
+                path.unlink()
 
 
 @contextmanager

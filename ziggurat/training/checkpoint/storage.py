@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -83,6 +83,19 @@ class Written:
     record: FileRecord
 
 
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What a manifest has of an earlier checkpoint.
+
+    Args:
+        tensors: by name.
+        files: that they lie in, which were linked.
+    """
+
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+
+
 class CheckpointWriter(StorageWriter):
     """Writes one checkpoint, and publishes it in `finish`. See the module's docstring.
 
@@ -96,7 +109,7 @@ class CheckpointWriter(StorageWriter):
         self._folder, self._step = Path(folder), step
         self._state_text = encode_state(state or {})
         self.sparse: Mapping[str, SparseTensor] = {}  # tables of which some rows are saved, set before `finish`
-        self.taken: tuple[Mapping[str, StoredTensor], Mapping[str, FileRecord]] = ({}, {})  # of an earlier checkpoint
+        self.taken = Taken()  # set before `finish`, too
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -174,8 +187,8 @@ class CheckpointWriter(StorageWriter):
             chunks = [_chunk(written[name, tuple(chunk.offsets)], tuple(chunk.sizes)) for chunk in tensor.chunks]
             dtype, shape = tensor.properties.dtype, tuple(tensor.size)
             tensors[name] = StoredTensor(dtype=dtype, shape=shape, chunks=tuple(chunks))
-        tensors |= self.taken[0]
-        files |= self.taken[1]
+        tensors |= self.taken.tensors
+        files |= self.taken.files
         manifest = Manifest(
             step=self._step,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -32,9 +32,10 @@ from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
+from ziggurat.training.checkpoint.files import why_no_links
 from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, CheckpointRanks
 from ziggurat.training.checkpoint.restore import Match, check_fit, fresh_tensors, read_tensors
-from ziggurat.training.checkpoint.rows.earlier import SavedRows, name_of, why_no_links
+from ziggurat.training.checkpoint.rows.earlier import SavedRows, name_of
 from ziggurat.training.checkpoint.saving import Saving
 from ziggurat.training.checkpoint.storage import CheckpointReader
 from ziggurat.typed import checked
@@ -57,8 +58,7 @@ class CheckpointConfig:
 
     Args:
         keep: how many of the newest checkpoints stay, beside pinned ones. 0: all.
-        mode: when a save returns. async: once the tensors are copied, and a thread writes; sync: once the checkpoint is
-            durable.
+        mode: when a save returns. async: once tensors are copied, a thread writes; sync: once they are on the disk.
         rows: of tables on a disk that a checkpoint writes. changed: those since the checkpoint before, whose files are
             linked; all: those that were ever changed, so that it shares no file.
         timeout_s: on many ranks, how long each waits for one that still writes before it gives up with an error.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -210,7 +211,7 @@ def test_without_links_all_rows_are_written_and_the_report_says_so(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(earlier.fcntl, "ioctl", refuse)
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
     tables, store = _saved_twice(tmp_path)
     assert generations(manifest_of(tmp_path / "checkpoints", 2)) == [2]
     assert "no hard links" in caplog.text

@@ -19,12 +19,8 @@ checks every file; `--training.checkpoint.rows all` writes checkpoints that shar
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -36,7 +32,7 @@ from ziggurat.config import to_json
 from ziggurat.embeddings.storage import TablePart
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError, writing
-from ziggurat.training.checkpoint.files import check_size, open_regular
+from ziggurat.training.checkpoint.files import check_size, link, open_regular
 from ziggurat.training.checkpoint.manifest import Manifest, rows_file_step
 from ziggurat.training.checkpoint.rows.sparse import (
     RowsToSave,
@@ -46,13 +42,11 @@ from ziggurat.training.checkpoint.rows.sparse import (
     rows_to_save,
     table_places,
 )
-from ziggurat.training.checkpoint.storage import CheckpointReader
+from ziggurat.training.checkpoint.storage import CheckpointReader, Taken
 
 _log = logging.getLogger(__name__)
 MOST_GENERATIONS = 32
 MOST_OVERRIDDEN = 0.5  # bytes of rows that are overridden, beside each byte of one that is not
-_FICLONE = 0x40049409
-_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EINVAL)
 
 
 class SavedRows(StrEnum):
@@ -172,20 +166,31 @@ def choose(folder: Path, offers: Sequence[Mapping[str, Any]], *, step: int, rows
     (name,) = last
     base = int(name.split(":")[0])
     reader = CheckpointReader(retention.step_folder(folder, base), step=base)
-    found = Earlier()
+    into = retention.partial_folder(retention.step_folder(folder, step))
     try:
-        why = _why_not(reader, name=name, offers=offers)
-        found = _kept(reader, offers=offers, step=step) if not why else found
-        files = _files(reader.manifest, found.kept) if found.kept else []
-        if found.kept and found.merged:
-            reader.verify(_files(reader.manifest, found.merged))
-        why = why or _linked(files, reader=reader, into=retention.partial_folder(retention.step_folder(folder, step)))
+        found = _taken_from(reader, name=name, offers=offers, into=into, step=step)
     except DamagedCheckpointError as error:
-        why = f"{error.where}: expected {error.expected}, found {error.found}"
-    if why:
-        _log.warning("checkpoint of step %d holds all rows of tables on a disk again, and shares none: %s", step, why)
-        return Earlier(why=why)
+        found = Earlier(why=f"{error.where}: expected {error.expected}, found {error.found}")
+    if found.why:
+        message = "checkpoint of step %d holds all rows of tables on a disk again, and shares none: %s"
+        _log.warning(message, step, found.why)
     return found
+
+
+def _taken_from(
+    reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[str, Any]], into: Path, step: int
+) -> Earlier:
+    """What is taken from a checkpoint, linked; or why nothing is."""
+    why = _why_not(reader, name=name, offers=offers)
+    if why:
+        return Earlier(why=why)
+    found = _kept(reader, offers=offers, step=step)
+    if not found.kept:
+        return found
+    if found.merged:
+        reader.verify(_files(reader.manifest, found.merged))
+    why = _linked(_files(reader.manifest, found.kept), reader=reader, into=into)
+    return Earlier(why=why) if why else found
 
 
 def with_earlier(
@@ -199,26 +204,11 @@ def with_earlier(
     }
 
 
-def taken(manifest: Manifest, kept: Sequence[int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors, and records of files, that a manifest has of generations."""
+def taken(manifest: Manifest, kept: Sequence[int]) -> Taken:
+    """What a manifest has of generations."""
     names = {f"{stored}.{what}" for stored in _stored(manifest, kept) for what in ("ids", "numbers")}
     tensors = {name: tensor for name, tensor in manifest.tensors.items() if name in names}
-    return tensors, {name: manifest.files[name] for name in _files(manifest, kept)}
-
-
-def why_no_links(folder: Path) -> str:
-    """Why files of this folder cannot be linked; "" if they can. Nothing is left behind."""
-    source, target = (folder / f".link-{what}-{os.getpid()}" for what in ("from", "to"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        source.write_bytes(b"1")
-        return _link(source, target)
-    except OSError as error:
-        return error.strerror or str(error)
-    finally:
-        for path in (source, target):
-            with suppress(OSError):
-                path.unlink()
+    return Taken(tensors=tensors, files={name: manifest.files[name] for name in _files(manifest, kept)})
 
 
 def _why_not(reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[str, Any]]) -> str:
@@ -273,30 +263,9 @@ def _linked(files: Sequence[str], *, reader: CheckpointReader, into: Path) -> st
         with open_regular(path) as descriptor:
             check_size(path, descriptor, reader.manifest.files[name])
         with writing(into / name):
-            why = _link(path, into / name)
+            why = link(path, into / name)
         if why:
             for other in files[:number]:
                 (into / other).unlink()
             return f"no hard links and no shared extents (reflink) in {into.parent}: {why}"
-    return ""
-
-
-def _link(source: Path, target: Path) -> str:
-    """One more name for a file, or a copy that shares its extents; why there is neither."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        refused = error.strerror or str(error)
-    else:
-        return ""
-    try:
-        with source.open("rb") as one, target.open("xb") as other:
-            fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
-            os.fsync(other.fileno())
-    except OSError:
-        with suppress(OSError):
-            target.unlink()
-        return refused
     return ""
