@@ -1,9 +1,11 @@
 """Clustering by session moves rows and changes none."""
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -100,6 +102,23 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         cluster_by_session([tmp_path / "cut.parquet"], session="session", out=tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_full_disk_is_named_while_rows_are_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def write_table(self, _: object) -> None: ...
+
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    log().write_parquet(tmp_path / "log.parquet")
+    monkeypatch.setattr(pa.ipc, "new_file", Full)
+    with pytest.raises(DataError, match="No space left on device"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "out.parquet")
+    monkeypatch.undo()
+    cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "out.parquet")
 
 
 @pytest.mark.parametrize("moment", ["reading", "writing"])

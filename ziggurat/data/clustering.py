@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from ziggurat.data.raw.dates import DateOrder, OrderSigns
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.session_columns import source_with_sessions
 from ziggurat.errors import DataError
-from ziggurat.files import digest_of, make_room, replacing
+from ziggurat.files import digest_of, make_room, replacing, writing_to
 from ziggurat.files.stores import DataPath, facts_of
 
 BUCKET_BYTES = 128 << 20
@@ -148,6 +149,29 @@ def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
         return None
 
 
+class _Buckets:
+    """Files of a folder, one a bucket, that rows are written to in turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
+
+    def write(self, bucket: int, table: pa.Table) -> None:
+        with writing_to(self._folder, DataError):
+            if bucket not in self._writers:
+                options, path = pa.ipc.IpcWriteOptions(compression="lz4"), self._folder / f"{bucket}.arrow"
+                self._writers[bucket] = pa.ipc.new_file(path, table.schema, options=options)
+            self._writers[bucket].write_table(table)
+
+    def close(self) -> None:
+        with writing_to(self._folder, DataError), ExitStack() as writers:
+            for writer in self._writers.values():
+                writers.callback(writer.close)
+
+    def paths(self) -> list[Path]:
+        return [self._folder / f"{bucket}.arrow" for bucket in sorted(self._writers)]
+
+
 class _Clustering:
     """The two passes, each a unit of work, and what they count."""
 
@@ -174,8 +198,9 @@ class _Clustering:
             self._work.wait()
 
     def _spread_anew(self, source: RawSource, folder: Path) -> dict[str, Any]:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        with writing_to(folder, DataError):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
         buckets = self.spread(source, folder)
         names = [bucket.name for bucket in buckets]
         order = self._order_of_dates().value
@@ -214,10 +239,9 @@ class _Clustering:
     def spread(self, source: RawSource, folder: Path) -> list[Path]:
         """Write every row, with its number, to the bucket of its session."""
         total = source.num_rows_hint()
-        writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
         num_buckets = 0
         key_type: pl.DataType | None = None
-        try:
+        with closing(_Buckets(folder)) as buckets:
             for chunk in source.frames():
                 frame = _without_categories(chunk.frame)
                 if self._time and frame[self._time].dtype == pl.String:
@@ -235,21 +259,14 @@ class _Clustering:
                 keys = keys.zip_with(~without_session(sessions), numbers.hash())
                 frame = frame.with_columns(numbers, (keys % num_buckets).alias(_FIRST))
                 for (bucket,), part in frame.partition_by(_FIRST, as_dict=True, include_key=False).items():
-                    table = self._conform(part)
-                    if bucket not in writers:
-                        options = pa.ipc.IpcWriteOptions(compression="lz4")
-                        writers[bucket] = pa.ipc.new_file(folder / f"{bucket}.arrow", table.schema, options=options)
-                    writers[bucket].write_table(table)
+                    buckets.write(bucket, self._conform(part))
                 self.num_rows += frame.height
                 self._progress("reading", self.num_rows, total)
-        finally:
-            for writer in writers.values():
-                writer.close()
         if not self.num_rows:
             raise DataError(
                 expected="at least one row", found="none", where=str(source.paths[0]), ways_out="name files with rows"
             )
-        return [folder / f"{bucket}.arrow" for bucket in sorted(writers)]
+        return buckets.paths()
 
     def _conform(self, frame: pl.DataFrame) -> pa.Table:
         """As the first chunk: files may differ in what their columns are stored as."""

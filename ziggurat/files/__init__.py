@@ -47,6 +47,7 @@ from ziggurat.files.writing import (
     temporary_beside,
     write_bytes,
     write_text,
+    writing_to,
 )
 
 __all__ = [
@@ -75,4 +76,5 @@ __all__ = [
     "temporary_beside",
     "write_bytes",
     "write_text",
+    "writing_to",
 ]

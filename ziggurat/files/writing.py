@@ -44,17 +44,17 @@ def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = File
     """
     given = Path(path)
     refuse_url(given, error=error)
-    with _told(given, error):
+    with writing_to(given, error):
         target = Path(os.path.realpath(given))  # through a symbolic link, which stays
         direct = target.exists() and not (target.is_file() or target.is_dir())
         target.parent.mkdir(parents=True, exist_ok=True)
     if direct:
-        with _told(given, error):
+        with writing_to(given, error):
             yield target
         return
     temporary = temporary_beside(target)
     try:
-        with _told(given, error):
+        with writing_to(given, error):
             yield temporary
             sync(temporary)
             os.replace(temporary, target)
@@ -71,7 +71,7 @@ def replacing_folder(path: str | os.PathLike[str], *, error: type[ZigguratError]
     refuse_url(folder, error=error)
     temporary = temporary_beside(folder)
     try:
-        with _told(folder, error):
+        with writing_to(folder, error):
             folder.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
             yield temporary
@@ -88,7 +88,7 @@ def make_room(path: str | os.PathLike[str], *, error: type[ZigguratError] = File
     """
     refuse_url(path, error=error)
     given = Path(path)
-    with _told(given, error):
+    with writing_to(given, error):
         given.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_beside(given)
         temporary.touch()
@@ -173,7 +173,8 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path, error: type[ZigguratError]) -> Iterator[None]:
+def writing_to(path: Path, error: type[ZigguratError]) -> Iterator[None]:
+    """Raise what the system says against writing inside the block as an error that names the path."""
     try:
         yield
     except ZigguratError:

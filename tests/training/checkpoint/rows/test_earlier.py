@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,23 +223,38 @@ def test_without_links_all_rows_are_written_and_the_report_says_so(
     assert sorted(path.name for path in store.folder.glob(".*")) == [".lock"]
 
 
-def test_damage_in_a_shared_file_is_found_in_every_checkpoint_that_has_it(tmp_path: Path) -> None:
-    _, store = _saved_twice(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000000000002" / "rows-000000000001-00000.safetensors"
+def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+def test_damage_in_a_shared_file_is_found_in_every_checkpoint_that_has_it(tmp_path: Path) -> None:
+    _, store = _saved_twice(tmp_path)
+    _flip(tmp_path / "checkpoints" / "step-000000000002" / "rows-000000000001-00000.safetensors")
     for step in (1, 2):
         with pytest.raises(DamagedCheckpointError, match="rows-000000000001"):
             store.verify(step)
 
 
-def test_a_cut_file_of_the_checkpoint_before_is_not_linked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tables, store = _saved_twice(tmp_path)
-    os.truncate(tmp_path / "checkpoints" / "step-000000000002" / "rows-000000000001-00000.safetensors", 100)
+@pytest.mark.parametrize(
+    ("damage", "found"), [(lambda path: os.truncate(path, 100), "found 100 bytes"), (_flip, "SHA-256")]
+)
+def test_a_damaged_file_of_the_checkpoint_before_is_not_linked_and_no_intact_one_is_deleted_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], found: str
+) -> None:
+    tables, store = _saved_twice(tmp_path, keep=2)
+    damage(tmp_path / "checkpoints" / "step-000000000002" / "rows-000000000002-00000.safetensors")
     store.save(3, tensors=tables.tensors(), state={})
     assert generations(manifest_of(tmp_path / "checkpoints", 3)) == [3]
-    assert "found 100 bytes" in caplog.text
+    assert found in caplog.text
+    assert {path.name for path in (tmp_path / "checkpoints" / "step-000000000003").glob("rows-*")} == {
+        "rows-000000000003-00000.safetensors"
+    }
+    store.save(4, tensors=tables.tensors(), state={})  # only step 3 and 4 are left, both intact
+    for step in store.steps():
+        store.verify(step)
     assert_same(store.load(3).tensors, expected(tables.rows, Tables(tmp_path / "rows")))
 
 

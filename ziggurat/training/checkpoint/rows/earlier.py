@@ -13,8 +13,10 @@ placements may be others than those before. `num_kept` decides how many: all, un
 would be overridden, or there are too many. Rows of a generation that is left are written again, as they are now: their
 ids are read, their numbers come from the tables. So merging takes a mark for each row and no more memory.
 
-The price: checkpoints that share a file share its damage. What was written is read back before it counts, and a load
-checks every file; `--training.checkpoint.rows all` writes checkpoints that share nothing.
+The price: checkpoints that share a file share its damage. So a file is read, and its SHA-256 compared, each time
+that it is linked: a damaged one is not taken on, all rows are written again from the tables, and older checkpoints are
+deleted only behind that. A load checks every file, too; `--training.checkpoint.rows all` writes checkpoints that share
+nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ziggurat.config import to_json
 from ziggurat.embeddings.storage import TablePart
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError, writing
-from ziggurat.training.checkpoint.files import check_size, link, open_regular
+from ziggurat.training.checkpoint.files import link
 from ziggurat.training.checkpoint.manifest import Manifest, rows_file_step
 from ziggurat.training.checkpoint.rows.sparse import (
     RowsToSave,
@@ -187,9 +189,9 @@ def _taken_from(
     found = _kept(reader, offers=offers, step=step)
     if not found.kept:
         return found
-    if found.merged:
-        reader.verify(_files(reader.manifest, found.merged))
-    why = _linked(_files(reader.manifest, found.kept), reader=reader, into=into)
+    files = _files(reader.manifest, found.kept)
+    reader.verify((*files, *_files(reader.manifest, found.merged)))
+    why = _linked(files, reader=reader, into=into)
     return Earlier(why=why) if why else found
 
 
@@ -257,13 +259,10 @@ def _files(manifest: Manifest, generations: Sequence[int]) -> list[str]:
 
 
 def _linked(files: Sequence[str], *, reader: CheckpointReader, into: Path) -> str:
-    """Give files of a checkpoint one more name each; why that is not possible, with none of them left."""
+    """Give verified files of a checkpoint one more name each; why that is not possible, with none of them left."""
     for number, name in enumerate(files):
-        path = reader.folder / name
-        with open_regular(path) as descriptor:
-            check_size(path, descriptor, reader.manifest.files[name])
         with writing(into / name):
-            why = link(path, into / name)
+            why = link(reader.folder / name, into / name)
         if why:
             for other in files[:number]:
                 (into / other).unlink()
