@@ -11,7 +11,9 @@ from ziggurat.errors import DataError
 from ziggurat.studies.compare_statistics import delong, paired_difference, placements, wilcoxon_p
 
 
-@pytest.mark.parametrize("differences", [[1.0, 1.0, -1.0, 2.0, 2.0, -3.0], [0.0, 0.5, 0.5, -0.5, 1.0], [0.2] * 14])
+@pytest.mark.parametrize(
+    "differences", [[1.0, 1.0, -1.0, 2.0, 2.0, -3.0], [0.0, 0.5, 0.5, -0.5, 1.0], [0.2] * 14, [0.0, 0.7]]
+)
 def test_wilcoxon_counts_signs_also_with_ties_and_zeros(differences: list[float]) -> None:
     values = np.asarray([each for each in differences if each])
     ranks = np.asarray(

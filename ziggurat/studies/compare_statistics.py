@@ -87,7 +87,7 @@ def wilcoxon_p(differences: Sequence[float]) -> float:
     values = np.asarray([value for value in differences if value != 0.0])
     if values.size > MAX_EXACT or len(differences) < 2:
         return math.nan
-    if not values.size:
+    if values.size < 2:  # one difference alone: both of its signs are as far from zero
         return 1.0
     all_signs: Any = stats.PermutationMethod(n_resamples=2**MAX_EXACT)  # scipy's own hints know text alone
     found: Any = stats.wilcoxon(values, method=all_signs)
