@@ -313,9 +313,9 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
 
 def _on_this_machine(stored: RunConfig) -> RunConfig:
     """A run to resume whose command line names no device: what it asked for on another machine may be missing here."""
-    from ziggurat.parallel.device import of_finished_run
+    from ziggurat.parallel.device import device_of_finished_run
 
-    return dataclasses.replace(stored, device=of_finished_run(stored.device))
+    return dataclasses.replace(stored, device=device_of_finished_run(stored.device))
 
 
 def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
