@@ -368,6 +368,15 @@ def test_files_are_read_as_those_of_the_run_or_as_the_command_line_says(
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--data.list-separator", "--data.list_separator"])
+def test_reading_is_told_with_dashes_or_underscores(trained: Path, flag: str) -> None:
+    lists = today(20).with_columns(pl.col("tags").cast(pl.List(pl.String)).list.join("|"))
+    lists.write_csv("lists.csv")
+    assert main(["predict", "runs/a", "lists.csv", "--out", "lists.parquet", flag, "pipe"]) == 0
+    today(20).write_parquet("as_lists.parquet")
+    assert pl.read_parquet("lists.parquet").equals(load_run("runs/a").predict(["as_lists.parquet"]))
+
+
 def test_a_run_reads_other_files_as_its_own(trained: Path) -> None:
     frame = events(600).drop("tags")
     frame.write_csv("own.csv", separator=";")

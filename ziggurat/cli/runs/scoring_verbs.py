@@ -181,12 +181,12 @@ def _reading_as_told(run: Run, rest: list[str]) -> Run:
     """The run, which reads files as the command line says where it differs from the run's own files."""
     from ziggurat.runs.scores.scoring import FileReading
 
-    known = {f"data.{entry.name}": entry.name for entry in dataclasses.fields(FileReading)}
-    changes = settings_given(rest)
+    known = {f"data.{entry.name.replace('_', '-')}": entry.name for entry in dataclasses.fields(FileReading)}
+    changes = {path.replace("_", "-"): text for path, text in settings_given(rest).items()}
     for path in changes:
         if path not in known:
             near = difflib.get_close_matches(path, known, n=1)
-            at_hand = ["for bad rows: --bad-rows quarantine"] if path.replace("_", "-") == "data.bad-rows" else []
+            at_hand = ["for bad rows: --bad-rows quarantine"] if path == "data.bad-rows" else []
             raise ConfigError(
                 expected="a setting that says how files are read: " + ", ".join(f"--{each}" for each in known),
                 found=f"--{path}",
