@@ -10,6 +10,7 @@ from typing import Any
 
 from ziggurat.config import from_json
 from ziggurat.errors import ConfigError
+from ziggurat.recipes.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,11 @@ def read_earlier(path: Path, *, benchmark: str) -> EarlierReport:
     if not isinstance(cases, list) or not all(isinstance(each, dict) for each in cases):
         raise _refused(benchmark, "no list of cases", where=str(path), expected=expected)
     return EarlierReport(benchmark=benchmark, file=path, data=data)
+
+
+def same_settings(reported: Mapping[str, Any], today: Mapping[str, Any], *, where: str) -> bool:
+    """Whether two configs of a run, as plain data, are one; what one of them does not name has its default."""
+    return from_json(RunConfig, reported, where=where) == from_json(RunConfig, today, where=where)
 
 
 def _refused(benchmark: str, found: str, *, where: str, expected: str) -> ConfigError:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.earlier_report import EarlierReport, read_earlier
-from benchmarks.next_item.subjects import SUBJECTS, has_settings_of
+from benchmarks.earlier_report import EarlierReport, read_earlier, same_settings
+from benchmarks.next_item.subjects import SUBJECTS, settings_of
 from benchmarks.report import Case
 
 
@@ -100,7 +100,7 @@ def _seeds_of(report: EarlierReport, name: str, case: Mapping[str, Any], *, wher
     if subject is None or found.recipe != subject.recipe:
         wanted = f"the recipe {subject.recipe}" if subject else f"a case out of {', '.join(SUBJECTS)}"
         raise report.refused(f"{name}, recipe {found.recipe}", where=where, expected=wanted)
-    if "settings" in case and not has_settings_of(subject, case["settings"], where=f"{where}.settings"):
+    if "settings" in case and not same_settings(case["settings"], settings_of(subject), where=f"{where}.settings"):
         raise report.refused("other settings", where=f"{where}.settings", expected=f"{name} as it is trained today")
     counts = [len(each) for each in (set(found.seeds), found.hr10, found.valid_hr10)]
     if len(set(counts)) > 1:

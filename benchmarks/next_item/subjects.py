@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks.harness import ROOT
 from benchmarks.quality import seeded
 from benchmarks.tower_quality import comparable
-from ziggurat.config import from_json
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.errors import ConfigError
 from ziggurat.models.sequence.next_item import NextItemConfig
@@ -122,8 +121,3 @@ def settings_of(subject: Subject, *, epochs: int = 0) -> dict[str, Any]:
     """What every seed of a subject is trained with, as plain data for the report: no seed, no path, no choice."""
     config = without_choices(config_of(subject, 0, epochs=epochs))
     return run_config_to_json(replace(config, dataset=replace(config.dataset, source="")))
-
-
-def has_settings_of(subject: Subject, settings: dict[str, Any], *, where: str) -> bool:
-    """Whether a report's settings are those of the subject today; what they do not name has its default."""
-    return from_json(RunConfig, settings, where=where) == from_json(RunConfig, settings_of(subject), where=where)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.earlier_report import EarlierReport, read_earlier
+from benchmarks.earlier_report import EarlierReport, read_earlier, same_settings
 from benchmarks.report import Case
 from benchmarks.table_tiers import subjects
 
@@ -109,7 +109,8 @@ def _seeds_of(report: EarlierReport, name: str, case: Mapping[str, Any], *, wher
     found = report.take(ReportedSeeds, case, where=where)
     if found.recipe != subject:
         raise report.refused(f"{name} of {found.recipe}", where=where, expected=f"one of {subject}")
-    if "settings" in case and case["settings"] != subjects.settings_of(subject, subjects.VARIANTS[variant]):
+    today = subjects.settings_of(subject, subjects.VARIANTS[variant])
+    if "settings" in case and not same_settings(case["settings"], today, where=f"{where}.settings"):
         raise report.refused("other settings", where=f"{where}.settings", expected=f"{name} as it is trained today")
     for numbers, values in ((found.seed_numbers, found.auc), (found.seed_numbers_fp32, found.auc_fp32)):
         if numbers and len(set(numbers)) != len(values):

@@ -163,7 +163,7 @@ def test_an_export_scores_as_its_run_what_a_request_tells_of_a_history(run: Run,
         found = rec.rank(request | {"country": asked["country"][0]}, asked["film"].to_list())
         scores = {item.id: item.tasks["like"] for item in found.items}
         np.testing.assert_allclose([scores[film] for film in asked["film"]], expected, rtol=0, atol=1e-6)
-    with pytest.raises(DataError, match="history_genre"):
+    with pytest.raises(RequestError, match="history_genre"):
         rec.rank({"history": ["f1"], "history_times": [5], "history_verb": ["seen"], "history_tossed": [1]}, ["f2"])
     with pytest.raises(RequestError, match="name at least one item") as empty:
         rec.rank({}, [])

@@ -154,7 +154,7 @@ def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
         had = tuple(events_of["film"].to_list())
         expected = answers.filter(pl.col("user") == user)["film"].to_list()
         assert [item.id for item in rec.recommend(request, k=5, exclude=had).items] == expected
-    with pytest.raises(DataError, match="history_verb"):
+    with pytest.raises(RequestError, match="history_verb"):
         rec.recommend({"history": ["f1"], "history_times": [5]}, k=3)
     turned = {"history": ["f1", "f2"], "history_verb": ["seen"] * 2, "history_times": [978_300_060, 978_300_000]}
     with pytest.raises(RequestError, match="978300060 before 978300000"):
