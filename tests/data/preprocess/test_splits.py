@@ -139,8 +139,10 @@ def test_impossible_time_columns():
         fit_splitter(SplitConfig(by=SplitBy.TIME), mixed, schema=SCHEMA)
     with pytest.raises(ConfigError, match="none in the schema"):
         fit_splitter(SplitConfig(by=SplitBy.TIME), [], schema=NO_TIME)
-    with pytest.raises(DataError, match="at least one row"):
-        fit_splitter(SplitConfig(by=SplitBy.TIME), [], schema=SCHEMA)
+    with pytest.raises(DataError, match="at least one row") as refused:
+        fit_splitter(SplitConfig(by=SplitBy.TIME), [], schema=SCHEMA, where="log.csv")
+    assert refused.value.where == "log.csv"
+    assert not any("aside" in way for way in refused.value.ways_out), "nothing was put aside"
 
 
 def test_more_distinct_times_than_fit_are_still_cut_well(monkeypatch):

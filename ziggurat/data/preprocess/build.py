@@ -195,7 +195,9 @@ class Build:
             )
             rows: list[int] = []
             chunks = reader.chunks(shards, phase="find the split", columns=[column], rows=rows)
-            splitter = fit_splitter(self._config.split, chunks, schema=self._schema, bad_rows=bad_rows)
+            paths = list(dict.fromkeys(str(path) for path in self._config.train))
+            where = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+            splitter = fit_splitter(self._config.split, chunks, schema=self._schema, bad_rows=bad_rows, where=where)
         return {"splitter": splitter.to_json(), "rows": list(rows)}
 
     def _count(self, shard: Shard) -> dict[str, JSON]:

@@ -220,7 +220,12 @@ class Splitter:
 
 
 def fit_splitter(
-    config: SplitConfig, chunks: Iterable[RawChunk], *, schema: Schema, bad_rows: BadRows | None = None
+    config: SplitConfig,
+    chunks: Iterable[RawChunk],
+    *,
+    schema: Schema,
+    bad_rows: BadRows | None = None,
+    where: str = "the raw data",
 ) -> Splitter:
     """Find the cuts of a split. Reads `chunks` for TIME and TIME_ORDER only.
 
@@ -229,6 +234,7 @@ def fit_splitter(
         chunks: all raw rows; for TIME with the time column, for TIME_ORDER with any column.
         schema: names the time column.
         bad_rows: where rows without a time go; by default the first one is an error.
+        where: the files, for errors.
 
     Raises:
         ConfigError: no time column is named, there are too few distinct times, or dates whose order nothing shows.
@@ -245,11 +251,11 @@ def fit_splitter(
         )
     column = split_column(config, schema)
     if config.by is SplitBy.TIME:
-        return _fit_time(config, chunks, column, bad_rows or BadRows())
+        return _fit_time(config, chunks, column, bad_rows or BadRows(), where=where)
     if config.by is not SplitBy.TIME_ORDER:
         return Splitter(config=config, column=column)
     num_rows = max((int(chunk.global_rows[-1]) + 1 for chunk in chunks), default=0)
-    _refuse_empty(num_rows)
+    _refuse_empty(num_rows, where=where, num_bad=0 if bad_rows is None else bad_rows.num_rows)
     valid_from = round(num_rows * (1 - config.valid_fraction - config.test_fraction))
     test_from = round(num_rows * (1 - config.test_fraction))
     return Splitter(config=config, valid_from=float(valid_from), test_from=float(test_from))
@@ -277,7 +283,9 @@ def split_column(config: SplitConfig, schema: Schema) -> str:
     return config.column or schema.time
 
 
-def _fit_time(config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_rows: BadRows) -> Splitter:
+def _fit_time(
+    config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_rows: BadRows, *, where: str
+) -> Splitter:
     counts = _DistinctCounts()
     is_date: bool | None = None
     order = config.date_order
@@ -289,7 +297,7 @@ def _fit_time(config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_
         keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date), order=order)
         counts.add(keys[~np.isnan(keys)])
     values, numbers = counts.finish()
-    _refuse_empty(len(values))
+    _refuse_empty(len(values), where=where, num_bad=bad_rows.num_rows)
     wanted = 1 + (config.valid_fraction > 0) + (config.test_fraction > 0)
     if len(values) < wanted:
         raise ConfigError(
@@ -322,13 +330,14 @@ def _nearest(before: np.ndarray, target: float, *, low: int, high: int) -> int:
     return low + int(np.argmin(np.abs(before[low : high + 1] - target)))
 
 
-def _refuse_empty(count: int) -> None:
+def _refuse_empty(count: int, *, where: str, num_bad: int) -> None:
     if not count:
+        put_aside = ("look at the rows that were put aside, and correct what they have in common",) if num_bad else ()
         raise DataError(
             expected="at least one row",
-            found="none",
-            where="the raw data",
-            ways_out=("check the files", "look at the quarantine"),
+            found=f"none but {num_bad:,} that were put aside" if num_bad else "none",
+            where=where,
+            ways_out=(*put_aside, "check the files: a header alone is no row", "name other files: --data.train FILE"),
         )
 
 
