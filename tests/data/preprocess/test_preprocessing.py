@@ -396,6 +396,14 @@ def test_each_bad_cell(tmp_path: Path, schema: Schema, data: dict[str, list[Any]
     assert bad_rows.counts == {reason: 1}
 
 
+@pytest.mark.parametrize("cells", [["1", "nan"], [1.0, float("nan")], ["1", None]])
+def test_ways_out_of_an_unknown_label_are_not_those_of_another_kind_of_label(cells: list[Any]) -> None:
+    with pytest.raises(DataError) as caught:
+        Preprocessing.fit(_one(task=Task.BINARY), [RawChunk.of(pl.DataFrame({"x": [1, 1], "y": cells}))])
+    assert "take rows without a label out of the file" in caught.value.ways_out[0]
+    assert "regression" not in " ".join(caught.value.ways_out)
+
+
 def test_labels_of_every_form():
     schema = Schema(
         features=(Dense(name="x"),),

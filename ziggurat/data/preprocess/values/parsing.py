@@ -59,6 +59,7 @@ _BINARY_WAYS = (
     "a label of numbers: positive_from = 4.0",
     'a number to predict: task = "regression"',
 )
+_UNKNOWN_WAYS = ("take rows without a label out of the file: nothing is learned from a label that nobody knows",)
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
@@ -325,13 +326,15 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
         right &= labels == 1
         expected += ", and a positive: outcomes = positive_only"
     for index in np.flatnonzero(~right).tolist():
+        cell = series[index]
+        is_unknown = cell is None or cell != cell or str(cell).strip().lower() in ("", "nan")
         faults.add(
             index,
             column=series.name,
             reason=BadReason.BAD_LABEL,
             expected=f"{expected}, for {label.task.value} label {label.name!r}",
-            found="nothing" if series[index] is None else series[index],
-            ways_out=ways,
+            found="nothing" if cell is None else cell,
+            ways_out=_UNKNOWN_WAYS if is_unknown else ways,
         )
     return np.nan_to_num(labels).astype(np.float32)
 
