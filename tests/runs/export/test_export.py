@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ziggurat as zg
-from tests.serving.shop import SCHEMA, Shop, events
+from tests.serving.shop import SCHEMA, SETTINGS, Shop, events
 from ziggurat.cli.main import main
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.vocabulary import Vocabulary
@@ -26,6 +26,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ExportError
+from ziggurat.models import MLPConfig
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.runs.export import make
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
@@ -289,6 +290,24 @@ def test_a_foreign_ranker_stops_an_export(shop: Shop, tmp_path: Path, monkeypatc
         zg.export_run(shop.two_tower, ranker=shop.ranker, out=tmp_path / "out", config=QUICK)
     assert told
     assert not list(tmp_path.iterdir())
+
+
+def test_a_ranker_that_cannot_read_the_items_is_named_with_the_run_that_it_ranks_for(
+    shop: Shop, tmp_path: Path
+) -> None:
+    kinds = {"price": zg.Categorical(name="price"), "tags": zg.Categorical(name="tags")}
+    features = tuple(kinds.get(feature.name, feature) for feature in SCHEMA.features)
+    shop.events.head(400).with_columns(tags=pl.col("tags").list.first()).write_parquet(tmp_path / "other.parquet")
+    model = zg.DCNv2Config(embedding_dim=4, deep=MLPConfig(hidden_dims=(8,)))
+    data = zg.DataConfig(train=(str(tmp_path / "other.parquet"),))
+    schema = dataclasses.replace(SCHEMA, features=features)
+    zg.train_run(
+        zg.RunConfig(data=data, table_schema=schema, model=model, training=SETTINGS), folder=tmp_path / "other"
+    )
+    with pytest.raises(ExportError, match="one id a row, for categorical feature 'tags'") as refused:
+        zg.export_run(shop.two_tower, ranker=tmp_path / "other", out=tmp_path / "out", config=QUICK)
+    assert refused.value.where.startswith(f"{tmp_path / 'other'}, --ranker")
+    assert str(shop.two_tower) in refused.value.expected
 
 
 def test_own_items_are_the_catalogue(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ may lack. Users come and go faster than items, and runs may be trained on differ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ import polars as pl
 
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.vocabulary import Ids
-from ziggurat.errors import ExportError
+from ziggurat.errors import DataError, ExportError, RequestError, SchemaError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Categorical, column_of, table_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 
@@ -106,6 +108,32 @@ def refuse_stranger(shares: list[KnownShare], *, ranker: str, allow: bool) -> No
                     "take it all the same: --allow",
                 ),
             )
+
+
+@contextmanager
+def named_ranker(ranker: str, *, main: str) -> Iterator[None]:
+    """Name both runs where the ranker cannot read the rows of the other: an item or a user says neither run nor file.
+
+    Args:
+        ranker: folder of its run.
+        main: folder of the run whose items and users it reads.
+
+    Raises:
+        ExportError: in place of the error of a row.
+    """
+    try:
+        yield
+    except (DataError, RequestError, SchemaError) as error:
+        raise ExportError(
+            expected=f"a ranker that can read the items and users of {main}; {error.expected}",
+            found=error.found,
+            where=f"{ranker}, --ranker; {error.where}",
+            ways_out=(
+                "name the run of a ranker that was trained on the same data",
+                "train the ranker on the data of the first run, and export again",
+                "give the column one type in both data sets, and train again",
+            ),
+        ) from error
 
 
 def refuse_blind(ranker: Preprocessing, *, catalogue: ItemCatalogue, folder: str) -> None:

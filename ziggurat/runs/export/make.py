@@ -40,7 +40,7 @@ from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.golden_requests import golden_requests
 from ziggurat.runs.export.index_files import Found, write_index
-from ziggurat.runs.export.known_ids import known_shares, refuse_blind, refuse_stranger
+from ziggurat.runs.export.known_ids import known_shares, named_ranker, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_choice import ValueAsked, chosen_value
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
@@ -151,7 +151,7 @@ def export_run(
             facts["index"] = write_index(folder, catalogue=catalogue, wanted=wanted, models=models)
             progress.end()
             seal_export(folder, facts=facts, **made)
-        loaded = Recommender.load(folder, models=models, check=False)
+        loaded = _read_back(folder, runs, models)
         if runs.encoder is not None:
             facts |= _compare_vectors(runs.encoder, loaded, data[ENCODER], config, progress)
         if runs.ranker is not None:
@@ -163,7 +163,7 @@ def export_run(
         if value.formula != formula:
             replace(settings, formula=value.formula).write(folder / CHAIN_FILE)
             seal_export(folder, facts=facts, **made)
-            loaded = Recommender.load(folder, models=models, check=False)
+            loaded = _read_back(folder, runs, models)
         write_golden(loaded, golden_requests(loaded, data, number=config.golden), folder / GOLDEN_FILE)
         seal_export(folder, facts=facts, **made)
     return open_export(out)
@@ -279,6 +279,14 @@ def _check_ranker(
     if not shares:
         progress.say("the ranker has no vocabulary of the items' ids, so nobody can count how many of them it knows")
     return {"known_by_ranker": {share.what: share.to_json() for share in shares}}
+
+
+def _read_back(folder: Path, runs: _Runs, models: Sequence[type[Any]]) -> Recommender:
+    """The export as a server would read it."""
+    with ExitStack() as stack:
+        if runs.encoder is not None and runs.ranker is not None:
+            stack.enter_context(named_ranker(str(runs.ranker.folder), main=str(runs.main.folder)))
+        return Recommender.load(folder, models=models, check=False)
 
 
 def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> dict[str, Any]:
