@@ -284,6 +284,15 @@ def test_order_of_day_and_month_is_said_and_never_guessed_in_silence(tmp_path: P
     assert not any("stands first" in warning for warning in points.warnings)
 
 
+def test_zones_that_only_some_dates_name_are_said(tmp_path: Path):
+    zones = ("+02:00", " UTC", "")
+    mixed = _inspect(tmp_path, when=[f"2024-03-{n % 28 + 1:02} 10:00:00{zones[n % 3]}" for n in range(ROWS)])
+    assert any(warning.startswith("'when': some dates name a time zone") for warning in mixed.warnings)
+    for zone in ("", "+02:00"):
+        alike = _inspect(tmp_path, when=[f"2024-03-{n % 28 + 1:02} 10:00:00{zone}" for n in range(ROWS)])
+        assert not any("time zone" in warning for warning in alike.warnings)
+
+
 def test_leaks_by_value_by_order_and_by_absence(tmp_path: Path):
     label = LABEL
     found = _inspect(

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import polars as pl
 
-from ziggurat.data.raw.dates import DateOrder, find_order, look_like_dates, parse_dates
+from ziggurat.data.raw.dates import DateOrder, find_order, lack_some_zones, look_like_dates, parse_dates
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.features.schema import MISSING_TEXTS
 
@@ -53,6 +53,7 @@ class ColumnFacts:
         num_rows: rows of the whole file; estimated for text files.
         missing_texts: texts of the sample that mean that there is no value ("NULL"); they count as nulls.
         date_order: what stands first in its dates like 01/03/2024; AUTO if there are none, None if nothing shows it.
+        lacks_zones: some of its dates name a time zone, and others do not.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ColumnFacts:
     num_rows: int
     missing_texts: tuple[str, ...] = ()
     date_order: DateOrder | None = DateOrder.AUTO
+    lacks_zones: bool = False
 
     @property
     def num_sampled(self) -> int:
@@ -166,6 +168,7 @@ def measure(
         series = series.set(marks, None) if written else series
         exact = None if written else exact  # it counted them as values
     dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
+    lacks_zones = dates is not None and lack_some_zones(series)
     if dates is not None:
         series = dates
     elif from_text:
@@ -192,6 +195,7 @@ def measure(
         num_rows=num_rows,
         missing_texts=written,
         date_order=order,
+        lacks_zones=lacks_zones,
     )
 
 

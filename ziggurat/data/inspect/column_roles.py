@@ -193,7 +193,7 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
             score, why = 1, "whole numbers, by the name"
         else:
             continue
-        guess = RoleGuess(facts.name, f"no feature: {why}", warning=_warning_of_order(facts))
+        guess = RoleGuess(facts.name, f"no feature: {why}", warning=_warning_of_dates(facts))
         if best is None or (score, -position) > best[:2]:
             best = (score, -position, guess)
     return best[2] if best else None
@@ -206,13 +206,21 @@ def _dates_in_words(facts: ColumnFacts) -> str:
     return f"dates with the {order.value.replace('_', ' ')}, " + ("as they show" if facts.date_order else "perhaps")
 
 
-def _warning_of_order(facts: ColumnFacts) -> str:
-    """What must be said where 01/03/2024 may be 1 March or 3 January."""
+def _warning_of_dates(facts: ColumnFacts) -> str:
+    """What must be said where 01/03/2024 may be 1 March or 3 January, and where only some dates name a zone."""
+    zones = (
+        f"{facts.name!r}: some dates name a time zone, and others do not; those count as UTC, write the zone into them "
+        "where that is wrong"
+        if facts.lacks_zones
+        else ""
+    )
     if facts.date_order is not None:
-        return ""
+        return zones
+    if zones:
+        zones = f"; {zones}"
     return (
         f"{facts.name!r}: no date shows whether the day or the month stands first; day_first is taken, say "
-        "--data.split.date-order month_first where that is wrong"
+        f"--data.split.date-order month_first where that is wrong{zones}"
     )
 
 

@@ -29,7 +29,8 @@ _TEMPLATES = (
 _ZONED_TEMPLATES = ("%Y-%m-%d %H:%M:%S%.f%#z", "%Y-%m-%d %H:%M%#z")
 _YEAR_FIRST = r"^\d{4}-\d{1,2}-\d{1,2}"
 DAY_OR_MONTH_FIRST = r"^\s*(\d{1,2})[/-](\d{1,2})[/-](\d{4})"
-_CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( ?UTC|Z|[+-]\d{2}:?\d{2})?)?$"
+_ZONE = r"( ?UTC|Z|[+-]\d{2}:?\d{2})"
+_CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?" + _ZONE + r"?)?$"
 _DATE = r"^(\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{4})" + _CLOCK
 
 
@@ -106,6 +107,12 @@ class OrderSigns:
         if self.day_first == self.month_first:
             return None
         return DateOrder.DAY_FIRST if self.day_first > self.month_first else DateOrder.MONTH_FIRST
+
+
+def lack_some_zones(texts: pl.Series) -> bool:
+    """Whether some of the dates name a zone and others do not, which then count as UTC; nulls aside."""
+    zoned = texts.drop_nulls().str.strip_chars().str.contains(r":\d{2}([.,]\d+)?" + _ZONE + "$")
+    return bool(zoned.any() and not zoned.all())
 
 
 def parse_dates(texts: pl.Series, *, order: DateOrder) -> pl.Series:
