@@ -181,6 +181,21 @@ def test_files_without_a_label_are_refused_in_the_terms_of_a_run(
     assert "schema" not in said
 
 
+def test_files_without_a_feature_are_refused_in_the_terms_of_a_run(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    today().select("user_id", "item", "click", prices="price").write_csv("nofeature.csv")
+    for words in (["evaluate", "runs/a", "nofeature.csv"], ["predict", "runs/a", "nofeature.csv", "--out", "s.csv"]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert "expected: a column 'price', which the run was trained on" in said
+        for way_out in ("rename 'prices' in the file", "add the column", "train again without the feature"):
+            assert way_out in said
+        assert "in the schema" not in said
+    with pytest.raises(SchemaError, match="train again without the feature"):
+        load_run("runs/a").predict(today().drop("price"))
+
+
 def test_scores_never_replace_the_data(trained: Path, tmp_path: Path) -> None:
     run = load_run("runs/a")
     source = Path(run.config.data.train[0])

@@ -19,6 +19,7 @@ from ziggurat.data.raw.saved_datasets import saved_files
 from ziggurat.errors import MissingFileError, SchemaError
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
+_OUT_OF_SCHEMA = "take the feature out of the schema"
 _DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
 
 
@@ -74,7 +75,29 @@ def missing_column(
         expected=f"a column {name!r}",
         found=f"columns {listed}",
         where=str(path),
-        ways_out=(*hint, "add the column to the file", "take the feature out of the schema"),
+        ways_out=(*hint, "add the column to the file", _OUT_OF_SCHEMA),
+    )
+
+
+def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
+    """The error of a column that a file has not, for a trained run, whose schema is not to be changed; others as is.
+
+    Args:
+        error: of `missing_column`, or another one.
+        folder: of the run.
+    """
+    if _OUT_OF_SCHEMA not in error.ways_out:
+        return error
+    near = re.search(r"set column = '(.+)' in the schema", error.ways_out[0])
+    return SchemaError(
+        expected=f"{error.expected}, which the run was trained on",
+        found=error.found,
+        where=error.where,
+        ways_out=(
+            *([f"rename {near[1]!r} in the file: that is the nearest name"] if near else []),
+            "add the column to the file; where its values are not known, leave them empty: they are missing then",
+            f"train again without the feature: take it out of a copy of the schema of {folder}, --out ANOTHER_FOLDER",
+        ),
     )
 
 

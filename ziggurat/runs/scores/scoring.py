@@ -34,7 +34,7 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.names import nearest_names
+from ziggurat.data.raw.names import in_terms_of_run, nearest_names
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
@@ -204,8 +204,11 @@ def encoded_chunks(
                 _refuse_no_label(run, source)
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
             chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
-        for chunk in chunks:
-            yield chunk, run.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+        try:
+            for chunk in chunks:
+                yield chunk, run.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+        except SchemaError as error:
+            raise in_terms_of_run(error, run.folder) from error
 
 
 def _refuse_no_label(run: Run, source: RawSource) -> None:
