@@ -396,6 +396,21 @@ def test_each_bad_cell(tmp_path: Path, schema: Schema, data: dict[str, list[Any]
     assert bad_rows.counts == {reason: 1}
 
 
+def test_lists_that_were_written_with_their_brackets_are_no_ids() -> None:
+    schema = Schema(features=(MultiHot(name="tags", separator=","),), labels=(Label(name="y"),))
+
+    def fit(*texts: str | None) -> Preprocessing:
+        frame = pl.DataFrame({"tags": texts, "y": [0] * len(texts)}, schema={"tags": pl.String, "y": pl.Int8})
+        return Preprocessing.fit(schema, [RawChunk.of(frame)])
+
+    for texts in (("['a', 'b']", "[]", None), ("[1, 2]", "[3]"), ("['a']", "", "[ ]")):
+        with pytest.raises(SchemaError, match="lists with their brackets") as caught:
+            fit(*texts)
+        assert "separator" in " ".join(caught.value.ways_out)
+    for texts in (("[a],[b]", "[a]"), ("[sale]", "[new]"), ("a,b", "[a,b]"), ("[a,b", "c]"), ("", None)):
+        fit(*texts)  # ids with brackets of their own
+
+
 @pytest.mark.parametrize("cells", [["1", "nan"], [1.0, float("nan")], ["1", None]])
 def test_ways_out_of_an_unknown_label_are_not_those_of_another_kind_of_label(cells: list[Any]) -> None:
     with pytest.raises(DataError) as caught:

@@ -27,6 +27,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.vocabulary import hash_series
+from ziggurat.data.preprocess.values.written_lists import refuse_brackets
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
@@ -318,6 +319,7 @@ def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: st
     if dtype == pl.Null:
         return IdLists(values=pl.Series(dtype=pl.String), lengths=np.zeros(len(series), dtype=np.int64))
     if dtype == pl.String and separator:
+        refuse_brackets(series, faults.chunk, role=role, separator=separator)
         series = series.set(series == "", None).str.split(separator)
     elif isinstance(dtype, pl.Array):
         series = series.arr.to_list()
