@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.ops.lookup_problems import kernel_or_skip
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
@@ -44,6 +45,7 @@ def repeating(inputs: InputSpec, *, num_sessions: int, size: int, seed: int = 0)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dims", [(4, 4, 4, 4), (4, 8, 4)])
 def test_outputs_are_the_same_bits_and_updates_the_same_numbers(kernel: KernelChoice, dims: tuple[int, ...]) -> None:
+    kernel_or_skip(kernel)
     inputs = inputs_of(dims=dims)
     plain = repeating(inputs, num_sessions=5, size=23)
     short = deduplicate(plain, GROUPS)

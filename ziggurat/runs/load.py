@@ -45,19 +45,17 @@ from ziggurat.runs.resume import best_step, checkpoints_of
 from ziggurat.runs.scores.candidate_scores import predict_of_events
 from ziggurat.runs.scores.embeddings import embeddings_of
 from ziggurat.runs.scores.next_items import next_items_frame
+from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
 from ziggurat.runs.scores.scoring import (
     FileReading,
     as_polars,
     check_data,
-    check_output,
     encoded_chunks,
     is_frame,
     like,
     output_schema,
     own_rows,
-    refuse_own_input,
     scored_frames,
-    write_frames,
 )
 from ziggurat.training.checkpoint import Match
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of

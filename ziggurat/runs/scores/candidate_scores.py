@@ -37,18 +37,8 @@ from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import column_of
 from ziggurat.runs.scores.next_items import predict_next
-from ziggurat.runs.scores.scoring import (
-    ROW,
-    as_polars,
-    check_output,
-    chunks_of_frame,
-    is_frame,
-    like,
-    output_schema,
-    own_rows,
-    refuse_own_input,
-    write_frames,
-)
+from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
+from ziggurat.runs.scores.scoring import ROW, as_polars, chunks_of_frame, is_frame, like, output_schema, own_rows
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 

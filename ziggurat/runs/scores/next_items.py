@@ -34,14 +34,8 @@ from ziggurat.features.events import EARLIER, HISTORY
 from ziggurat.features.schema import NUM_RESERVED_ROWS, table_of
 from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.scores.embeddings import ids_of_table
-from ziggurat.runs.scores.scoring import (
-    as_polars,
-    check_output,
-    chunks_of_frame,
-    is_frame,
-    refuse_own_input,
-    write_frames,
-)
+from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
+from ziggurat.runs.scores.scoring import as_polars, chunks_of_frame, is_frame
 from ziggurat.training.metrics.full_ranking import Questions, rank_all
 from ziggurat.training.report.progress import Progress
 

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
@@ -41,7 +40,6 @@ from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.schema import column_of
-from ziggurat.files import refuse_url, replacing
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 65_536
 ROW = "row"
-_TEXT = {".csv": ",", ".tsv": "\t"}
-_PARQUET = (".parquet", ".pq", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,72 +341,3 @@ def _cast(series: pl.Series, kind: pl.DataType, chunk: RawChunk) -> pl.Series:
             where=str(chunk.path),
             ways_out=("give the files one type", "score them one by one", "do not keep the column"),
         ) from error
-
-
-def refuse_own_input(out: str | Path, data: Any, *, trained: Sequence[Path]) -> None:
-    """Never write scores over the files they are made of, or over those that the run was trained on.
-
-    Raises:
-        ConfigError: `out` is one of them.
-    """
-    read = [] if is_frame(data) else RawSource(data).paths
-    place = Path(out).resolve()
-    for path in (*read, *trained):
-        if path.resolve() == place:
-            raise ConfigError(
-                expected="a file of its own for the scores",
-                found=f"{out}, which holds the data" + (" that is scored" if path in read else " of the run"),
-                where="out",
-                ways_out=f"--out {place.with_name(place.stem + '_scores' + place.suffix).name}",
-            )
-
-
-def check_output(out: str | Path, schema: pl.Schema) -> str:
-    """What divides the fields of a text file; "" for Parquet.
-
-    Raises:
-        ConfigError: a URL, a suffix that is neither, or lists that are to be kept in a text file.
-    """
-    refuse_url(out, error=ConfigError)
-    suffix = Path(out).suffix.lower()
-    if suffix not in (*_TEXT, *_PARQUET):
-        raise ConfigError(
-            expected="a file that ends in .parquet, .csv or .tsv",
-            found=repr(str(out)),
-            where="out",
-            ways_out=(f"name it {Path(out).with_suffix('.parquet').name}", f"or {Path(out).with_suffix('.csv').name}"),
-        )
-    nested = [name for name, kind in schema.items() if kind.is_nested() or kind == pl.Binary]
-    if suffix in _TEXT and nested:
-        raise ConfigError(
-            expected="plain columns to keep in a text file",
-            found=", ".join(f"{name} ({schema[name]})" for name in nested),
-            where="keep",
-            ways_out=("write Parquet: --out scores.parquet", "do not keep them"),
-        )
-    return _TEXT.get(suffix, "")
-
-
-def write_frames(frames: Iterator[pl.DataFrame], out: str | Path, *, schema: pl.Schema) -> int:
-    """Write frames into one file, Parquet or text by its suffix; it appears when it is complete. Returns the rows."""
-    separator, num_rows = check_output(out, schema), 0
-    if separator:
-        with replacing(out) as temporary, open(temporary, "wb") as file:
-            pl.DataFrame(schema=schema).write_csv(file, separator=separator)
-            for frame in frames:
-                frame.write_csv(file, separator=separator, include_header=False)
-                num_rows += frame.height
-        return num_rows
-    columns = _to_arrow(pl.DataFrame(schema=schema)).schema
-    with (
-        replacing(out) as temporary,
-        pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
-    ):
-        for frame in frames:
-            writer.write_table(_to_arrow(frame))
-            num_rows += frame.height
-    return num_rows
-
-
-def _to_arrow(frame: pl.DataFrame) -> pa.Table:
-    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
