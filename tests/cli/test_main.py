@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli.main import _split_settings, build_parser, main
-from ziggurat.cli.settings import SHORT, arguments_of, described, settings_given
+from ziggurat.cli.settings import SHORT, arguments_of, described
 from ziggurat.cli.verbs import any_schema
 from ziggurat.config import override, to_json
 from ziggurat.recipes.catalogue import recipe_named
@@ -159,9 +159,6 @@ def test_every_verb_has_examples_that_parse(parser: argparse.ArgumentParser) -> 
         (["train", "movielens_dlrm", "--training.lr", "2"], "did you mean --training.learning-rate?"),
         (["train", "movielens_dlrm", "--dropout", "0.1"], "did you mean --model.bottom.dropout?"),
         (["train", "movielens_dlrm", "--batchsize", "64"], "did you mean --training.loader.batch-size?"),
-        (["train", "movielens_dlrm", "--data.train", "a.csv", "--data.train", "b.csv"], "--data.train a.csv,b.csv"),
-        (["train", "movielens_dlrm", "--model.embedding-dim", "8", "--model.embedding_dim", "4"], "dim 8 and"),
-        (["train", "movielens_dlrm", "--seed", "1", "--seed", "7"], "--seed 1 and --seed 7"),
         (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, tf32, bf16"),
         (["train", "movielens_dlrm", "--training.epochs", "many"], "a whole number"),
         (["train", "movielens_dlrm", "--training.epochs"], "a value after --training.epochs"),
@@ -198,13 +195,6 @@ def test_errors_have_four_parts(
     for part in ("expected: ", "found:    ", "where:    ", "ways out:\n  1. "):
         assert part in shown
     assert words in shown
-
-
-def test_the_same_value_twice_is_no_contradiction() -> None:
-    parser = build_parser()
-    for value in ("7", "8"):  # what an earlier command line gave is forgotten
-        assert parser.parse_args(["train", "movielens_dlrm", "--seed", value, "--seed", value]).short_seed == value
-    assert settings_given(["--model.embedding-dim", "8", "--model.embedding_dim=8"]) == {"model.embedding-dim": "8"}
 
 
 def test_settings_shows_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:

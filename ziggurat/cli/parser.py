@@ -13,49 +13,12 @@ from ziggurat.errors import ConfigError
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
-def given_twice(flag: str, first: str, second: str) -> ConfigError:
-    """The error for a flag of one value that is given twice, with other values.
-
-    Args:
-        flag: with its dashes.
-        first: what stands after it.
-        second: likewise, later.
-    """
-    joined = (f"{flag} {first},{second} where both are meant",) if flag.startswith("--data.") else ()
-    return ConfigError(
-        expected=f"{flag} once",
-        found=f"{flag} {first} and {flag} {second}",
-        where="command line",
-        ways_out=(*joined, f"leave one out: {flag} {second}"),
-    )
-
-
-class _StoreOnce(argparse.Action):
-    """What argparse's "store" does, but no later value takes the place of another one."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        assert isinstance(parser, VerbParser)
-        if option_string and parser.given.setdefault(self.dest, values) != values:
-            raise given_twice(option_string, *(str(each) for each in (parser.given[self.dest], values)))
-        setattr(namespace, self.dest, values)
-
-
 class VerbParser(argparse.ArgumentParser):
     """A parser that keeps the lines of its texts, and whose errors are `ConfigError`s."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
         self.set_defaults(parser=self)
-        self.given: dict[str, Any] = {}
-        for name in (None, "store"):
-            self.register("action", name, _StoreOnce)
-
-    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
-        """As argparse does; values of an earlier call are forgotten."""
-        self.given.clear()
-        return super().parse_known_args(*arguments, **settings)
 
     def error(self, message: str) -> NoReturn:
         """What argparse complains of, in four parts."""

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ziggurat.cli.parser import given_twice
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
@@ -94,13 +93,8 @@ def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str,
 
 
 def settings_given(rest: Sequence[str]) -> dict[str, str]:
-    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary.
-
-    Raises:
-        ConfigError: a word that is no flag, a flag without a value, or one that is given twice with other values.
-    """
+    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
     changes: dict[str, str] = {}
-    names: dict[str, str] = {}  # as they were written, by the name with dashes
     position = 0
     while position < len(rest):
         name, equals, value = rest[position].partition("=")
@@ -111,10 +105,7 @@ def settings_given(rest: Sequence[str]) -> dict[str, str]:
             if position >= len(rest):
                 raise _malformed(name, f"a value after {name}")
             value = rest[position]
-        path = _present_name(name[2:])
-        written = names.setdefault(path.replace("_", "-"), path)
-        if changes.setdefault(written, value) != value:
-            raise given_twice(f"--{written}", changes[written], value)
+        changes[_present_name(name[2:])] = value
         position += 1
     return changes
 
