@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.ops.machine.memory import host_memory, size_text
+from ziggurat.ops.machine.memory import enough_text, host_memory, size_of_text, size_text
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 25165824 kB\nMemFree: 1024 kB\nMemAvailable: 16777216 kB\nSwapFree: 1048576 kB\n"  # 24, 16, 1 GiB
@@ -58,3 +58,9 @@ def test_this_machine_has_memory() -> None:
 
 def test_bytes_are_written_for_people() -> None:
     assert [size_text(each) for each in (2048, 3 << 20, 5 << 29, 3 << 40)] == ["2 KiB", "3 MiB", "2.50 GiB", "3.00 TiB"]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 400, 1024, 1025, 10_239, (1 << 20) - 1, 26_040_000, 2_469_606_196, 3 << 41])
+def test_what_is_enough_is_written_no_smaller_and_little_larger(num_bytes: int) -> None:
+    named = size_of_text(enough_text(num_bytes), where="--limit")
+    assert num_bytes <= named <= 1.1 * num_bytes + 11

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 from tests.planning.tiers.test_stack_distances import zipf_trace
 from ziggurat.errors import ConfigError
+from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_file import DiskRate
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.planning.tiers.choice import Choice, TierProblem, choice_of, choose_rungs, greedy_rungs
+from ziggurat.planning.tiers.choice import Choice, TierProblem, choice_of, choose_rungs, greedy_rungs, smallest_rungs
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
-from ziggurat.planning.tiers.rungs import HostLink, Rung, TieredTable
+from ziggurat.planning.tiers.rungs import HostLink, Place, Rung, TieredTable
 
 
 def random_problem(seed: int) -> TierProblem:
@@ -151,6 +153,79 @@ def test_a_cache_is_taken_where_it_hits() -> None:
             assert (table.cost(cached) < table.cost(plain)) == is_better
             assert choose_rungs(problem).cache_share == (share if is_better else 0.0)
             assert choose_rungs(dataclasses.replace(problem, limit_bytes=table.num_bytes(plain))).cache_share == 0.0
+
+
+def named_limit(problem: TierProblem) -> int:
+    """The limit that the error names; 0 where the problem has an answer."""
+    try:
+        choice = choose_rungs(problem)
+    except ConfigError as error:
+        named = re.findall(r"a limit (?:of|above) (.*?)(?: or more|, if devices)", str(error))
+        return size_of_text(named[0], where="--tables.memory-limit") * max(1, problem.devices)
+    assert choice.num_bytes <= problem.limit_bytes
+    return 0
+
+
+@pytest.mark.parametrize("below", ["disk", "host", "devices"])
+@pytest.mark.parametrize("seed", range(25))
+def test_the_limit_that_a_refusal_names_is_accepted(seed: int, below: str) -> None:
+    generator = np.random.default_rng(seed)
+    tables = tuple(
+        TieredTable(
+            name=f"t{index}",
+            num_rows=int(10 ** generator.uniform(0, 7 if seed % 3 else 3)),
+            dim=int(generator.choice([1, 4, 16, 64])),
+            state_bytes=int(generator.choice([0, 4, 128])),
+            fixed=(RowFormat.FP32, RowFormat.BF16, None)[generator.integers(3)],
+            map_bytes=int(generator.choice([0, 5_000])),
+            disk=DiskRate(70_000.0, 30_000.0) if below == "disk" else None,
+            link=HostLink(bytes_per_s=50e9) if below == "host" else None,
+            place=(Place.ANYWHERE, Place.MEMORY, Place.BELOW)[generator.integers(3)],
+        )
+        for index in range(generator.integers(1, 5))
+    )
+    whole = sum(table.num_bytes(Rung(row_format=RowFormat.FP32)) for table in tables)
+    devices = int(generator.integers(1, 9)) if below == "devices" else 0
+    problem = TierProblem(
+        tables=tables,
+        limit_bytes=1,
+        cache_shares=((0.0, 0.05), (0.2,))[generator.integers(2)],
+        held_shares=(0.0,) if devices else (0.0, 0.01, 0.2),
+        devices=devices,
+    )
+    num_refused = 0
+    for limit in [1, *np.geomspace(1_000, max(2_000, 2 * whole), 8)]:
+        named = named_limit(dataclasses.replace(problem, limit_bytes=int(limit)))
+        if named:
+            num_refused += 1
+            assert named > limit
+            assert named_limit(dataclasses.replace(problem, limit_bytes=named)) == 0
+    assert num_refused
+
+
+@pytest.mark.parametrize("below", ["disk", "host"])
+def test_tables_leave_memory_only_where_that_saves_more_than_what_waits_and_is_held(below: str) -> None:
+    def needed(*num_rows: int) -> tuple[int, list[bool]]:
+        tables = tuple(
+            TieredTable(
+                name=f"t{index}",
+                num_rows=rows,
+                dim=(64, 16)[index],
+                fixed=RowFormat.FP32,
+                disk=DiskRate(70_000.0, 30_000.0) if below == "disk" else None,
+                link=HostLink(bytes_per_s=50e9) if below == "host" else None,
+            )
+            for index, rows in enumerate(num_rows)
+        )
+        rungs, least = smallest_rungs(TierProblem(tables=tables, limit_bytes=1, held_shares=(0.0, 0.01)))
+        return least, [rungs[table.name].is_below for table in tables]
+
+    assert needed(900, 900) == (900 * (260 + 68), [False, False])
+    one, two = needed(10_000_000, 900), needed(10_000_000, 10_000_000)
+    assert (one[1], two[1]) == ([True, False], [True, True])
+    waiting = 8 << 20 if below == "disk" else 0
+    assert waiting < one[0] < waiting + 45_000_000  # marks or places of all rows, and some that are held
+    assert one[0] < two[0] < 2 * (waiting + 45_000_000)
 
 
 def test_what_fits_nothing_says_which_rung_of_which_table_would() -> None:

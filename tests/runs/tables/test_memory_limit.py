@@ -25,6 +25,7 @@ from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import Rounding, RowFormat
+from ziggurat.planning.tiers.rungs import Rung
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
@@ -127,10 +128,28 @@ def test_the_map_of_a_table_that_grows_is_part_of_the_limit() -> None:
     settings = {"list_lengths": {}, "limit_bytes": 1 << 30}
     grown = tier_problem(limited("1GiB"), dataclasses.replace(INPUTS, tables=tables), **settings)  # type: ignore[arg-type]
     plain = tier_problem(limited("1GiB"), INPUTS, **settings)  # type: ignore[arg-type]
-    more = [
-        grown.least_bytes(one) - plain.least_bytes(other) for one, other in zip(grown.tables, plain.tables, strict=True)
-    ]
+    rung = Rung(row_format=RowFormat.INT4)
+    more = [one.num_bytes(rung) - other.num_bytes(rung) for one, other in zip(grown.tables, plain.tables, strict=True)]
     assert more == [0, map_bytes(growing)]
+
+
+@pytest.mark.parametrize("by_table", [{}, {"user": RowFormat.FP32}])
+@pytest.mark.parametrize("limit", ["400", "2 KB", "30 KB"])
+def test_a_disk_and_tiny_tables_are_refused_with_a_limit_that_is_accepted(
+    limit: str, by_table: dict[str, RowFormat], tmp_path: Path
+) -> None:
+    def refused(limit: str) -> str:
+        try:
+            with_rungs(limited(limit, disk=str(tmp_path), by_table=by_table), rows_of(), list_lengths={})
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    error = refused(limit)
+    assert ("400 without a unit means 400 bytes" in error) == (limit == "400")
+    named = re.findall(r"a limit of (.*?) or more", error)
+    assert [refused(each) for each in named] == ([""] if error else [])
+    assert error or limit == "30 KB"
 
 
 def test_tables_go_to_the_disk_where_few_bits_do_not_fit_or_exact_rows_are_asked_for(tmp_path: Path) -> None:
@@ -167,7 +186,7 @@ def test_tables_go_to_the_disk_where_few_bits_do_not_fit_or_exact_rows_are_asked
         with_rungs(limited("60MB", disk=str(tmp_path), memory="1GiB"), rows_of(inputs=large), list_lengths={})
     with pytest.raises(ConfigError, match=r"--tables\.disk FOLDER"):
         with_rungs(limited("60MB"), rows_of(inputs=large), list_lengths={})
-    with pytest.raises(ConfigError, match=r"'user' as disk, 1 % of the rows held"):
+    with pytest.raises(ConfigError, match=r"'user' as disk, 0.0102 % of the rows held"):
         with_rungs(limited("5MB", disk=str(tmp_path)), rows_of(inputs=large), list_lengths={})
 
 

@@ -11,6 +11,7 @@ first. A system without /proc (macOS) tells only its whole memory.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ziggurat.errors import ConfigError
 
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "none" as a number near 2^63
 _SYSTEM = Path("/")
+_UNITS = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,13 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.0f} MiB" if abs(num_bytes) >= 1 << 20 else f"{num_bytes / 2**10:.0f} KiB"
 
 
+def enough_text(num_bytes: int) -> str:
+    """Write the least size with few digits that is no smaller: what an error may ask for. 512 MiB, 2.31 GiB."""
+    unit, power = next((each for each in _UNITS if num_bytes >= 1 << each[1]), _UNITS[-1])
+    digits = 2 if power >= 30 or num_bytes < 10 << power else 0
+    return f"{math.ceil(num_bytes * 10**digits / (1 << power)) / 10**digits:,.{digits}f} {unit}"
+
+
 def size_of_text(text: str, *, where: str) -> int:
     """Bytes as people write them: "4GiB", "500 MB", "1.5 TiB", "4096".
 
@@ -94,6 +103,19 @@ def size_of_text(text: str, *, where: str) -> int:
         where=where,
         ways_out=f"{where} 4GiB",
     )
+
+
+def unit_missing(text: str, *, setting: str) -> str:
+    """A way out where a size that is too small was written without a unit: "400" means 400 bytes; "" with a unit.
+
+    Args:
+        text: as `size_of_text` reads it.
+        setting: the flag.
+    """
+    number = text.strip()
+    if number[-1:].isalpha():
+        return ""
+    return f"{number} without a unit means {number} bytes: {setting} {number}MiB, or {number}GiB"
 
 
 def _machine(root: Path) -> Memory:

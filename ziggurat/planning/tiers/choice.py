@@ -23,9 +23,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting
+from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting, room_for
 from ziggurat.errors import ConfigError
-from ziggurat.ops.machine.memory import size_text
+from ziggurat.ops.machine.memory import enough_text, size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.tiers.rungs import Rung, TieredTable
 
@@ -87,26 +87,13 @@ class TierProblem:
         """The rungs of each table."""
         return [table.rungs(self.formats, cache_share=cache_share, held_share=held_share) for table in self.tables]
 
-    def smallest(self, table: TieredTable) -> Rung:
-        """The rung of a table that takes least memory."""
-        held = (0.0, min(share for share in self.held_shares if share)) if any(self.held_shares) else (0.0,)
-        rungs = (
-            rung
-            for share in held
-            for rung in table.rungs(self.formats, cache_share=min(self.cache_shares), held_share=share)
-        )
-        return min(rungs, key=table.num_bytes)
 
-    def least_bytes(self, table: TieredTable) -> int:
-        """Of the smallest rung of a table."""
-        return table.num_bytes(self.smallest(table))
-
-
-def choose_rungs(problem: TierProblem) -> Choice:
+def choose_rungs(problem: TierProblem, *, way_out: str = "") -> Choice:
     """The rungs that fit at the least cost.
 
     Args:
         problem: tables and limit.
+        way_out: to be named first if nothing fits.
 
     Raises:
         ConfigError: no rungs fit; says which rung of which table would.
@@ -116,7 +103,11 @@ def choose_rungs(problem: TierProblem) -> Choice:
     found = [_best(problem, cache, held, time_limit_s=time_limit_s) for cache, held in shares]
     fitting = [each for each in found if each is not None]
     if not fitting:
-        raise _not_fitting(problem)
+        smallest, num_bytes = smallest_rungs(problem)
+        fallback = choice_of(problem, smallest, cache_share=min(problem.cache_shares))
+        if fallback is None or num_bytes > problem.limit_bytes:
+            raise _not_fitting(problem, way_out=way_out)
+        fitting = [fallback]
     best = min(fitting, key=lambda each: each.cost)
     for _ in range(_REPRICED):  # by the share of rows that the limit turned out to hold
         share = max((rung.held_share for rung in best.rungs.values()), default=0.0)
@@ -238,66 +229,118 @@ def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]
     whole, room = sum(table.all_held_bytes for table in below), problem.limit_bytes - taken
     in_host = below[0].link is not None
     held = min(whole, room if in_host else held_room(room, num_storages=len(storages)))
-    least = max(LEAST_PLACES / sum(table.num_rows for table in below if table.dim == dim) for dim in storages)
-    if held < min(1.0, least) * whole:
+    if held < _least_held(below):
         return 0, 0
     return held, 0 if in_host else most_waiting(held, num_storages=len(storages))
 
 
-def _not_fitting(problem: TierProblem) -> ConfigError:
+def _least_held(below: list[TieredTable]) -> int:
+    """Bytes of the fewest rows that may be held of tables on a disk or the host: every storage has `LEAST_PLACES`."""
+    rows = [sum(table.num_rows for table in below if table.dim == dim) for dim in {table.dim for table in below}]
+    share = min(1.0, LEAST_PLACES / min(rows))
+    return math.ceil(share * sum(table.all_held_bytes for table in below))
+
+
+def smallest_rungs(problem: TierProblem) -> tuple[dict[str, Rung], int]:
+    """Rungs that take little memory together, and the least limit with which `choose_rungs` takes them.
+
+    Each table has its smallest rung in memory, or on the device; all tables of a dim that may leave it do so together
+    where that saves more than the rows that a storage holds at least, and those that wait to be written.
+
+    Args:
+        problem: tables; its limit does not matter.
+    """
+    held_share = min((share for share in problem.held_shares if share), default=0.0)
+    options = problem.options(min(problem.cache_shares), held_share)
+    smallest, lower = dict[str, Rung](), dict[int, dict[str, Rung]]()
+    for table, rungs in zip(problem.tables, options, strict=True):
+        kept = [rung for rung in rungs if not rung.is_below]
+        smallest[table.name] = min(kept or rungs, key=table.num_bytes)
+        if kept and rungs[-1].is_below:
+            lower.setdefault(table.dim, {})[table.name] = rungs[-1]
+    least = _needed(problem, smallest)
+    for rungs in list(lower.values()) * 2:  # again: the storage with fewest rows decides what all of them hold
+        tried = smallest | rungs
+        needed = _needed(problem, tried)
+        if needed < least:
+            smallest, least = tried, needed
+    below = [table for table in problem.tables if smallest[table.name].is_below]
+    share = _least_held(below) / sum(table.all_held_bytes for table in below) if below else 0.0
+    return smallest | {table.name: replace(smallest[table.name], held_share=share) for table in below}, least
+
+
+def _needed(problem: TierProblem, rungs: dict[str, Rung]) -> int:
+    """The least limit that has room for rungs, with the fewest rows of disk or host that may be held."""
+    below = [table for table in problem.tables if rungs[table.name].is_below]
+    taken = sum(table.num_bytes(rungs[table.name]) for table in problem.tables)
+    taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in below)
+    if not below:
+        return taken
+    held = _least_held(below)
+    return taken + (held if below[0].link is not None else room_for(held, num_storages=len({t.dim for t in below})))
+
+
+def _not_fitting(problem: TierProblem, *, way_out: str) -> ConfigError:
     """Which rungs are smallest, and what would fit."""
-    tables = sorted(problem.tables, key=lambda table: -problem.least_bytes(table))
-    least = sum(problem.least_bytes(table) for table in tables)
-    missing = least - problem.limit_bytes
-    shown = "; ".join(_least_text(problem, table) for table in tables[:_SHOWN])
+    smallest, least = smallest_rungs(problem)
+    sizes = {table.name: table.num_bytes(smallest[table.name]) for table in problem.tables}
+    tables = sorted(problem.tables, key=lambda table: -sizes[table.name])
+    shown = "; ".join(_least_text(problem, table, rung=smallest[table.name]) for table in tables[:_SHOWN])
     more = f"; and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    waiting = least - sum(sizes.values())
+    more += f"; and {size_text(waiting)} of rows that wait to be written" if waiting >= 1024 else ""
     devices = max(1, problem.devices)
-    enough = size_text(least * 1.001 / devices + 1024)
+    enough, limit = enough_text(math.ceil(least / devices)), problem.limit_bytes / devices
+    limit_text = size_text(limit) if limit >= 1024 else f"{limit:.0f} bytes"
     if problem.devices:
         of_each, together = f" on each of {devices} devices", f" ({size_text(least)} on all together)"
         where = f"{_SETTING_OF_PLANS}, or the memory of a device without what else it holds"
-        more_devices = math.ceil(1.001 * least * devices / max(problem.limit_bytes, 1))
-        ways_out = [f"a limit of {enough} or more, if devices have it", f"{more_devices:,} devices or more: --cluster"]
+        more_devices = math.ceil(least * devices / max(problem.limit_bytes, 1))
+        ways_out = [
+            f"a limit above {enough}, if devices have it: not all cut evenly",
+            f"{more_devices:,} devices or more: --cluster",
+        ]
     else:
         of_each, together = "", ""
         where, ways_out = f"{_SETTING}, before the first step", [f"a limit of {enough} or more"]
+    more_ways = _ways_out(problem, tables[0], rung=smallest[tables[0].name], least=least)
     return ConfigError(
-        expected=f"tables that fit {size_text(problem.limit_bytes / devices)}{of_each} on some rung each",
+        expected=f"tables that fit {limit_text}{of_each} on some rung each",
         found=f"{size_text(least / devices)}{of_each}{together} on the smallest rungs: {shown}{more}",
         where=where,
-        ways_out=[*ways_out, *_ways_out(problem, tables[0], missing)],
+        ways_out=[*filter(None, (way_out,)), *ways_out, *more_ways],
     )
 
 
-def _least_text(problem: TierProblem, table: TieredTable) -> str:
-    smallest = problem.smallest(table)
+def _least_text(problem: TierProblem, table: TieredTable, *, rung: Rung) -> str:
     fixed = ", as --tables.by-table asks" if table.fixed is not None else ""
     state = f", {size_text(table.num_rows * table.state_bytes)} of it optimizer state" if table.state_bytes else ""
+    state = "" if rung.is_below else state
     grown = f", {size_text(table.map_bytes)} of it the map of ids" if table.map_bytes else ""
     of_all = " of all devices" if problem.devices else ""
     return (
-        f"table {table.name!r} as {smallest.text}{fixed}: {size_text(table.num_bytes(smallest))}{of_all}{state}{grown} "
+        f"table {table.name!r} as {rung.text}{fixed}: {size_text(table.num_bytes(rung))}{of_all}{state}{grown} "
         f"({table.num_rows:,} rows × {table.dim})"
     )
 
 
-def _ways_out(problem: TierProblem, largest: TieredTable, missing: int) -> list[str]:
-    ways = []
-    for table in problem.tables:
-        free = replace(table, fixed=None)
-        saved = problem.least_bytes(table) - problem.least_bytes(free)
-        if saved > 0:
-            rung = min(free.rungs(problem.formats, cache_share=0.0), key=free.num_bytes)
-            verdict = "enough" if saved >= missing else "not enough alone"
-            ways.append(f"table {table.name!r} as {rung.text} saves {size_text(saved)} ({verdict})")
+def _ways_out(problem: TierProblem, largest: TieredTable, *, rung: Rung, least: int) -> list[str]:
+    ways, missing = list[str](), least - problem.limit_bytes
+    for table in (table for table in problem.tables if table.fixed is not None):
+        freed = tuple(replace(each, fixed=None) if each is table else each for each in problem.tables)
+        smallest, enough = smallest_rungs(replace(problem, tables=freed))
+        if enough < least:
+            verdict = "enough" if least - enough >= missing else "not enough alone"
+            saved = size_text(least - enough)
+            ways.append(f"table {table.name!r} as {smallest[table.name].text} saves {saved} ({verdict})")
     if not problem.devices and not any(problem.held_shares):
         ways.append("--tables.disk FOLDER keeps exact rows on a disk, of which some are held in memory")
         ways.append("--tables.device-memory auto keeps exact rows on the host of a GPU, which holds some of them")
     if len(problem.formats) < len(LADDER):
         ways.append("leave --tables.weights out, so that every format may be chosen")
-    a_row = problem.least_bytes(largest) / max(largest.num_rows, 1)  # with its part of the map
-    rows = int((problem.least_bytes(largest) - missing) / a_row)
-    if rows > 0:
+    size = largest.num_bytes(rung)
+    rows = int((size - missing) * largest.num_rows / max(size, 1))  # with its part of the map
+    if rows > 0 and not rung.is_below:
         ways.append(f"at most {rows:,} rows in table {largest.name!r}: hash its ids, or drop rare ones (min_count)")
     if largest.state_bytes > 4:
         ways.append("--model.embedding.optimizer rowwise_adagrad keeps one number for each row")

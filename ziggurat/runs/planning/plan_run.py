@@ -16,7 +16,7 @@ import torch
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
-from ziggurat.ops.machine.memory import size_of_text
+from ziggurat.ops.machine.memory import size_of_text, unit_missing
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
 from ziggurat.plan import Placement, Towers
@@ -25,7 +25,7 @@ from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, memory_ledger, plan_model
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
 from ziggurat.planning.simulator.timeline import Timeline
-from ziggurat.planning.tiers.choice import choose_rungs
+from ziggurat.planning.tiers.choice import choose_rungs, smallest_rungs
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.planning.plan_inputs import PlanInputs, plan_inputs
 from ziggurat.runs.tables.memory_limit import rung_lines, tier_problem
@@ -107,7 +107,8 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
     if request.memory_limit:
         limit = size_of_text(request.memory_limit, where="--memory-limit")
         settings = replace(settings, tables_bytes=limit)
-        config, formats = _with_formats(config, data, cluster, settings=settings)
+        way_out = unit_missing(request.memory_limit, setting="--memory-limit")
+        config, formats = _with_formats(config, data, cluster, settings=settings, way_out=way_out)
     planned = plan_model(model_to_place(config, data), cluster, settings=settings, cost_model=cost_model)
     flat = None
     if config.towers is not None:
@@ -121,7 +122,7 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
 
 
 def _with_formats(
-    config: RunConfig, data: PlanInputs, cluster: Cluster, *, settings: PlanSettings
+    config: RunConfig, data: PlanInputs, cluster: Cluster, *, settings: PlanSettings, way_out: str
 ) -> tuple[RunConfig, dict[str, str]]:
     """A format for each table with which they fit all devices together, and a first plan of them each device."""
     model = model_to_place(config, data)
@@ -130,8 +131,8 @@ def _with_formats(
     problem = tier_problem(config, data.inputs, list_lengths=data.list_lengths, limit_bytes=whole)
     problem = replace(problem, devices=cluster.world_size)
     error = None
-    for pool in _pools(whole, least=sum(map(problem.least_bytes, problem.tables))):
-        choice = choose_rungs(replace(problem, limit_bytes=pool))
+    for pool in _pools(whole, least=smallest_rungs(problem)[1]):
+        choice = choose_rungs(replace(problem, limit_bytes=pool), way_out=way_out)
         formats = {name: rung.row_format for name, rung in choice.rungs.items()}
         limited = replace(config, tables=replace(config.tables, by_table=formats, memory_limit=""))
         try:

@@ -20,7 +20,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine.matmul_rate import link_bytes_per_s
-from ziggurat.ops.machine.memory import size_of_text, size_text
+from ziggurat.ops.machine.memory import size_of_text, size_text, unit_missing
 from ziggurat.ops.row_file import disk_rate
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.device import choose_device
@@ -79,7 +79,7 @@ def with_rungs(
     problem = tier_problem(config, dataset.inputs, list_lengths=list_lengths, limit_bytes=limit_bytes)
     if config.tables.cache or sum(table.num_bytes(_FP32) for table in problem.tables) > limit_bytes:
         problem = _with_tiers(problem, config, dataset)
-    choice = choose_rungs(problem)
+    choice = choose_rungs(problem, way_out=unit_missing(limit, setting=SETTING))
     formats = {name: rung.row_format for name, rung in choice.rungs.items()}
     tables = replace(config.tables, by_table=formats, cache=choice.cache_share)
     if tables.disk or tables.device_memory:

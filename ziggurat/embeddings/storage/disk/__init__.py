@@ -10,6 +10,7 @@ from ziggurat.embeddings.storage.disk.storage import (
     held_facts,
     held_room,
     most_waiting,
+    room_for,
 )
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "held_facts",
     "held_room",
     "most_waiting",
+    "room_for",
 ]

@@ -47,6 +47,12 @@ def held_room(num_bytes: int, *, num_storages: int) -> int:
     return max(num_bytes - most, int((num_bytes - least) / 1.5))
 
 
+def room_for(held_bytes: int, *, num_storages: int) -> int:
+    """The fewest bytes whose `held_room` is so many."""
+    least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    return min(held_bytes + most, -(-3 * held_bytes // 2) + least)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTables:
     """Makes storages on a disk: what `make_storage` wants.
