@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli.main import _split_settings, build_parser, main
-from ziggurat.cli.settings import SHORT, arguments_of, described
+from ziggurat.cli.settings import SHORT, arguments_of, described, settings_given
 from ziggurat.cli.verbs import any_schema
 from ziggurat.config import override, to_json
 from ziggurat.recipes.catalogue import recipe_named
@@ -215,6 +215,42 @@ def test_the_old_name_of_a_setting_works_with_a_notice(flag: str, capsys: pytest
     assert rows["--parallel.ranks-per-host"].split()[1:4] == ["int", "0", "2"]
     assert "--parallel.ranks-a-host" not in rows
     assert "is called --parallel.ranks-per-host now" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("given", "notice"),
+    [
+        (["--seed", "1", "--seed", "7"], "--seed is given twice, 1 and 7: the last counts, 7"),
+        (["--seed", "1", "--seed=2", "--seed", "7"], "--seed is given 3 times, 1, 2 and 7: the last counts, 7"),
+        (["--seed", "1", "--training.seed=7"], "--seed 1 and --training.seed 7: the full name counts, 7"),
+        (["--training.seed", "1", "--training.seed", "7"], "--training.seed is given twice, 1 and 7: the last counts"),
+        (
+            ["--model.embedding-dim=1", "--model.embedding_dim", "7"],
+            "--model.embedding-dim is given twice, 1 and 7: the last counts, 7",
+        ),
+        (
+            ["--data.train", "a.csv", "--data.train", "7"],
+            "--data.train is given twice, a.csv and 7: the last counts, 7; --data.train a.csv,7 takes both",
+        ),
+        (["--seed", "7", "--seed", "7", "--training.seed", "7"], ""),
+        (["--model.embedding-dim=7", "--model.embedding_dim", "7"], ""),
+    ],
+)
+def test_of_a_flag_that_is_given_again_the_last_value_counts_with_a_notice(
+    given: list[str], notice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "movielens_dlrm", *given, "--settings"]) == 0
+    shown = capsys.readouterr()
+    path = "--training.seed" if given[0] == "--seed" else given[0].partition("=")[0]
+    row = next(line for line in shown.out.splitlines() if line.startswith(f"{path} "))
+    assert "7" in row.split()
+    assert shown.err.startswith(f"notice: {notice}" if notice else "")
+    assert shown.err.count("notice") == bool(notice)
+
+
+def test_a_name_in_two_spellings_is_one_setting() -> None:
+    given = ["--a.b-c", "1", "--a.b_c", "2", "--a.b-c", "3"]
+    assert settings_given(given) == {"a.b-c": "3"}
 
 
 def test_a_role_without_a_column_names_the_schema_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -13,12 +14,53 @@ from ziggurat.errors import ConfigError
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
+def say_given_again(flag: str, values: Sequence[str]) -> None:
+    """Say on stderr which of the values of a flag counts, where it was given several and not all are equal.
+
+    Args:
+        flag: with its dashes.
+        values: what stood after it, in order.
+    """
+    if len(set(values)) < 2:
+        return
+    times, every = ("twice", "both") if len(values) == 2 else (f"{len(values)} times", "all")
+    last = values[-1]
+    text = f"notice: {flag} is given {times}, {', '.join(values[:-1])} and {last}: the last counts, {last}"
+    if flag in ("--data.train", "--data.valid", "--data.test"):
+        text += f"; {flag} {','.join(values)} takes {every}"
+    sys.stderr.write(f"{text}\n")
+
+
+class _Store(argparse.Action):
+    """What argparse's "store" does, remembering all values of a flag."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        """Keep a value; the last one counts."""
+        setattr(namespace, self.dest, values)
+        if option_string and isinstance(parser, VerbParser):
+            text = " ".join(map(str, values)) if isinstance(values, list) else str(values)
+            parser.given.setdefault(self.option_strings[-1], []).append(text)
+
+
 class VerbParser(argparse.ArgumentParser):
     """A parser that keeps the lines of its texts, and whose errors are `ConfigError`s."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
         self.set_defaults(parser=self)
+        self.given: dict[str, list[str]] = {}
+        for name in (None, "store"):
+            self.register("action", name, _Store)
+
+    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+        """As argparse does, with a notice for each flag that is given again with another value."""
+        self.given.clear()
+        parsed = super().parse_known_args(*arguments, **settings)
+        for flag, values in self.given.items():
+            say_given_again(flag, values)
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """What argparse complains of, in four parts."""

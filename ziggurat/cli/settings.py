@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ziggurat.cli.parser import say_given_again
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
@@ -85,16 +86,20 @@ def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str,
     Raises:
         ConfigError: a word that is no flag, or a flag without a value.
     """
-    given = {}
+    given, settings = {}, settings_given(rest)
     for name, (paths, _) in SHORT.items():
         text = getattr(options, _dest(name), None)
         given |= dict.fromkeys(paths, text) if text is not None else {}
-    return given | settings_given(rest)
+        full = {path.replace("_", "-"): value for path, value in settings.items()}.get(paths[0])
+        if text is not None and full is not None and text != full:
+            sys.stderr.write(f"notice: --{name} {text} and --{paths[0]} {full}: the full name counts, {full}\n")
+    return given | settings
 
 
 def settings_given(rest: Sequence[str]) -> dict[str, str]:
-    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
-    changes: dict[str, str] = {}
+    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary; of one that is given again the last counts, with a notice."""
+    changes: dict[str, list[str]] = {}  # by the name with dashes: all values
+    written: dict[str, str] = {}
     position = 0
     while position < len(rest):
         name, equals, value = rest[position].partition("=")
@@ -105,9 +110,14 @@ def settings_given(rest: Sequence[str]) -> dict[str, str]:
             if position >= len(rest):
                 raise _malformed(name, f"a value after {name}")
             value = rest[position]
-        changes[_present_name(name[2:])] = value
+        path = _present_name(name[2:])
+        dashed = path.replace("_", "-")
+        written[dashed] = path
+        changes.setdefault(dashed, []).append(value)
         position += 1
-    return changes
+    for dashed, values in changes.items():
+        say_given_again(f"--{dashed}", values)
+    return {written[dashed]: values[-1] for dashed, values in changes.items()}
 
 
 def _present_name(path: str) -> str:
