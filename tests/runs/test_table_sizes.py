@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.errors import ConfigError
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.errors import ConfigError, FileError, MissingFileError
 from ziggurat.features.schema import Categorical, Encoding, Label, Schema, Table
 from ziggurat.models import DLRMConfig
 from ziggurat.recipes.run_config import RunConfig
@@ -25,3 +26,23 @@ def test_rows_that_the_schema_names_are_compared_with_memory_first(tmp_path: Pat
         train_run(RunConfig(data=data, table_schema=schema, model=DLRMConfig()), folder=tmp_path / "run")
     assert "'user': 1,000,000,000,003 rows" in caught.value.found
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("folder", ["absent/folder", "a_file"])
+def test_a_disk_that_takes_no_files_is_refused_before_data_is_read(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "a_file").write_text("of another kind")
+    schema = Schema(labels=(Label(name="click"),), features=(Categorical(name="user"),))
+    data = DataConfig(train=(str(tmp_path / "absent.parquet"),))
+
+    def refused(disk: Path) -> Exception:
+        config = RunConfig(data=data, table_schema=schema, model=DLRMConfig(), tables=TablesConfig(disk=str(disk)))
+        with pytest.raises((FileError, MissingFileError)) as caught:
+            train_run(config, folder=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        return caught.value
+
+    error = refused(tmp_path / folder)
+    assert isinstance(error, FileError)
+    assert error.where == str(tmp_path / folder)
+    assert "--tables.disk FOLDER" in error.ways_out[-1]
+    assert isinstance(refused(tmp_path), MissingFileError)  # of the data

@@ -19,6 +19,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
+from ziggurat.ops.row_file import RowFile
 from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.typed import CachedShare, checked
 
@@ -156,6 +157,15 @@ class TablesConfig:
                     f"leave --{setting} out",
                 ),
             )
+
+    def check_folder(self) -> None:
+        """Make a file on the disk, and give it back: what cannot be made is told before data is read.
+
+        Raises:
+            FileError: the folder is not there, or takes no files.
+        """
+        if self.disk:
+            RowFile(self.disk, num_rows=1, payload_bytes=4).close()
 
     def cache_of(self, row_format: RowFormat) -> CacheSize:
         """The cache in front of rows of a format: none where their updates are exact without."""

@@ -208,6 +208,7 @@ def train_run(
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         config, changes = _start_or_resume(run, config, resume=resume)
         ranks.on_first(lambda: _check_folder(run, resume=resume))
+        ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
             progress.say(sources_text(run, changes))
         prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
