@@ -78,13 +78,15 @@ def choose_device(wanted: Device = Device.AUTO) -> ChosenDevice:
     if wanted is Device.CPU:
         return ChosenDevice(device=torch.device("cpu"), reason="as configured")
     if missing and wanted is Device.CUDA:
+        builds = "ACCELERATOR=cuda make setup installs the builds of torch and its kernels for GPUs"
+        fewer = "torchrun --nproc-per-node with no more ranks than GPUs"
         raise ConfigError(
             expected=f"a GPU for each of {local_ranks} ranks on this host",
             found=missing,
             where="--device cuda",
             ways_out=(
                 "--device auto takes the CPU where there is no GPU",
-                "torchrun --nproc-per-node with no more ranks than GPUs",
+                fewer if torch.backends.cuda.is_built() else builds,
                 "ziggurat doctor shows the devices of this machine",
             ),
         )
