@@ -10,7 +10,10 @@ from typing import Literal
 import pytest
 
 from ziggurat.config import from_json, override, settings, to_json
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RanksConfig
 
 
@@ -74,6 +77,18 @@ def test_overrides_of_every_type() -> None:
     assert scene == Scene(shape=Circle(radius=2.0), colour=Colour.BLUE, limit=0.5, visible=False, names=("x", "y"))
     assert override(scene, {"limit": "none"}).limit is None
     assert override(Scene(shape=Square()), {"shape.side-lengths": "512,256"}).shape == Square(side_lengths=(512, 256))
+
+
+def test_a_share_may_be_in_per_cent_and_no_other_number() -> None:
+    assert override(TablesConfig(weights=RowFormat.INT8), {"cache": "5%"}).cache == 0.05
+    assert override(DataConfig(), {"split.valid-fraction": "2.5 %"}).split.valid_fraction == 0.025
+    for config, changes in (
+        (TablesConfig(weights=RowFormat.INT8), {"cache": "500%"}),
+        (TablesConfig(weights=RowFormat.INT8), {"cache": "all%"}),
+        (Scene(), {"shape.radius": "5%"}),
+    ):
+        with pytest.raises(ConfigError, match="a number"):
+            override(config, changes)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.typed import Reader, hints_of
+from ziggurat.typed import Range, Reader, hints_of
 
 C = TypeVar("C")
 _SETTINGS = ("see all settings with `ziggurat train RECIPE --settings`",)
@@ -78,7 +78,7 @@ def override(
     Args:
         config: a frozen dataclass.
         changes: dotted path (dashes or underscores) to text. Tuples are comma separated, and so are named values
-            (`user_id=int8,item_id=bf16`); `none` is None.
+            (`user_id=int8,item_id=bf16`); `none` is None; a share of one may be in per cent (`5%`).
         where: names the origin in errors.
         also: what else a path is called, for errors: "training.epochs" → "--epochs".
 
@@ -163,6 +163,9 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     """Turn command-line text into a value of the hinted type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
+        is_share = arguments[0] is float and any(isinstance(each, Range) and each.most == 1 for each in arguments[1:])
+        if is_share and text.endswith("%"):
+            return _parse(float, text[:-1].strip(), path=path, where=where) / 100
         return _parse(arguments[0], text, path=path, where=where)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() == "none":
