@@ -298,6 +298,13 @@ def test_a_share_of_one_keeps_fp32_alone_and_bytes_are_counted() -> None:
         assert cached(tables).num_bytes == 790 * (20 + 4 + counts) + places * (64 + 4 + more)
 
 
+def test_a_cache_that_is_larger_than_asked_for_says_so() -> None:
+    behind = LowPrecision(row_format=RowFormat.INT8, rounding=Rounding.NEAREST, seed=0)
+    small, large = (Cached(behind=behind, cache=CacheSize(share=0.05))(rows, 16).describe() for rows in (100, 6400))
+    assert small["cache"] == "32 of 100 rows in FP32, lru; 0.05 of the rows would be 5, but a cache has sets of 32"
+    assert large["cache"] == "320 of 6,400 rows in FP32, lru"
+
+
 def test_a_cache_that_helps_no_rows_is_refused() -> None:
     embedding = EmbeddingConfig(dim=16)
     for weights in (RowFormat.FP32, RowFormat.SPLIT_BF16):

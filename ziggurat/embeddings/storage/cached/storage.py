@@ -52,7 +52,7 @@ from ziggurat.ops.lookup import (
     state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel
-from ziggurat.ops.row_cache import HIT, NO_WAY, Admission, CacheSize, Ways
+from ziggurat.ops.row_cache import HIT, NO_WAY, NUM_WAYS, Admission, CacheSize, Ways
 from ziggurat.ops.row_cache.cpp import CachedRows, apply_cached, lookup_cached, update_cached, why_not_cache
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
@@ -247,10 +247,13 @@ class CachedStorage(TableStorage):
         self._store_conflicts(placed, step=step)
 
     def describe(self) -> dict[str, Any]:
-        """What is cached, and what is behind it, for the start-up report."""
+        """What is cached, and what is behind it, for the start-up report; says where it is more than was asked for."""
+        held, asked = min(self.ways.num_places, self.num_rows), self.cache.share * self.num_rows
+        more = f"; {self.cache.share:.3g} of the rows would be {asked:,.0f}, but a cache has sets of {NUM_WAYS}"
         return {
             **self.backing.describe(),
-            "cache": f"{self.ways.num_places:,} of {self.num_rows:,} rows in FP32, {self.ways.policy.value}",
+            "cache": f"{held:,} of {self.num_rows:,} rows in FP32, {self.ways.policy.value}"
+            + (more if held > 1.1 * asked else ""),
             "cache without C++": why_not_cache() or "no",
             "bytes": self.num_bytes,
         }
