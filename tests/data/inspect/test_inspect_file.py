@@ -264,6 +264,14 @@ def test_time(tmp_path: Path, name: str, values: object, becomes: str):
     assert found.schema.time == (name if becomes == "time" else "")
 
 
+def test_times_in_two_units_are_said(tmp_path: Path):
+    seconds = 1_700_000_000 + np.arange(ROWS)
+    mixed = _inspect(tmp_path, timestamp=np.where(np.arange(ROWS) % 2, seconds, 1000 * seconds))
+    assert mixed.schema.time == "timestamp"
+    assert "'timestamp': times in seconds and milliseconds, by their sizes; a split" in " ".join(mixed.warnings)
+    assert not any("times in" in warning for warning in _inspect(tmp_path, timestamp=seconds).warnings)
+
+
 def test_a_wrong_label_is_answered_with_the_nearest_and_values_are_no_header(tmp_path: Path):
     (tmp_path / "a.csv").write_text("user,click\n1,0\n2,1\n")
     with pytest.raises(ZigguratError, match="--label click"):

@@ -131,6 +131,19 @@ def test_row_without_a_time_is_an_error_or_quarantined(tmp_path, values):
     assert json.loads(file.read_text())["column"] == "time"
 
 
+@pytest.mark.parametrize("factor", [1_000, 1_000_000])
+@pytest.mark.parametrize("dtype", [pl.Int64, pl.Float64, pl.String])
+def test_seconds_beside_smaller_units_are_refused(factor, dtype):
+    seconds = np.arange(1_700_000_000, 1_700_000_100)
+    mixed = pl.Series(np.concatenate([seconds, seconds * factor])).cast(pl.Int64).cast(dtype)
+    with pytest.raises(DataError, match=r"1700000000 to 17.*: seconds and m.*seconds, by their sizes") as refused:
+        by_time(mixed)
+    assert refused.value.where == "split by time, column 'time'"
+    assert np.bincount(by_time(pl.Series(seconds * factor).cast(dtype))).tolist() == [80, 10, 10]
+    own = np.concatenate([np.arange(100), seconds * factor])  # counted from a moment of their own
+    assert len(by_time(own)) == 200
+
+
 def test_impossible_time_columns():
     with pytest.raises(SchemaError, match="List"):
         by_time(pl.Series([[1], [2]]))

@@ -21,6 +21,7 @@ import polars as pl
 
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
+from ziggurat.data.preprocess.values.time_units import two_units
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.synthetic.best_metrics import pair_share
 from ziggurat.errors import DataError
@@ -193,7 +194,9 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
             score, why = 1, "whole numbers, by the name"
         else:
             continue
-        guess = RoleGuess(facts.name, f"no feature: {why}", warning=_warning_of_dates(facts))
+        guess = RoleGuess(
+            facts.name, f"no feature: {why}", warning=_warning_of_dates(facts) or _warning_of_units(facts)
+        )
         if best is None or (score, -position) > best[:2]:
             best = (score, -position, guess)
     return best[2] if best else None
@@ -222,6 +225,12 @@ def _warning_of_dates(facts: ColumnFacts) -> str:
         f"{facts.name!r}: no date shows whether the day or the month stands first; day_first is taken, say "
         f"--data.split.date-order month_first where that is wrong{zones}"
     )
+
+
+def _warning_of_units(facts: ColumnFacts) -> str:
+    """What must be said where some times are in seconds and others in milliseconds."""
+    units = two_units(facts.present.to_numpy()) if facts.kind is Values.WHOLE and len(facts.present) else ""
+    return f"{facts.name!r}: times in {units}, by their sizes; a split by time needs one unit" if units else ""
 
 
 def _epoch_unit(facts: ColumnFacts) -> str:

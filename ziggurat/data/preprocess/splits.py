@@ -33,6 +33,7 @@ import polars as pl
 
 from ziggurat.config import JSON
 from ziggurat.data.mixing import derive_seed, splitmix64
+from ziggurat.data.preprocess.values.time_units import two_units
 from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, report_unreadable, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -238,7 +239,7 @@ def fit_splitter(
 
     Raises:
         ConfigError: no time column is named, there are too few distinct times, or dates whose order nothing shows.
-        DataError: a row has no time (policy ERROR), or there is no row at all.
+        DataError: a row has no time (policy ERROR), times are of two units, or there is no row at all.
         SchemaError: the column cannot be a time.
     """
     config = config.resolved(schema)
@@ -298,6 +299,8 @@ def _fit_time(
         counts.add(keys[~np.isnan(keys)])
     values, numbers = counts.finish()
     _refuse_empty(len(values), where=where, num_bad=bad_rows.num_rows)
+    if not is_date:
+        _refuse_two_units(values, column=column)
     wanted = 1 + (config.valid_fraction > 0) + (config.test_fraction > 0)
     if len(values) < wanted:
         raise ConfigError(
@@ -323,6 +326,18 @@ def _fit_time(
         is_date=bool(is_date),
         date_order=order if is_date else DateOrder.AUTO,
     )
+
+
+def _refuse_two_units(times: np.ndarray, *, column: str) -> None:
+    """Refuse seconds beside milliseconds, whose order is none; times counted from a moment of their own pass."""
+    whole = times[np.abs(times) < 2**62].astype(np.int64)
+    if len(whole) == len(times) and (units := two_units(whole)):
+        raise DataError(
+            expected="all times of the column in one unit",
+            found=f"times from {whole[0]} to {whole[-1]}: {units}, by their sizes",
+            where=f"split by time, column {column!r}",
+            ways_out=("write the times of all files in one unit", "set by = random, if their order does not matter"),
+        )
 
 
 def _nearest(before: np.ndarray, target: float, *, low: int, high: int) -> int:

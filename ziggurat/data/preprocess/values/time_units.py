@@ -43,6 +43,12 @@ def unit_of(times: Sequence[int]) -> str:
     return _NAMES[int(units[0])] if len(found) and len(units) == 1 and is_modern(found).all() else ""
 
 
+def two_units(times: Int64[np.ndarray, " N"]) -> str:
+    """The units of times where they are of several ("seconds and milliseconds"), by their sizes; else ""."""
+    units = np.unique(per_second(times))
+    return " and ".join(_NAMES[int(each)] for each in units) if len(units) > 1 and is_modern(times).all() else ""
+
+
 def of_another_unit(times: Int64[np.ndarray, " N"], *, seen: Sequence[int]) -> Int64[np.ndarray, " K"]:
     """Places of the times that are of another unit than those seen.
 
