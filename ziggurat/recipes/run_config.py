@@ -25,6 +25,7 @@ from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
+from ziggurat.recipes.events_check import check_events
 from ziggurat.recipes.growing_check import check_growing
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
@@ -189,6 +190,7 @@ class RunConfig:
 
         Raises:
             PlanError: the towers do not fit the features of the schema.
+            SchemaError: the model learns from events and the schema has none, or the other way round.
             ConfigError: sessions are to be shuffled and the schema has none; tables are not in FP32 and their optimizer
                 has dense gradients; a format is given for a table that there is not; the model's config is none, the
                 model cannot have towers, their compression does not fit its tables, or there are settings of tower
@@ -200,6 +202,7 @@ class RunConfig:
         tables = {table_of(feature) for feature in schema.features} - {""}
         self.tables.check(self.model.embedding, tables=tables)
         check_growing(self)
+        check_events(self)
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         self._check_sessions()
         if schema.labels:

@@ -1,0 +1,69 @@
+"""Whether model and schema go together in events: refused before the first file is read, with the recipe that fits.
+
+schema                         models that learn from it
+[events] and a [[label]]       sequence_ranker, and those that read one history
+[events] without labels        next_item: the recipes table_hstu, table_sasrec, table_gsasrec
+no [events]                    all but these two
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ziggurat.errors import SchemaError
+from ziggurat.features.events import HISTORY, NEXT_ITEM
+from ziggurat.models import (
+    MODEL_CONFIGS,
+    BSTConfig,
+    DIENConfig,
+    DINConfig,
+    NextItemConfig,
+    OneTransConfig,
+    RankMixerConfig,
+    SequenceRankerConfig,
+    TransActConfig,
+)
+
+if TYPE_CHECKING:
+    from ziggurat.recipes.run_config import RunConfig
+
+_OF_EVENTS = (NextItemConfig, SequenceRankerConfig)
+_READ_A_HISTORY = (BSTConfig, DIENConfig, DINConfig, OneTransConfig, RankMixerConfig, TransActConfig)
+_RANKER = "ziggurat train table_sequence_ranker ranks the candidates of events by their labels"
+_NEXT = "ziggurat train table_hstu (or table_sasrec) finds the next item of events without labels"
+_SAMPLES = "ziggurat train table_dlrm learns from rows that are samples"
+_GUIDE = "see docs/guides/long-histories.md"
+
+
+def check_events(config: RunConfig) -> None:
+    """Refuse a schema with [events] for a model of samples, and one without for a model of events.
+
+    Raises:
+        SchemaError: they do not go together; names the recipe that fits.
+    """
+    schema, model = config.table_schema, type(config.model)
+    labels = [label.name for label in schema.labels]
+    if schema.events is None:
+        made_by_hand = any(feature.name == HISTORY for feature in schema.features)
+        if model in _OF_EVENTS and not made_by_hand:
+            wanted = "[events]" if model is NextItemConfig else "[events] and a [[label]]"
+            raise _wrong(config, f"a schema with {wanted}", "no [events]", f"add {wanted} to it: {_GUIDE}", _SAMPLES)
+    elif model is NextItemConfig:
+        if labels and NEXT_ITEM not in labels:
+            found, way_out = f"labels {', '.join(labels)}", f"take each [[label]] out of the schema: {_NEXT}"
+            raise _wrong(
+                config, "a schema with [events] and no labels: what comes next is asked", found, _RANKER, way_out
+            )
+    elif model is SequenceRankerConfig:
+        if not labels:
+            way_out = f"add a [[label]], such as what was bought: {_GUIDE}"
+            raise _wrong(config, "a schema with [events] and a [[label]]", "[events] and no labels", _NEXT, way_out)
+    elif model in MODEL_CONFIGS and model not in _READ_A_HISTORY:
+        way_out = "take [events] out of the schema: each row is then a sample"
+        expected = "a schema of samples: this model reads no histories"
+        raise _wrong(config, expected, "a schema with [events]", _RANKER if labels else _NEXT, way_out)
+
+
+def _wrong(config: RunConfig, expected: str, found: str, *ways_out: str) -> SchemaError:
+    where = f"the schema, for model {config.model.kind!r}"
+    return SchemaError(expected=expected, found=found, where=where, ways_out=ways_out)
