@@ -50,6 +50,7 @@ from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.resume import config_to_resume, sources_text
+from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
@@ -246,6 +247,8 @@ def train_run(
             # A model that finds items learns what is chosen at all; its AUC is that of likes against dislikes.
             for line in () if trainer.model.finds_items else suspicious(evaluation.metrics, split=split):
                 progress.say(f"warning: {line}")
+        for line in short_of_rows(run.metrics, prepared.inputs):
+            progress.say(f"warning: {line}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
 

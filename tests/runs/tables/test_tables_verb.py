@@ -16,7 +16,8 @@ from ziggurat.config import override
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.runs.tables.table_report import logged_unknown, tables_report
+from ziggurat.runs.tables.growth import limits_of, logged_growth, short_of_rows
+from ziggurat.runs.tables.table_report import tables_report
 from ziggurat.runs.tables.touched_rows import touched_rows
 
 LOADER = LoaderConfig(batch_size=32, shuffle_buffer_rows=200, prefetch=0, seed=3)
@@ -79,10 +80,6 @@ def test_lines_say_how_many_lookups_met_an_unknown_id(tmp_path: Path) -> None:
     counts = found.growing["user"]
     assert counts["known"] + counts["unknown"] == 600
     assert counts["new"] - counts["evicted"] == counts["ids"] == 30
-    lines = [{"kind": "train", "growing/a/b/known": 3, "growing/a/b/unknown": 1}, {"kind": "evaluation"}] * 2
-    log = tmp_path / "metrics.jsonl"
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert logged_unknown(log) == {"a/b": 0.25}
     config = override(recipe_named("synthetic_dlrm"), {"tables.weights": "int8"})
     shown = tables_report(config, found, names=["user"]).lines()
     share = counts["unknown"] / 600
@@ -91,6 +88,26 @@ def test_lines_say_how_many_lookups_met_an_unknown_id(tmp_path: Path) -> None:
     (own,) = (each.own_hits for each in tables_report(cached, found, names=["user"]).tables)
     assert own is not None
     assert own.cache_rows == 32, "a tenth of 32 rows is one set of 32 ways"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "evicted", "ids", "is_short"),
+    [(10, 0, 30, False), (25, 0, 30, True), (5, 20, 30, True), (25, 0, 29, False), (0, 0, 30, False)],
+)
+def test_a_growing_table_that_is_too_small_is_said(
+    unknown: int, evicted: int, ids: int, is_short: bool, tmp_path: Path
+) -> None:
+    counts = {"known": 100 - unknown, "unknown": unknown, "new": 1, "evicted": evicted, "ids": ids}
+    lines = [{"kind": "train", **{f"growing/user/{name}": count for name, count in counts.items()}}, {"kind": "valid"}]
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *lines]))
+    inputs = growing_dataset(600).inputs
+    (found,) = logged_growth(log, limits=limits_of(inputs)).values()
+    assert (found.limit, found.lookups, found.unknown_share) == (30, 200, unknown / 100)
+    assert found.full_share == (ids == 30)
+    said = short_of_rows(log, inputs)
+    assert bool(said) == is_short
+    assert not said or "growing table 'user' is too small for the ids that come: " in said[0]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ cache of the rows touched last, for a share of the rows of one table, or of all 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.tables.disk_bytes import bytes_on_disk, held_bytes, held_share, share_on_device
+from ziggurat.runs.tables.growth import LoggedGrowth, limits_of, logged_growth
 from ziggurat.runs.tables.table_use import WHERE, CacheHits, RowsPlace, TableUse
 from ziggurat.runs.tables.touched_rows import TouchedRows
 from ziggurat.training.records.log import read_records
@@ -55,7 +55,7 @@ class TablesReport:
         curves: by name, for the plot.
         measured: share of the rows of steps that the run's caches had, as its log says; None: no log, or no cache.
         growing: by table whose ids come and go, what became of them in the sample.
-        logged_unknown: share of its look-ups that met an unknown id, as the log says of the whole run.
+        logged: by table whose ids come and go, what the log says of the whole run.
         measured_held: share of the rows of lookups on a disk that were held, likewise.
         measured_device: share of the rows of batches that the device held of tables on the host, likewise.
     """
@@ -68,7 +68,7 @@ class TablesReport:
     curves: dict[str, MissRatioCurve] = field(repr=False)
     measured: float | None = None
     growing: dict[str, dict[str, int]] = field(default_factory=dict)
-    logged_unknown: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, LoggedGrowth] = field(default_factory=dict)
     measured_held: float | None = None
     measured_device: float | None = None
 
@@ -115,7 +115,7 @@ class TablesReport:
         found.append("age       batches since the rows touched were used last, at the end of the sample: the median")
         for name, counts in self.growing.items():
             share = counts["unknown"] / max(counts["known"] + counts["unknown"], 1)
-            log = f", {self.logged_unknown[name]:.1%} in the log" if name in self.logged_unknown else ""
+            log = f"; in the log {self.logged[name].text}" if name in self.logged else ""
             found.append(
                 f"growing   {name}: {counts['ids']:,} ids have a row; {counts['new']:,} came and {counts['evicted']:,} "
                 f"went; {share:.1%} of the look-ups met an unknown id{log}"
@@ -156,7 +156,8 @@ class TablesReport:
             "batch_size": self.batch_size,
             "measured_hits": self.measured,
             "growing": self.growing,
-            "logged_unknown": self.logged_unknown,
+            "logged_unknown": {name: each.unknown_share for name, each in self.logged.items()},
+            "logged_full": {name: each.full_share for name, each in self.logged.items()},
             "measured_held_hits": self.measured_held,
             "measured_device_hits": self.measured_device,
         }
@@ -174,22 +175,6 @@ def measured_hits(log: Path | None, *, name: str) -> float | None:
     timings = [each.get("timing", {}) for each in read_records(log) if each.get("kind") == "train"]
     rates = [each[name] for each in timings if name in each]
     return statistics.fmean(rates[len(rates) // 2 :]) if rates else None
-
-
-def logged_unknown(log: Path) -> dict[str, float]:
-    """By table that grows, the share of the look-ups of a run that met an unknown id.
-
-    Args:
-        log: its metrics.jsonl.
-    """
-    known, unknown = Counter[str](), Counter[str]()
-    for record in read_records(log):
-        for name, count in record.items() if record.get("kind") == "train" else ():
-            table, _, what = name.removeprefix("growing/").rpartition("/")
-            if name.startswith("growing/"):
-                known[table] += count if what == "known" else 0
-                unknown[table] += count if what == "unknown" else 0
-    return {table: unknown[table] / max(known[table] + unknown[table], 1) for table in known}
 
 
 def tables_report(
@@ -239,7 +224,7 @@ def tables_report(
         batch_size=config.training.loader.batch_size,
         curves=curves,
         growing={name: counts for name, counts in touched.growing.items() if name in chosen},
-        logged_unknown={} if log is None else logged_unknown(log),
+        logged={} if log is None else logged_growth(log, limits=limits_of(inputs)),
         measured=measured_hits(log, name="cache_hit_rate"),
         measured_held=measured_hits(log, name="disk_hit_rate"),
         measured_device=measured_hits(log, name="device_hit_rate"),
