@@ -59,6 +59,8 @@ CASES = {
     "dlrm_d128_split_bf16_speed": _case(128, RowFormat.SPLIT_BF16, goal=1.15),
     "dlrm_d128_int4_cache1_speed": _case(128, RowFormat.INT4, cache=0.01),
     "dlrm_d64_int8_cache5_speed": _case(64, RowFormat.INT8, cache=0.05, goal=0.9),
+    "dlrm_d128_int4_speed": _case(128, RowFormat.INT4),
+    "dlrm_d64_int8_speed": _case(64, RowFormat.INT8),
 }
 CASES |= {
     name.replace("_speed", "_uniform_speed"): replace(CASES[name], is_uniform=True)

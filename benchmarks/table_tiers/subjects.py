@@ -104,7 +104,8 @@ SUBJECTS: Mapping[str, Callable[[], RunConfig]] = MappingProxyType(
 )
 PROMISED = tuple(f"{subject}_{name}_auc" for subject in SUBJECTS for name, each in VARIANTS.items() if each.promised)
 CURVE = tuple(f"movielens_dlrm_{name}_auc" for name in VARIANTS)
-CASES = tuple(dict.fromkeys((*PROMISED, *CURVE)))
+NO_CACHE = tuple(f"{subject}_{name}_auc" for subject in SUBJECTS for name in ("d64_int8_cache0", "d128_int4_cache0"))
+CASES = tuple(dict.fromkeys((*PROMISED, *CURVE, *NO_CACHE)))
 
 
 def subject_and_variant(case: str) -> tuple[str, str]:
