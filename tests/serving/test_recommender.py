@@ -179,6 +179,15 @@ def test_values_that_no_item_has_are_noted(loaded: zg.Recommender) -> None:
     assert loaded.recommend({}, exclude=["i1"]).notes == ()
 
 
+def test_an_unknown_user_is_noted(loaded: zg.Recommender) -> None:
+    unknown = ("user: user_id 'nobody' is none of the known users; what the request says counts alone",)
+    known = loaded.users(limit=1)[0]
+    for user, notes in (({"user_id": "nobody"}, unknown), ({"user_id": known}, ()), ({"user_id": None}, ()), ({}, ())):
+        for answer in (loaded.recommend(user, k=2), loaded.rank(user, ["i1", "i2"])):
+            assert answer.notes == notes
+            assert answer.to_json().get("notes", []) == list(notes)
+
+
 def test_given_items_are_completed_from_the_catalogue(loaded: zg.Recommender) -> None:
     """Features of the model and columns that only the value model reads, but for what the request says itself."""
     import torch

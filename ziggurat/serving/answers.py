@@ -154,7 +154,7 @@ class Recommendations:
         version: of the export that answered.
         degraded: what was left out for lack of time; empty for the full answer.
         notes: values in the filter that no item has, each with the nearest that some have, and excluded ids of no
-            item: most often typing errors.
+            item: most often typing errors; and that the user is not known.
         plan: how the candidates were found, if `explain` asked for it.
         missing_shards: shards of the index that gave no answer in time: none of their items is here, and `degraded`
             says so, too.
@@ -187,16 +187,18 @@ class Ranked:
     Args:
         items: best first; `position` says where each stood in the request.
         version: of the export that answered.
-        degraded: as in `Recommendations`.
+        degraded, notes: as in `Recommendations`.
     """
 
     items: tuple[ScoredItem, ...]
     version: str
     degraded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data."""
-        return _answer(self.items, self.version, self.degraded)
+        """The answer as plain data; notes where there are any."""
+        more = {"notes": list(self.notes)} if self.notes else {}
+        return _answer(self.items, self.version, self.degraded) | more
 
 
 def _answer(items: Sequence[ScoredItem], version: str, degraded: tuple[str, ...]) -> dict[str, Any]:

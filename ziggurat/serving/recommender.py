@@ -34,7 +34,7 @@ from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.serving.answering.chain import Candidates, Chain, Question
 from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
 from ziggurat.serving.answering.isolated import isolated, or_raise
-from ziggurat.serving.answering.item_catalogue import KnownUsers, had_before, sample_numbers
+from ziggurat.serving.answering.item_catalogue import KnownUsers, had_before, sample_numbers, user_notes
 from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, info_now
@@ -282,12 +282,13 @@ class Recommender:
         questions = [self._question(request) for request in requests]
         chain = self.chain  # items may change meanwhile; it knows every number that a question has
         found = chain.recommend(questions, effort=effort, explain=any(request.explain for request in requests))
+        known, absent = self._users, self._catalogue().notes
         return [
             Recommendations(
                 items=self._items(each),
                 version=chain.changes.version(self.export.version),
                 degraded=degraded_by(effort, missing_shards=each.missing),
-                notes=(*self.notes(question.filter), *self._catalogue().notes(request.exclude)),
+                notes=(*self.notes(question.filter), *absent(request.exclude), *user_notes(request.user, users=known)),
                 plan=each.plan if request.explain else "",
                 missing_shards=each.missing,
             )
@@ -370,7 +371,7 @@ class Recommender:
             )
             for place in found.values.argsort(descending=True, stable=True).tolist()
         )
-        return Ranked(items=items, version=version)
+        return Ranked(items=items, version=version, notes=user_notes(request.user, users=self._users))
 
     def _split_items(self, request: RankRequest) -> GivenItems:
         ids = [item for item in request.items if isinstance(item, str)]

@@ -292,6 +292,19 @@ class KnownUsers:
         return KnownUsers(frame, id_column=id_column, offsets=offsets, items=items)
 
 
+def user_notes(user: Mapping[str, Any], *, users: KnownUsers | None) -> tuple[str, ...]:
+    """What somebody who asks for a user should know: that nobody has the id of the request.
+
+    Args:
+        user: columns of the request.
+        users: what the export knows, or None: then nothing is said.
+    """
+    name = None if users is None else user.get(users.id_column)
+    if users is None or name is None or users.number(user) >= 0:
+        return ()
+    return (f"user: {users.id_column} {name!r:.80} is none of the known users; what the request says counts alone",)
+
+
 def had_before(
     user: Mapping[str, Any], *, users: KnownUsers | None, catalogue: ItemCatalogue
 ) -> list[Int64[Tensor, "_"]]:

@@ -282,7 +282,7 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "notes": {
                     "type": "array",
                     "items": text,
-                    "description": "values in the filter that no item has, excluded ids of no item",
+                    "description": "values in the filter that no item has, excluded ids of no item, an unknown user",
                 },
                 "plan": text | {"description": "how the candidates were found, if `explain` asked for it"},
                 "missing_shards": missing,
