@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import argparse
 import io
-import statistics
 import subprocess
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import QUICK, ROOT, Entry, Measured, RoundsConfig, measure, percentiles, say
-from benchmarks.report import Case, Report
+from benchmarks.harness import QUICK, ROOT, Entry, Measured, RoundsConfig, measure, say
+from benchmarks.report import Case, Report, by_round
 from benchmarks.train import OURS
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.errors import ConfigError
@@ -99,21 +98,8 @@ def cases(workload: Workload, results: dict[str, Measured]) -> list[Case]:
 
 
 def _case(name: str, results: dict[str, Measured], *, ours: str, by_cpu: bool, goal: float = 0.0) -> Case:
-    mine, theirs = (results[each].cpu_rates if by_cpu else results[each].rates for each in (ours, OLDER))
-    ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
-    low, high = percentiles(ratios)
-    return Case(
-        name=name,
-        ours=statistics.median(mine),
-        peer=statistics.median(theirs),
-        ratio=statistics.median(ratios),
-        ratio_p10=low,
-        ratio_p90=high,
-        ours_name=ours,
-        peer_name=OLDER,
-        goal=goal,
-        unit="samples/CPU s" if by_cpu else "samples/s",
-    )
+    mine, theirs = ((each, results[each].cpu_rates if by_cpu else results[each].rates) for each in (ours, OLDER))
+    return by_round(name, ours=mine, peer=theirs, goal=goal, unit="samples/CPU s" if by_cpu else "samples/s")
 
 
 def checkout(commit: str) -> Path:

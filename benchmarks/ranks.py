@@ -23,7 +23,7 @@ from benchmarks.datacentre.network import NetworkConfig, PlainNetwork
 from benchmarks.harness import PEER_PYTHON, percentiles, say
 from benchmarks.limits import probe_bf16
 from benchmarks.our_step_ranks import StepVariant
-from benchmarks.report import Case, Report
+from benchmarks.report import Case, Report, by_round
 from benchmarks.train import compile_cache
 from benchmarks.workload import Workload
 from ziggurat.config import to_json
@@ -153,20 +153,8 @@ def _measure(contestants: Sequence[Turned], *, rounds: int, turn_s: float = 0.7)
 
 def _case(name: str, *, ours: Turned, peer: Turned, goal: float) -> Case:
     """A ratio of samples a second, round by round."""
-    mine, theirs = ([each.samples * 1e3 / ms for ms in each.step_ms] for each in (ours, peer))
-    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
-    low, high = percentiles(ratios)
-    return Case(
-        name=name,
-        ours=statistics.median(mine),
-        peer=statistics.median(theirs),
-        ratio=statistics.median(ratios),
-        ratio_p10=low,
-        ratio_p90=high,
-        ours_name=ours.name,
-        peer_name=peer.name,
-        goal=goal,
-    )
+    mine, theirs = ((each.name, [each.samples * 1e3 / ms for ms in each.step_ms]) for each in (ours, peer))
+    return by_round(name, ours=mine, peer=theirs, goal=goal)
 
 
 def _table(timed: Sequence[Mapping[str, Any]]) -> str:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.harness import ROOT, Measured, paired_ratio, percentiles, say
+from benchmarks.harness import ROOT, Measured, percentiles, say
 from benchmarks.machine import describe_run, machine_slug
+
+Contestant = tuple[str, Sequence[float]]  # name, and rates by round
 
 REPORTS = ROOT / "benchmarks" / "reports"
 
@@ -61,18 +64,35 @@ def compare(
         goal: the promised ratio.
         limit: samples/s that the machine's matrix products allow.
     """
-    ratio = paired_ratio(results[ours], results[peer])
+    mine, theirs = ((each, results[each].rates) for each in (ours, peer))
+    limit_ratio = results[ours].rate / limit if limit else None
+    return replace(by_round(name, ours=mine, peer=theirs, goal=goal), limit_ratio=limit_ratio)
+
+
+def by_round(name: str, *, ours: Contestant, peer: Contestant, goal: float = 0.0, unit: str = "samples/s") -> Case:
+    """A case from rates of the same rounds.
+
+    Args:
+        name: of the case.
+        ours: name and rates of our contestant.
+        peer: those of the other.
+        goal: the promised ratio.
+        unit: of the rates.
+    """
+    mine, theirs = ours[1], peer[1]
+    ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
+    low, high = percentiles(ratios)
     return Case(
         name=name,
-        ours=results[ours].rate,
-        peer=results[peer].rate,
-        ratio=ratio["median"],
-        ratio_p10=ratio["p10"],
-        ratio_p90=ratio["p90"],
-        ours_name=ours,
-        peer_name=peer,
+        ours=statistics.median(mine),
+        peer=statistics.median(theirs),
+        ratio=statistics.median(ratios),
+        ratio_p10=low,
+        ratio_p90=high,
+        ours_name=ours[0],
+        peer_name=peer[0],
         goal=goal,
-        limit_ratio=results[ours].rate / limit if limit else None,
+        unit=unit,
     )
 
 
