@@ -44,7 +44,6 @@ def test_a_program_computes_the_logits(tmp_path: Path) -> None:
     check(zg.DCNv2Config(deep=zg.MLPConfig(hidden_dims=(8,))), tmp_path / "dense.pt2", inputs=inputs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", [each for each in MODEL_CONFIGS if each().kind not in ("two_tower", "next_item", "sequence_ranker")]
 )

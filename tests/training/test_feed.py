@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,23 @@ def test_a_run_goes_on_in_the_order_that_it_began_with(tmp_path: Path) -> None:
     assert batch.row_ids.tolist() == wanted.row_ids.tolist()
     with pytest.raises(ConfigError, match="shuffle = lanes"):
         feed(Shuffle.LANES).restore(Position(step=1, rows=64, shuffle="buffer"), where="step 1")
+
+
+def test_ranks_cut_no_block_of_samples_that_a_loss_couples() -> None:
+    """Where batches cross windows, and in the last one, too: the samples of all ranks stand as on one device."""
+    dataset = MemoryDataset(plain_table(600), PLAIN, rows_per_group=64)
+
+    def steps(coupled: int, world_size: int) -> list[list[list[int]]]:
+        config = TrainingConfig(loader=LoaderConfig(batch_size=96 // world_size, shuffle_buffer_rows=256, prefetch=0))
+        found = []
+        for rank in range(world_size):
+            ranks = {"rank": rank, "world_size": world_size, "gather": lambda said: [said]}
+            source = Feed(dataset, config=config, coupled=coupled, **ranks).source
+            found.append([batch.row_ids.tolist() for batch in source])
+        return [list(each) for each in zip(*found, strict=True)]
+
+    for coupled, is_equal in ((16, True), (1, False)):
+        alone, parted = steps(coupled, 1), steps(coupled, 3)
+        assert len(alone) == len(parted) == 7
+        assert ([[*itertools.chain(*ranks)] for ranks in parted] == [rows for (rows,) in alone]) is is_equal
+        assert [sorted(itertools.chain(*ranks)) for ranks in parted] == [sorted(rows) for (rows,) in alone]

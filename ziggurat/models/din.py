@@ -177,7 +177,7 @@ class TargetAttention(nn.Module):
         copies = history.copies()
         keys_PD = copies.of_events(history.values)
         scores_P = self._scores(target_BD, history.values, keys_PD, copies=copies)
-        return weighted_sums(scores_P, keys_PD, copies.samples, num_samples=len(target_BD))
+        return weighted_sums(scores_P, keys_PD, copies.samples, num_samples=target_BD.shape[0])
 
     def scores(self, target_BD: Float[Tensor, "B D"], history: Unpooled) -> Float[Tensor, "N"]:
         """The weight of each event of lists, one a sample."""
@@ -287,7 +287,7 @@ class DIN(RankingModel):
         weights_N, samples_N = cast(TargetAttention, attention).scores(target_BD, history), history.copies().samples
         lists = {name: history} | {each: embedded.sequences[each].expanded() for each in self.config.actions}
         return {
-            each: weighted_sums(weights_N, values.values, samples_N, num_samples=len(target_BD))
+            each: weighted_sums(weights_N, values.values, samples_N, num_samples=target_BD.shape[0])
             for each, values in lists.items()
         }
 

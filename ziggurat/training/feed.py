@@ -33,6 +33,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
@@ -98,6 +99,8 @@ class Feed:
         gather: what all ranks say (plain data), in rank order; collective. On one device what this one says.
         balancer: deals samples to ranks; None: they stay where they are.
         shortened: thins the histories of a batch (`Model.shortened`); None: nothing does.
+        coupled: samples that no rank may cut (`Model.coupled_samples`). Where there are some, `auto` is the order
+            `buffer`: lanes divide a batch among ranks otherwise where it crosses windows, and the last one of an epoch.
 
     Raises:
         ConfigError: a schedule towards an end that the source does not know.
@@ -113,9 +116,14 @@ class Feed:
         gather: Callable[[Any], list[Any]],
         balancer: Balancer | None = None,
         shortened: Callable[..., Batch] | None = None,
+        coupled: int = 1,
     ) -> None:
-        loader = {"config": config.loader, "rank": rank, "world_size": world_size}
-        self.source = as_source(train, token_budget=config.token_budget, **loader)
+        loader = config.loader
+        if coupled > 1 and loader.shuffle is Shuffle.AUTO:
+            loader = replace(loader, shuffle=Shuffle.BUFFER)
+        self.source = as_source(
+            train, token_budget=config.token_budget, config=loader, rank=rank, world_size=world_size
+        )
         self.balancer, self._shortened = balancer, shortened
         self._config, self._rank, self._world_size, self._gather = config, rank, world_size, gather
         self._state: dict[str, Any] = {}

@@ -184,7 +184,9 @@ class Team:
         """The training data of this rank, its samples dealt as the settings say."""
         balancer = balancer_of(config, model=model, parallel=self.parallel)
         ranks = {"rank": self.rank, "world_size": self.world_size, "gather": self.gather}
-        return Feed(train, config=config, balancer=balancer, shortened=model.shortened, **ranks)
+        return Feed(
+            train, config=config, balancer=balancer, shortened=model.shortened, coupled=model.coupled_samples, **ranks
+        )
 
     def drain(self, model: Model, *, feed: Feed) -> None:
         """Receive what was sent ahead for steps that will not come."""

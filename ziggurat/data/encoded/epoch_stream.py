@@ -37,7 +37,7 @@ from ziggurat.data.mixing import derive_seed, splitmix64
 class Shuffle(StrEnum):
     """The order in which an epoch visits the rows."""
 
-    AUTO = "auto"  # lanes; a run that goes on keeps the order that it began with
+    AUTO = "auto"  # lanes, or buffer where a loss couples samples; a run that goes on keeps the order it began with
     LANES = "lanes"  # row groups permuted, rows permuted in lanes of a window; a rank reads its own row groups
     BUFFER = "buffer"  # row groups permuted, rows permuted in a window; every rank reads every row group
     SESSIONS = "sessions"  # the same with sessions in place of rows: rows of a session that are adjacent stay so
