@@ -15,11 +15,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
+NOTHING = 1e-4  # of the largest gradient of a weight, which has FP32's error of 6e-8 of each of its terms
 
 
 class Reference:
@@ -32,6 +34,10 @@ class Reference:
         rules: names of the dense optimizer and of the tables'.
         clip_norm: of all gradients together; 0: off.
         written_out: whether the network is to be the one below instead of the model's own.
+
+    Attributes:
+        unseen: weights whose gradient was nothing in a step of Adam or Adagrad, such as what is added to all keys
+            alike, which softmax does not see. Their updates are noise of full size.
     """
 
     def __init__(
@@ -55,8 +61,9 @@ class Reference:
         self._towers = [] if model.towers is None else [list(tower) for tower in model.towers.towers.towers]
         self._network = NETWORKS[kind] if written_out else None
         self._own = None if written_out else _OwnNetwork(model)
+        self.unseen: State = {name: torch.zeros_like(weight, dtype=torch.bool) for name, weight in self.dense.items()}
         self._moments: dict[str, State] = {}
-        self._step = 0
+        self._step, self._largest = 0, 0.0
 
     @torch.no_grad()
     def step(self, batch: Any) -> tuple[float, Tensor]:
@@ -82,6 +89,7 @@ class Reference:
             wanted = {**leaves, **{f"table {name}": weight for name, weight in tables.items()}}
             found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
             gradients = self._clipped(dict(zip(wanted, found, strict=True)))
+        self._largest = max(float(each.abs().max()) for each in gradients.values() if each is not None)
         for name in self.dense:
             gradient = gradients[name]
             self._update_dense(name, torch.zeros_like(self.dense[name]) if gradient is None else gradient)
@@ -136,6 +144,8 @@ class Reference:
 
     def _update_dense(self, name: str, gradient: Tensor) -> None:
         weight, rate, rule = self.dense[name], self.rates[0], self.rules[0]
+        if rule != "sgd":  # they divide a gradient by its size: of one that is nothing, what FP32 makes of zero
+            self.unseen[name] |= gradient.abs() <= max(NOTHING * float(gradient.abs().max()), 1e-9 * self._largest)
         if rule == "sgd":
             weight -= rate * gradient
         elif rule == "adagrad":
@@ -235,6 +245,10 @@ NETWORKS: dict[str, Callable[[State, list[Tensor], Tensor], Tensor]] = {
 }
 
 
+def _single_if_not_double(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype is torch.float64 else tensor.to(torch.float32)
+
+
 class _OwnNetwork(nn.Module):
     """The model's own dense network, towers and loss, in FP64."""
 
@@ -259,4 +273,7 @@ class _OwnNetwork(nn.Module):
     def run(self, leaves: State, pooled: State, sequences: dict[str, tuple[Tensor, Tensor]], batch: Any) -> Any:
         """Logits and loss with the given weights."""
         named = {f"model.{name}": weight for name, weight in leaves.items()}
-        return torch.func.functional_call(self, named, (pooled, sequences, batch))
+        with mock.patch.object(
+            torch.Tensor, "float", _single_if_not_double
+        ):  # what keeps FP32 under autocast keeps FP64
+            return torch.func.functional_call(self, named, (pooled, sequences, batch))

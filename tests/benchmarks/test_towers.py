@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import main, towers
 from benchmarks.datacentre.network import NetworkConfig, PlainNetwork
+from benchmarks.harness import PEERS, ROOT
 from benchmarks.limits import Bf16Probe
 from benchmarks.our_ranks import split_features
 from benchmarks.rank_batches import rank_batches
@@ -138,6 +139,7 @@ def test_tiny_models_on_plain_ranks(model):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / PEERS).is_dir(), reason="no environment of the peers: bash benchmarks/setup.sh")
 def test_the_command_on_plain_ranks(tmp_path, capsys):
     words = ["towers", "--quick", "--plain", "--batch", "8", "--rows", "50", "--models", "dlrm", "--dims", "16"]
     assert main.main([*words, "--no-extras", "--json", str(tmp_path / "out.json")]) == 0
