@@ -16,6 +16,7 @@ in `ziggurat.ops.lookup.kernel`. State is named by table (`<table>.sum`), whatev
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -81,7 +82,8 @@ class TableOptimizer:
         if verdict is not None and (abs(self._scale) <= 1.0 or not verdict):
             return verdict
         summed = [gradient for gradient in self.sums() if gradient is not None]
-        return all(bool(torch.isfinite(gradient.sums * self._scale).all()) for gradient in summed)
+        finite = [torch.isfinite(gradient.sums * self._scale).all() for gradient in summed]
+        return not finite or bool(torch.stack(finite).all())
 
     def grad_norm_squared(self) -> float:
         """Σ g² over all rows, with the gradients of equal rows summed first, and `scale_grad` applied."""
@@ -100,12 +102,8 @@ class TableOptimizer:
     @torch.no_grad()
     def norm_squared_on_device(self) -> Float64[Tensor, ""]:
         """`grad_norm_squared` of gradients that nobody scaled, as a scalar that the host need not wait for."""
-        self._num_summed = [len(parts) for parts in self._tables.recorded]
-        self._summed = [
-            sums_without_waiting(self._tables.kernel, parts) if parts else None for parts in self._tables.recorded
-        ]
         total = torch.zeros((), dtype=torch.float64, device=self._tables.tables.device)
-        for gradient in self._summed:
+        for gradient in self.sums(of_fixed_size=range(len(self._tables.recorded))):
             if gradient is not None:
                 total += torch.linalg.vector_norm(gradient.sums, dtype=torch.float64).square()
         return total
@@ -137,14 +135,24 @@ class TableOptimizer:
         """Multiply the gradient by `factor` (clipping, loss scaling); done inside `step`."""
         self._scale *= float(factor)
 
-    def sums(self) -> list[SummedGradient | None]:
-        """The gradient of each storage, equal rows summed; made once for what is recorded now, used by `step` too."""
+    def sums(self, *, of_fixed_size: Collection[int] = ()) -> list[SummedGradient | None]:
+        """The gradient of each storage, equal rows summed; made once for what is recorded now, used by `step` too.
+
+        Args:
+            of_fixed_size: storages whose sums have as many rows as lookups (`sums_of_fixed_size`), so that nobody waits
+                for a device to say how many are distinct.
+        """
         num_recorded = [len(parts) for parts in self._tables.recorded]
         if self._summed is None or num_recorded != self._num_summed:
             self._num_summed, self._is_replaced = num_recorded, False
             kernel = self._tables.kernel
             with torch.no_grad():
-                self._summed = [kernel.sum_gradients(parts) if parts else None for parts in self._tables.recorded]
+                self._summed = [
+                    (sums_without_waiting(kernel, parts) if index in of_fixed_size else kernel.sum_gradients(parts))
+                    if parts
+                    else None
+                    for index, parts in enumerate(self._tables.recorded)
+                ]
         return self._summed
 
     @property

@@ -56,10 +56,16 @@ class JaggedRows:
     """Lists of rows, feature-major.
 
     Feature j of sample b is `values[offsets[j·B + b] : offsets[j·B + b + 1]]`.
+
+    Args:
+        values: rows of all lists.
+        offsets: where each list begins, and where the last one ends.
+        num_rows: rows of all lists of each feature, where whoever made this was told; None: the offsets know.
     """
 
     values: Int64[Tensor, "N"]
     offsets: Int64[Tensor, "J*B+1"]
+    num_rows: tuple[int, ...] | None = None
 
     @staticmethod
     def empty() -> JaggedRows:

@@ -20,7 +20,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ziggurat.ops.lookup.kernel import LookupKernel, Step, SummedGradient, TableOptimizerKind, UpdateRule
+from ziggurat.ops.lookup.kernel import (
+    GradientPart,
+    LookupKernel,
+    Step,
+    SummedGradient,
+    TableOptimizerKind,
+    UpdateRule,
+)
 from ziggurat.ops.to_device import to_device
 
 PLAIN_STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.SGD), learning_rate=1.0)
@@ -60,6 +67,38 @@ def spans_of(gradient: SummedGradient, tables: Sequence[tuple[int, int]]) -> lis
     edges = torch.tensor([[first, first + num_rows] for first, num_rows in tables], dtype=torch.int64).view(-1, 2)
     places = torch.searchsorted(gradient.rows, to_device(edges, gradient.rows.device))
     return [slice(first, last) for first, last in places.tolist()]
+
+
+def num_lookups(parts: Sequence[GradientPart], table: str) -> int:
+    """How many rows of a table some parts read, equal ones counted each time; asks the host alone where it was told."""
+    reads = [(part.lookups, slot) for part in parts for slot in part.layout.slots if slot.table == table]
+    return sum(lookups.num_rows(slot) for lookups, slot in reads)
+
+
+def rows_of_tables(
+    gradient: SummedGradient, tables: Sequence[tuple[int, int]], *, most: Sequence[int]
+) -> list[SummedGradient]:
+    """The rows of each table among those of a storage's gradient, as many as it looked up: no host waits for a count.
+
+    Args:
+        gradient: of the storage, as `sums_of_fixed_size` gives it: rows distinct, but for row 0 with zeros.
+        tables: first row of each in the storage, and how many it has.
+        most: lookups of each.
+
+    Returns:
+        Of each table its rows, increasing; behind them the table's padding row, with zeros.
+    """
+    device, num = gradient.rows.device, gradient.rows.numel()
+    last = max((first + num_rows for first, num_rows in tables), default=0)
+    rows, order = torch.sort(gradient.rows.masked_fill(gradient.rows == 0, last))  # what is no row comes last
+    found = []
+    for (first, num_rows), count in zip(tables, most, strict=True):
+        begin = (rows < first).sum()
+        places = (begin + torch.arange(count, device=device)).clamp(max=max(num - 1, 0))
+        is_mine = (rows[places] < first + num_rows) & (begin + torch.arange(count, device=device) < num)
+        sums = torch.where(is_mine.unsqueeze(1), gradient.sums[order[places]], 0.0)
+        found.append(SummedGradient(rows=torch.where(is_mine, rows[places], first), sums=sums))
+    return found
 
 
 def cut_rows(

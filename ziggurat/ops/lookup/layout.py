@@ -219,6 +219,7 @@ class Lookups:
         are_checked: every row is in its table and offsets are right (`within_tables`); kernels need not look, nor
             make the host wait for the answer.
         sorted_reads: what updates need of these rows, where it was made ahead (`sorted_reads.py`).
+        rows_of_lists: rows of the lists of each of J fields, where the host was told.
     """
 
     batch_size: int
@@ -227,6 +228,7 @@ class Lookups:
     offsets: Int64[Tensor, "J*B+1"]
     are_checked: bool = False
     sorted_reads: tuple[SortedReads, ...] = ()
+    rows_of_lists: tuple[int, ...] | None = None
 
     @staticmethod
     def of(batch: Batch) -> Lookups:
@@ -236,6 +238,7 @@ class Lookups:
             single=batch.single.contiguous(),
             values=batch.jagged.values.contiguous(),
             offsets=batch.jagged.offsets.contiguous(),
+            rows_of_lists=batch.jagged.num_rows,
         )
 
     def lengths(self, slot: FieldSlot) -> Int64[Tensor, "B"]:
@@ -249,6 +252,12 @@ class Lookups:
             return self.single[slot.index]
         first, last = slot.index * self.batch_size, (slot.index + 1) * self.batch_size
         return self.values[int(self.offsets[first]) : int(self.offsets[last])]
+
+    def num_rows(self, slot: FieldSlot) -> int:
+        """Number of rows of one field; asks a device only where the host was not told."""
+        if slot.kind is FieldKind.SINGLE:
+            return self.batch_size
+        return self.rows(slot).numel() if self.rows_of_lists is None else self.rows_of_lists[slot.index]
 
     def count(self, layout: LookupLayout) -> int:
         """Number of rows that a layout reads."""

@@ -220,29 +220,37 @@ class IdExchange:
 
     def _part(self, lookup: Lookup) -> _Part:
         indices = [self._single_index[share.field.name] for share in lookup.single]
-        return _Part(lookup, torch.tensor(indices, dtype=torch.int64))
+        return _Part(lookup, Positions(torch.tensor(indices, dtype=torch.int64)))
 
     def _letter(self, batch: Batch, part: _Part, lists: list[Bucket]) -> Tensor:
         """Everything of this batch that one rank needs to know for one lookup."""
-        pieces = [batch.single[part.on(batch.single.device)].view(-1)] if part.lookup.single else []
+        pieces = [batch.single[part.single.on(batch.single.device)].view(-1)] if part.lookup.single else []
         pieces += [each.lengths for each in lists] + [each.rows for each in lists]
         if not pieces:
             return batch.single.new_empty(0, dtype=self._dtype)
         return torch.cat([piece.to(self._dtype) for piece in pieces])
 
 
-@dataclass
-class _Part:
-    """One lookup of another rank, and the positions of its single features in `Batch.single`."""
+@dataclass(frozen=True)
+class Positions:
+    """Positions of single features in `Batch.single`."""
 
-    lookup: Lookup
-    single: Tensor
+    numbers: Tensor
+    copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> Tensor:
         """The positions on a device, where they stay."""
-        if self.single.device != device:
-            self.single = self.single.to(device)
-        return self.single
+        if device not in self.copies:
+            self.copies[device] = self.numbers.to(device)
+        return self.copies[device]
+
+
+@dataclass
+class _Part:
+    """One lookup of another rank, and its single features."""
+
+    lookup: Lookup
+    single: Positions
 
 
 class _Lists:
@@ -330,11 +338,12 @@ def _part(jagged: JaggedRows, size: int, first: int, group: TableGroup, *, begin
     """The lists of one table group; `begins` says where the rows of each list are, and where the last ones end."""
     last = first + len(group.lists)
     offsets = jagged.offsets[first * size : last * size + 1]
+    num_rows = tuple(end - begin for begin, end in itertools.pairwise(begins[first : last + 1]))
     if len(offsets) == len(jagged.offsets):
-        return jagged
+        return JaggedRows(jagged.values, offsets, num_rows)
     if first == last:
-        return JaggedRows(jagged.values[:0], jagged.offsets[:1])
-    return JaggedRows(jagged.values[begins[first] : begins[last]], offsets - offsets[0])
+        return JaggedRows(jagged.values[:0], jagged.offsets[:1], num_rows)
+    return JaggedRows(jagged.values[begins[first] : begins[last]], offsets - offsets[0], num_rows)
 
 
 def batch_of_rows(rows_SB: Tensor, jagged: JaggedRows, *, size: int) -> Batch:

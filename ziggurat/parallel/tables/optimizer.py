@@ -22,11 +22,23 @@ import torch
 from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
+from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
-from ziggurat.ops.lookup.cut_rows import PLAIN_STEP, CutRows, cut_rows, in_order, plain_gradient, spans_of
+from ziggurat.ops.lookup.cut_rows import (
+    PLAIN_STEP,
+    CutRows,
+    cut_rows,
+    in_order,
+    num_lookups,
+    plain_gradient,
+    rows_of_tables,
+    spans_of,
+)
+from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.copies import sum_over_ranks
+from ziggurat.parallel.tables.dense_copies import small_storages, sum_whole_tables
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Topology
@@ -92,8 +104,13 @@ class ShardedTableOptimizer:
         """Of this rank's parts; parts of all ranks add up, copies being counted on the first rank that has them."""
         self._complete()
         self._sum_copies()
-        counted = self._all if self._topology.tower.position == 0 else self._all[:2]
-        return sum(optimizer.grad_norm_squared() for optimizer in counted)
+        counted = list(zip(self._all, self._tables.local, strict=True))
+        counted = counted if self._topology.tower.position == 0 else counted[:2]
+        sizes = [(optimizer, tables.tables.num_storages, len(self._unasked(tables))) for optimizer, tables in counted]
+        late = [optimizer for optimizer, number, unasked in sizes if number and unasked == number]
+        total = sum(optimizer.grad_norm_squared() for optimizer, _ in counted if optimizer not in late)
+        norms = [optimizer.norm_squared_on_device() for optimizer in late]
+        return total + float(torch.stack(norms).sum()) * self._scale**2 if norms else total
 
     def scale_grad(self, factor: float) -> None:
         """Multiply the gradient; done inside `step`."""
@@ -150,14 +167,35 @@ class ShardedTableOptimizer:
         for optimizer in self._all:
             optimizer.num_steps = int(state["step"])
 
+    def _unasked(self, tables: EmbeddingTables) -> list[int]:
+        """Storages on a GPU whose sums may have more rows than are distinct: no host waits for their number.
+
+        Ranks that have parts of one table have storages of one kind for it, so they come to the same answer.
+        """
+        if self._ahead is not None or self._tables.device.type != "cuda":
+            return []
+        storages = enumerate(tables.tables.storages)
+        return [index for index, each in storages if isinstance(each, MemoryStorage | LowPrecisionStorage)]
+
     def _sum_copies(self) -> None:
         """Sum the gradients of copied tables over the ranks that have them, once for what is recorded; collective."""
         if self._copies.is_replaced:
             return
-        sums = self._copies.sums()
-        present = [gradient for gradient in sums if gradient is not None]  # the same storages on every rank
-        summed = iter(sum_over_ranks(present, group=self._topology.tower, traffic=self._traffic))
-        self._copies.replace_sums([None if gradient is None else next(summed) for gradient in sums])
+        tables, group = self._tables.local[2], self._topology.tower
+        num_rows = [storage.num_rows for storage in tables.tables.storages]
+        whole = self._unasked(tables)
+        if whole and group.process_group is not None:
+            is_small = small_storages(tables.recorded, num_rows, group=group, traffic=self._traffic)
+            whole = [index for index in whole if is_small[index]]
+        sums = self._copies.sums(of_fixed_size=whole)
+        found = {at: each for at, each in enumerate(sums) if each is not None}  # the same storages on every rank
+        by_rows, as_tables = [at for at in found if at not in whole], [at for at in found if at in whole]
+        summed = sum_over_ranks([found[at] for at in by_rows], group=group, traffic=self._traffic)
+        found |= zip(by_rows, summed, strict=True)
+        sizes = [num_rows[at] for at in as_tables]
+        summed = sum_whole_tables([found[at] for at in as_tables], sizes, group=group, traffic=self._traffic)
+        found |= zip(as_tables, summed, strict=True)
+        self._copies.replace_sums([found.get(index) for index in range(len(sums))])
 
     # ------------------------------------------------------------------------------- tables that are cut by columns
 
@@ -186,12 +224,17 @@ class ShardedTableOptimizer:
             places = {name: place for name, place in tables.tables.places.items() if place.storage == index}
             if not parts or not places:
                 continue
-            gradient = in_order(kernel.sum_gradients(parts))
-            spans = spans_of(gradient, [(place.first_row, place.num_rows) for place in places.values()])
+            of_tables = [(place.first_row, place.num_rows) for place in places.values()]
+            if index in self._unasked(tables):
+                most, gradient = [num_lookups(parts, name) for name in places], sums_without_waiting(kernel, parts)
+                taken = [(each, slice(None)) for each in rows_of_tables(gradient, of_tables, most=most)]
+            else:
+                gradient = in_order(kernel.sum_gradients(parts))
+                taken = [(gradient, span) for span in spans_of(gradient, of_tables)]
             gather, decay = tables.tables.storage(index).gather, self.config.weight_decay
-            for (name, place), span in zip(places.items(), spans, strict=True):
+            for (name, place), (mine, span) in zip(places.items(), taken, strict=True):
                 found[name] = cut_rows(
-                    gradient, first_row=place.first_row, span=span, scale=scale, weight_decay=decay, gather=gather
+                    mine, first_row=place.first_row, span=span, scale=scale, weight_decay=decay, gather=gather
                 )
         shards = self._tables.mine.columns.shards
         return [_Cut(shard, found[shard.table]) for shard in shards if shard.table in found]

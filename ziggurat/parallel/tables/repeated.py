@@ -27,13 +27,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.packed import HostCopy
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.repeat import expand
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.crossing import Crossing, Leg
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.tables.ids import batch_of_rows
+from ziggurat.parallel.tables.ids import Positions, batch_of_rows
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Towers
 
@@ -99,9 +100,10 @@ class RepeatedExchange:
     ) -> None:
         self._groups, self._topology, self._traffic = groups, topology, traffic
         in_groups = [(set(group.single), set(group.jagged)) for group in groups]
-        self._plain = [at for at in range(len(inputs.single)) if not any(at in single for single, _ in in_groups)]
+        plain = [at for at in range(len(inputs.single)) if not any(at in single for single, _ in in_groups)]
+        self._plain = Positions(torch.tensor(plain, dtype=torch.int64))
         jagged = [at for at in range(len(inputs.jagged)) if not any(at in lists for _, lists in in_groups)]
-        parts = [FeatureGroup(single=tuple(self._plain), jagged=tuple(jagged)), *groups]
+        parts = [FeatureGroup(single=tuple(plain), jagged=tuple(jagged)), *groups]
         self.exchanges = [
             make(
                 replace(
@@ -116,8 +118,15 @@ class RepeatedExchange:
         self._needs = _needs(towers, inputs, groups, topology=topology)
 
     def split(self, batch: Batch) -> list[Batch]:
-        """The samples with their plain features, then the slices of each group."""
-        plain = batch_of_rows(batch.single[self._plain], batch.jagged, size=batch.batch_size)
+        """The samples with their plain features, then the slices of each group; each with its copy on the host."""
+        parts, kept = self._parts(batch), batch.on_host
+        if kept is None or kept is batch:
+            return parts
+        copies = zip(parts, self._parts(kept), strict=True)
+        return [replace(part, host=HostCopy(copy, part.single, part.jagged)) for part, copy in copies]
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        plain = batch_of_rows(batch.single[self._plain.on(batch.single.device)], batch.jagged, size=batch.batch_size)
         return [plain, *(batch_of_rows(group.single, group.jagged, size=group.num_slices) for group in batch.repeated)]
 
     def start(self, batch: Batch, parts: list[Batch]) -> Crossing:
