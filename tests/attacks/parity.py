@@ -228,7 +228,7 @@ def _errors(held: dict[str, tuple[torch.Tensor, Any]], reference: Reference) -> 
     for name, (value, place) in held.items():
         whole, start = wanted[name][place], reference.start[name][place]
         if whole.numel():
-            error, length = value.double() - whole, float((whole - start).norm()) + 1e-4 * float(whole.norm()) + 1e-8
+            error, length = value.double() - whole, float((whole - start).norm()) + 1e-4 * float(whole.norm()) + 1e-7
             if name in reference.unseen:
                 error = error.masked_fill(reference.unseen[name], 0.0)
             errors[name] = float(error.norm()) / length
