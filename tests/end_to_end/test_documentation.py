@@ -275,7 +275,7 @@ def ratings(num_rows: int = 2000) -> pl.DataFrame:
 def test_lock_files_agree() -> None:
     """The same package has the same version in every lock file; the two builds of torch differ in their suffix only.
 
-    A bare machine has the oldest torch that is allowed, and its Triton.
+    A bare machine has the oldest torch that is allowed, its Triton, and a numpy that this Triton's interpreter can take.
     """
     versions: dict[str, dict[str, str]] = {}
     for path in sorted((ROOT / "requirements").glob("*.txt")):
@@ -286,8 +286,9 @@ def test_lock_files_agree() -> None:
                 name = re.sub(r"[-_.]+", "-", name).lower()
                 versions.setdefault(name, {})[path.name] = version.partition("+")[0]
     differing = {name: files for name, files in versions.items() if len(set(files.values())) > 1}
-    oldest = {name: files.pop("bare.txt") for name, files in differing.items() if name in ("torch", "triton")}
-    assert oldest.keys() == {"torch", "triton"}
+    old = {"torch", "triton", "numpy"}
+    oldest = {name: files.pop("bare.txt") for name, files in differing.items() if name in old}
+    assert oldest.keys() == old
     assert f'"torch>={oldest["torch"].removesuffix(".0")},' in (ROOT / "pyproject.toml").read_text()
     assert not {name: files for name, files in differing.items() if len(set(files.values())) > 1}
 

@@ -12,7 +12,7 @@ import torch
 from tests.ops.lookup.assembly import assemble
 from tests.ops.triton_runs import run_python
 from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS
-from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, chunk_of, why_not_triton
+from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, chunk_of, warps_of, why_not_triton
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -45,7 +45,7 @@ def test_fields_on_a_cpu_are_not_for_triton() -> None:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_fields", "dim"), [(27, 64), (27, 128), (40, 128)])
+@pytest.mark.parametrize(("num_fields", "dim"), [(27, 64), (27, 128), (40, 128), (64, 128)])
 @pytest.mark.parametrize("stored", ["*bf16", "*fp32"])
 def test_dots_do_not_spill_and_fields_move_16_bytes_at_a_time(
     num_fields: int, dim: int, stored: str, tmp_path: Path
@@ -65,7 +65,8 @@ def test_dots_do_not_spill_and_fields_move_16_bytes_at_a_time(
     constants |= {"chunk": chunk_of(dim, dtype=dtype), "padded_passed": dim}
     kernels = kernels_of(DOT_KERNELS)
     for kernel, writes in ((kernels.interaction_kernel, 0), (kernels.interaction_backward_kernel, 1)):
-        found = assemble(kernel, tmp_path, types=types, constants=constants, num_stages=1)
+        options = {"num_stages": 1, "num_warps": warps_of(num_fields, dtype=dtype)}
+        found = assemble(kernel, tmp_path, types=types, constants=constants, **options)
         assert found.spilled_bytes == 0
         assert found.wide("LDG") >= 32 * constants["chunk"] // 128 * dtype.itemsize // 16, found
         assert found.wide("STG") >= writes, found

@@ -42,6 +42,11 @@ def chunk_of(dim: int, *, dtype: torch.dtype) -> int:
     return min(power_of_two(dim), _CHUNK[dtype])
 
 
+def warps_of(num_fields: int, *, dtype: torch.dtype) -> int:
+    """Warps of a program: with four, Triton 3.6 spills the FP32 products of more than 32 fields."""
+    return 8 if dtype == torch.float32 and num_fields > 32 else 4
+
+
 def interaction_triton(
     pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, dtype: torch.dtype
 ) -> Float[Tensor, "B W"]:
@@ -105,6 +110,7 @@ def _sizes(first: Tensor, shape: Any, dtype: torch.dtype) -> dict[str, Any]:
         "interpreted": is_interpreted(),
         "padded_fields": power_of_two(shape.num_fields),
         "num_stages": 1,  # FP32 spills with more
+        "num_warps": warps_of(shape.num_fields, dtype=dtype),
         "chunk": chunk_of(shape.dim, dtype=dtype),
         "padded_passed": power_of_two(shape.passed, least=1),
         "padded_padding": power_of_two(shape.padding, least=1),
