@@ -275,7 +275,7 @@ def ratings(num_rows: int = 2000) -> pl.DataFrame:
 def test_lock_files_agree() -> None:
     """The same package has the same version in every lock file; the two builds of torch differ in their suffix only.
 
-    A bare machine has the oldest torch that is allowed, its Triton, and a numpy that this Triton's interpreter can take.
+    A bare machine has the oldest torch that is allowed, its Triton, and a numpy that this Triton can interpret with.
     """
     versions: dict[str, dict[str, str]] = {}
     for path in sorted((ROOT / "requirements").glob("*.txt")):
