@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ziggurat.embeddings.storage import MemoryStorage
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import RowFormat
 
 _ROWS = 1_000_000
@@ -20,6 +21,7 @@ class MemoryCase:
         dim: columns.
         row_format: of rows behind the cache.
         cache: share of the rows in FP32.
+        policy: which row leaves it.
         optimizer: what is kept beside them; None: nothing, tables that are only read.
         goal: the ratio that is wanted.
     """
@@ -27,12 +29,13 @@ class MemoryCase:
     dim: int
     row_format: RowFormat
     cache: float
+    policy: CachePolicy = CachePolicy.LRU
     optimizer: TableOptimizerKind | None = TableOptimizerKind.ROWWISE_ADAGRAD
     goal: float
 
     def measure(self) -> dict[str, object]:
         """Bytes of both, and their ratio."""
-        made = TablesConfig(weights=self.row_format, cache=self.cache).make_storage(seed=0)
+        made = TablesConfig(weights=self.row_format, cache=self.cache, cache_policy=self.policy).make_storage(seed=0)
         ours, plain = made(_ROWS, self.dim), MemoryStorage(_ROWS, self.dim)
         if self.optimizer is not None:
             ours.add_state(self.optimizer)
@@ -43,6 +46,7 @@ class MemoryCase:
             "dim": self.dim,
             "format": self.row_format.value,
             "cache": self.cache,
+            "policy": self.policy.value,
             "optimizer": "none" if self.optimizer is None else self.optimizer.value,
             "ours": ours.num_bytes,
             "peer": plain.num_bytes,
@@ -56,6 +60,9 @@ class MemoryCase:
 CASES = {
     "dlrm_d64_int8_cache5_memory": MemoryCase(dim=64, row_format=RowFormat.INT8, cache=0.05, goal=3.0),
     "dlrm_d128_int4_cache1_memory": MemoryCase(dim=128, row_format=RowFormat.INT4, cache=0.01, goal=6.0),
+    "dlrm_d128_int4_lfu1_memory": MemoryCase(
+        dim=128, row_format=RowFormat.INT4, cache=0.01, policy=CachePolicy.LFU, goal=6.0
+    ),
     "dlrm_d128_int4_cache1_memory_no_state": MemoryCase(
         dim=128, row_format=RowFormat.INT4, cache=0.01, optimizer=None, goal=7.0
     ),

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.report import Case
 from benchmarks.table_tiers.memory import MemoryCase
 from benchmarks.table_tiers.quality import Found
+from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import RowFormat
 
 _DRAWN = "movielens_dlrm"  # the curve over cache sizes is its; others are in the table
@@ -26,13 +27,15 @@ def plot_quality(found: Mapping[str, Found], path: Path) -> None:
         tables, different = each.variant.tables, each.differences
         if not different or each.subject != _DRAWN:
             continue
-        size = MemoryCase(dim=each.variant.dim, row_format=tables.weights, cache=tables.cache, goal=0.0).measure()
+        kind = {"row_format": tables.weights, "cache": tables.cache, "policy": tables.cache_policy}
+        size = MemoryCase(dim=each.variant.dim, goal=0.0, **kind).measure()
         sd = statistics.stdev(each.plain.values()) if len(each.plain) > 1 else 0.0
         x, y, nearest = float(str(size["ratio"])), statistics.fmean(different), "nearest" in name
         marker = "x" if nearest else ("o" if each.variant.dim == 64 else "s")
         colour = _COLOURS[tables.weights]
         axes.errorbar(x, y, yerr=sd, marker=marker, color=colour, ecolor="lightgrey", capsize=3)
-        label = f"{tables.weights.value}, {tables.cache:.0%}" + (", nearest" if nearest else "")
+        kinds = (", nearest" if nearest else "") + (", lfu" if tables.cache_policy is CachePolicy.LFU else "")
+        label = f"{tables.weights.value}, {tables.cache:.0%}{kinds}"
         turned = {"rotation": -60, "va": "top"} if nearest else {"rotation": 60, "va": "bottom"}
         axes.annotate(label, (x, y), textcoords="offset points", xytext=(3, -3 if nearest else 3), fontsize=8, **turned)
     axes.margins(x=0.1, y=0.2)

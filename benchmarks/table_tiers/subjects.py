@@ -23,6 +23,7 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, criteo_shaped
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.models import DLRMConfig, MLPConfig
+from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
@@ -58,6 +59,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "d64_int8_cache5": _variant(64, RowFormat.INT8, 0.05, promised=True),
         "d128_int4_cache1": _variant(128, RowFormat.INT4, 0.01, promised=True),
+        "d128_int4_lfu1": Variant(
+            dim=128,
+            tables=TablesConfig(weights=RowFormat.INT4, cache=0.01, cache_policy=CachePolicy.LFU),
+            promised=True,
+        ),
         "d64_int8_cache0": _variant(64, RowFormat.INT8, 0.0),
         "d64_int8_cache0_nearest": _variant(64, RowFormat.INT8, 0.0, nearest=True),
         "d64_int8_cache5_nearest": _variant(64, RowFormat.INT8, 0.05, nearest=True),

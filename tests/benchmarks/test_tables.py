@@ -10,6 +10,7 @@ import pytest
 
 import benchmarks.tables
 from benchmarks.harness import ROOT
+from benchmarks.table_tiers.memory import CASES as MEMORY
 from benchmarks.table_tiers.quality import collect
 from benchmarks.table_tiers.reported import read_report
 from benchmarks.table_tiers.subjects import CASES, PROMISED, SUBJECTS, VARIANTS, config_of, settings_of
@@ -17,6 +18,7 @@ from benchmarks.tables import parse_options, run
 from ziggurat.config import override
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
+from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, RunFolder
 from ziggurat.training.report.progress import NoProgress
@@ -46,8 +48,13 @@ def finished(folder: Path, config: Any, *, auc: float) -> None:
 
 def test_cases_name_their_data_and_tables() -> None:
     assert set(PROMISED) == {
-        f"{name}_{kind}_auc" for name in SUBJECTS for kind in ("d64_int8_cache5", "d128_int4_cache1")
+        f"{name}_{kind}_auc" for name in SUBJECTS for kind in ("d64_int8_cache5", "d128_int4_cache1", "d128_int4_lfu1")
     }
+    assert VARIANTS["d128_int4_lfu1"].tables.cache_policy is CachePolicy.LFU
+    assert (
+        MEMORY["dlrm_d128_int4_lfu1_memory"].measure()["ours"]
+        > MEMORY["dlrm_d128_int4_cache1_memory"].measure()["ours"]
+    )
     assert len(set(CASES)) == len(CASES)
     for subject in SUBJECTS:
         config = config_of(subject, VARIANTS["d128_int4_cache1"], 7)
