@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.test_late_steps import MODEL, TABLES, repeating, settings
+from tests.models.sequence import test_next_item
+from tests.training.test_late_steps import HISTORY_MODELS, MODEL, TABLES, repeating, settings, with_history
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer, TableOptimizerKind
 from ziggurat.embeddings.faults import RowFaults
 from ziggurat.embeddings.storage import LowPrecision, MakeStorage, MemoryStorage
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
-from ziggurat.features.inputs import InputSpec, JaggedSpec
+from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import BSTConfig, Model, ModelConfig, build_model
 from ziggurat.ops.lookup import reference
@@ -66,15 +67,17 @@ def trained(
     batch_of: Callable[[int], Batch],
     rule: TableOptimizerKind = TableOptimizerKind.ROWWISE_ADAGRAD,
     make_storage: MakeStorage = MemoryStorage,
+    model: ModelConfig = MODEL,
     **changes: Any,
 ) -> tuple[list[Tensor], list[float]]:
     """Weights after four steps on a pretended GPU, and what makes its host wait after the second."""
     with pretend_cuda() as cuda:
         tables = dataclasses.replace(TABLES, optimizer=rule)
-        dim = 4 if make_storage is MemoryStorage else 16
-        config = dataclasses.replace(MODEL, embedding=tables, embedding_dim=dim)
-        model = build_model(config, inputs, seed=0, make_storage=make_storage).to(cuda)
-        step = TrainStep(model, settings(**changes))
+        wide = {} if make_storage is MemoryStorage else {"embedding_dim": 16}
+        config = dataclasses.replace(model, embedding=tables, **wide)  # pyright: ignore
+        built = build_model(config, inputs, seed=0, make_storage=make_storage).to(cuda)
+        torch.manual_seed(0)  # of masks that models draw
+        step = TrainStep(built, settings(**changes))
         assert step.late is not None
         step.late.ahead.is_on = is_on
         batches = [batch_of(seed).to(cuda) for seed in range(4)]
@@ -87,7 +90,7 @@ def trained(
             assert waits == []
         losses = [each.loss for each in made]
         assert step.late.ahead.num_batches == (3 if is_on else 0)
-        return weights_of(model), losses
+        return weights_of(built), losses
 
 
 BF16 = LowPrecision(row_format=RowFormat.BF16)
@@ -117,6 +120,24 @@ def test_steps_on_sorted_rows_have_the_bits_of_steps_that_sort(
     other = trained(inputs, is_on=True, batch_of=made, **changes)
     num_first = len(taken) // 4
     assert not any(taken[:num_first])  # nobody announced the first batch
+    assert all(taken[num_first:])
+    assert one[1] == other[1]
+    assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+
+
+@pytest.mark.parametrize("is_repeating", [False, True], ids=["plain", "repeating"])
+@pytest.mark.parametrize("config", HISTORY_MODELS, ids=lambda config: config.kind)
+def test_steps_on_histories_take_rows_that_were_sorted_ahead(
+    config: ModelConfig, is_repeating: bool, taken: list[bool]
+) -> None:
+    inputs = with_history()
+    made = repeating(inputs) if is_repeating else lambda seed: random_batch(inputs, 9, seed=seed)
+    one = trained(inputs, is_on=False, batch_of=made, model=config)
+    assert taken
+    taken.clear()
+    other = trained(inputs, is_on=True, batch_of=made, model=config)
+    num_first = len(taken) // 4
+    assert not any(taken[:num_first])
     assert all(taken[num_first:])
     assert one[1] == other[1]
     assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
@@ -181,35 +202,34 @@ def test_the_start_up_report_says_whose_rows_are_sorted_ahead() -> None:
         model = build_model(dataclasses.replace(config, embedding=TABLES), inputs, seed=0).to(device)  # pyright: ignore
         return startup_report(TrainStep(model, settings()), data={}).sections["Training"].get("rows of updates", "none")
 
-    inputs = small_inputs()
-    ahead = "sorted while the step before computes, where a step reads them as pooled fields alone"
-    tables = (dataclasses.replace(inputs.tables[0], embedding_dim=8), *inputs.tables[1:])
-    clicks = JaggedSpec(name="clicks", table="single0", pooling=Pooling.NONE, ordered=True)
-    histories = dataclasses.replace(inputs, jagged=(*inputs.jagged, clicks), tables=tables)
+    ahead = "sorted while the step before computes"
+    items = {item.table for item in test_next_item.INPUTS.sequences}
     with pretend_cuda() as cuda:
-        assert line(MODEL, inputs, cuda) == ahead
-        assert (
-            line(BSTConfig(), histories, cuda)
-            == f"{ahead}; in the update those of single0: they are read row by row, too"
-        )
-    assert line(MODEL, inputs, CPU) == "none"
+        assert line(MODEL, small_inputs(), cuda) == line(BSTConfig(), with_history(), cuda) == ahead
+        found = line(test_next_item.SMALL, test_next_item.INPUTS, cuda)
+        assert found.startswith(f"{ahead}; in the update those of ")
+        assert found.endswith(": rows are drawn in a step")
+        assert all(table in found for table in items)
+    assert line(MODEL, small_inputs(), CPU) == "none"
 
 
-def test_rows_of_a_storage_that_is_read_row_by_row_too_are_left_to_its_update() -> None:
-    inputs = small_inputs(num_jagged=1)
+def test_rows_of_a_storage_of_which_rows_are_drawn_are_left_to_its_update() -> None:
+    inputs = with_history()
     tables = (dataclasses.replace(inputs.tables[0], embedding_dim=8), *inputs.tables[1:])
-    clicks = JaggedSpec(name="clicks", table="single0", pooling=Pooling.NONE, ordered=True)
-    inputs = dataclasses.replace(inputs, jagged=(*inputs.jagged, clicks), tables=tables)
+    inputs = dataclasses.replace(inputs, tables=tables)
+    names = {table.name for table in inputs.tables}
     with pretend_cuda() as cuda:
         read = EmbeddingTables(inputs, EmbeddingConfig(dim=4, kernel=TABLES.kernel)).to(cuda)
-        ahead, batch = RowFaults(read).ahead, random_batch(inputs, 9, seed=0).to(cuda)
-        ahead.announce(batch)
-        ahead.begin()
-        known = ahead.taken(*read.reads_of(batch)[0])
-        assert known is not None
-        sorted_ahead = {slot.table for each in known[0].sorted_reads for at in each.reads for slot in at.layout.slots}
-        assert sorted_ahead == {table.name for table in inputs.tables} - {"single0"}
-        assert set(ahead.in_updates()) == {"single0"}
+        batch = random_batch(inputs, 9, seed=0).to(cuda)
+        for knows_rows, left in ((False, {"single0"}), (True, set())):
+            ahead = RowFaults(read, knows_rows=knows_rows).ahead
+            ahead.announce(batch)
+            ahead.begin()
+            known = ahead.taken(*read.reads_of(batch)[0])
+            assert known is not None
+            in_time = {slot.table for each in known[0].sorted_reads for at in each.reads for slot in at.layout.slots}
+            assert in_time == names - left
+            assert set(ahead.in_updates()) == left
 
 
 def identity(tensor: Tensor) -> int:

@@ -32,15 +32,16 @@ class RowFaults:
 
     Args:
         tables: that are looked up.
+        knows_rows: False if steps look up rows of lists' tables that their batches do not name.
 
     Attributes:
         flag: () bool.
         ahead: the rows of announced batches.
     """
 
-    def __init__(self, tables: EmbeddingTables) -> None:
+    def __init__(self, tables: EmbeddingTables, *, knows_rows: bool = True) -> None:
         self.flag = torch.zeros((), dtype=torch.bool, device=tables.tables.device)
-        self.ahead = SortedAhead(tables, limits_of=self._limits_of)
+        self.ahead = SortedAhead(tables, limits_of=self._limits_of, knows_rows=knows_rows)
         self._limits: dict[tuple[int, int, int], tuple[Sequence[LookupLayout], RowLimits]] = {}
 
     def lower(self) -> None:
@@ -59,6 +60,10 @@ class RowFaults:
             self.flag |= known[1]
             return known[0]
         return within_tables(lookups, limits=self._limits_of(lookups, layouts), faults=self.flag)
+
+    def list_read(self, batch: Batch, position: int) -> Lookups | None:
+        """The rows of a list that is not pooled, as they were announced; None: nobody announced them."""
+        return self.ahead.list_read(batch, position)
 
     def _limits_of(self, lookups: Lookups, layouts: Sequence[LookupLayout]) -> RowLimits:
         num_lists = (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
@@ -79,6 +84,10 @@ class SentRows:
         """The same lookups, which need not be looked at again."""
         del layouts
         return replace(lookups, are_checked=True)
+
+    def list_read(self, batch: Batch, position: int) -> None:
+        """Nothing: ranks send the rows of lists that are not pooled when they are asked for."""
+        del batch, position
 
 
 def raise_fault(tables: EmbeddingTables, batch: Batch) -> None:

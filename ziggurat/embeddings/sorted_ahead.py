@@ -9,8 +9,9 @@ and no gradient, and so does the check that rows are in their tables (`faults.py
 own as soon as a step knows the batch after it. `e`: the batch has arrived; `w`: the computation waits for the side
 queue, on the device; the host never does. What was made belongs to the very tensors of that batch
 (`ops/lookup/sorted_reads.py`): a batch that was changed on its way, and reads that nobody announced, are checked and
-sorted when they are looked up and updated, to the same bits. At most two batches are held: the one that is trained, and
-the one after it.
+sorted when they are looked up and updated, to the same bits. Lists that are not pooled are announced too, in the order
+in which models read them, which the backward pass turns round. At most two batches are held: the one that is trained,
+and the one after it.
 
 On a CPU the code runs as it is, without queues, and shows that the bits are the same; no CPU step uses it.
 """
@@ -33,7 +34,7 @@ from ziggurat.ops.lookup.sorted_reads import PlannedRead, SortedReads, SortsAhea
 
 if TYPE_CHECKING:
     from ziggurat.embeddings.tables import EmbeddingTables
-    from ziggurat.features.batch import Batch
+    from ziggurat.features.batch import Batch, JaggedRows
 
 LimitsOf = Callable[[Lookups, Sequence[LookupLayout]], RowLimits]
 
@@ -45,6 +46,16 @@ class _Known:
     given: Lookups
     layouts: Sequence[LookupLayout]
     ready: Lookups
+    lists: tuple[JaggedRows, int] | None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One lookup of a batch; `lists` says of which un-pooled feature, and where its lists are."""
+
+    given: Lookups
+    layouts: Sequence[LookupLayout]
+    lists: tuple[JaggedRows, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,14 +74,15 @@ class SortedAhead:
     Args:
         tables: that read them.
         limits_of: rows of the tables that lookups read, on the device.
+        knows_rows: False if steps look up rows of lists' tables that their batches do not name.
 
     Attributes:
         is_on: False leaves everything to lookup and update.
         num_batches: that were made ready.
     """
 
-    def __init__(self, tables: EmbeddingTables, *, limits_of: LimitsOf) -> None:
-        self._tables, self._limits_of = tables, limits_of
+    def __init__(self, tables: EmbeddingTables, *, limits_of: LimitsOf, knows_rows: bool = True) -> None:
+        self._tables, self._limits_of, self._knows_rows = tables, limits_of, knows_rows
         self._device = tables.tables.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._begun: Any = None
@@ -96,15 +108,20 @@ class SortedAhead:
         is_expanded = batch.repeated != () and self._tables.has_dense_gradients  # by the lookup
         if not self.is_on or is_expanded or not isinstance(kernel, SortsAhead):
             return
-        reads = self._tables.reads_of(batch)
-        with self._beside([lookups for lookups, _ in reads]):
+        lists = self._lists_of(batch)
+        reads = [*lists, *(_Read(*pooled) for pooled in self._tables.reads_of(batch))]
+        hidden = {spec.table for spec in self._tables.inputs.sequences} if not lists else set[str]()
+        with self._beside([each.given for each in reads]):
             fault = torch.zeros((), dtype=torch.bool, device=self._device)
-            checked = [within_tables(given, limits=self._limits_of(given, of), faults=fault) for given, of in reads]
-            pairs = [(lookups, layouts) for lookups, (_, layouts) in zip(checked, reads, strict=True)]
-            found = self._sorted(kernel, pairs)
+            limits = [self._limits_of(each.given, each.layouts) for each in reads]
+            checked = [
+                within_tables(each.given, limits=most, faults=fault) for each, most in zip(reads, limits, strict=True)
+            ]
+            pairs = [(lookups, each.layouts) for lookups, each in zip(checked, reads, strict=True)]
+            found = self._sorted(kernel, pairs, hidden=hidden)
             made = None if self._stream is None else self._stream.record_event()
         ready = [replace(lookups, sorted_reads=found) for lookups in checked]
-        known = [_Known(given, of, each) for (given, of), each in zip(reads, ready, strict=True)]
+        known = [_Known(each.given, each.layouts, one, each.lists) for each, one in zip(reads, ready, strict=True)]
         tensors = [tensor for lookups in checked for tensor in (lookups.single, lookups.values, lookups.offsets)]
         tensors += [fault, *(tensor for each in found for tensor in each.tensors)]
         self._coming = _Batch(tuple(known), fault, tuple(tensors), made)
@@ -120,6 +137,24 @@ class SortedAhead:
                 return (each.ready, self._current.fault) if given.offsets is lookups.offsets else None
         return None
 
+    def list_read(self, batch: Batch, position: int) -> Lookups | None:
+        """The rows of a list that is not pooled as they were announced, for `taken`; None: nobody announced them."""
+        if self._current is None:
+            return None
+        own, found = _lists_in(batch, position), [(each.lists, each.given) for each in self._current.known]
+        return next((given for at, given in found if at and at[0] is own and at[1] == position), None)
+
+    def _lists_of(self, batch: Batch) -> list[_Read]:
+        """The lists that are not pooled, in the order of their gradients; [] where the host would have to wait."""
+        if batch.on_host is None or not self._knows_rows or self._tables.has_dense_gradients:
+            return []
+        inputs, found = self._tables.inputs, []
+        for spec in reversed(inputs.sequences):
+            position = inputs.list_position(spec.name)
+            flat = self._tables.flat(batch.lists(position)[0].values)
+            found.append(_Read(flat, self._tables.table_layouts(spec.table), (_lists_in(batch, position), position)))
+        return found
+
     def in_updates(self) -> dict[str, str]:
         """Why the rows of some tables are sorted in updates, by the names of the tables."""
         if any(table.growing is not None for table in self._tables.inputs.tables):
@@ -133,18 +168,20 @@ class SortedAhead:
         weights = self._tables.tables
         if not isinstance(weights.storages[index], MemoryStorage | LowPrecisionStorage):
             return "their rows have places that are decided a step early"
-        if any(weights.places[spec.table].storage == index for spec in self._tables.inputs.sequences):
-            return "they are read row by row, too"  # by reads that nobody announces, which belong to the same update
-        return ""
+        is_listed = any(weights.places[spec.table].storage == index for spec in self._tables.inputs.sequences)
+        if is_listed and not self._knows_rows:
+            return "rows are drawn in a step"  # by reads that nobody announces, which belong to the same update
+        return "each read has a gradient of its own" if is_listed and self._tables.has_dense_gradients else ""
 
     def _sorted(
-        self, kernel: SortsAhead, reads: Sequence[tuple[Lookups, Sequence[LookupLayout]]]
+        self, kernel: SortsAhead, reads: Sequence[tuple[Lookups, Sequence[LookupLayout]]], *, hidden: set[str]
     ) -> tuple[SortedReads, ...]:
-        """The sorted rows of each storage whose update takes them."""
-        found = []
+        """The sorted rows of each storage whose update takes them; not of those that have `hidden` tables."""
+        found, weights = [], self._tables.tables
+        hides = {weights.places[table].storage for table in hidden}
         for index in range(self._tables.tables.num_storages):
             mine = [PlannedRead(layout=of[index], lookups=lookups) for lookups, of in reads if of[index].slots]
-            if mine and not self._why_in_update(index):
+            if mine and index not in hides and not self._why_in_update(index):
                 found.append(kernel.sorted_reads(mine))
         return tuple(each for each in found if each is not None)
 
@@ -160,3 +197,9 @@ class SortedAhead:
         for lookups in read:
             for tensor in (lookups.single, lookups.values, lookups.offsets):
                 tensor.record_stream(self._stream)
+
+
+def _lists_in(batch: Batch, position: int) -> JaggedRows:
+    """Where the lists of a feature are: among those of a group that repeats, or of the batch."""
+    groups = (group.jagged for group in batch.repeated if position in group.features.jagged)
+    return next(groups, batch.jagged)

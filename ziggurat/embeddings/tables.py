@@ -151,8 +151,9 @@ class EmbeddingTables(nn.Module):
         position = self.inputs.list_position(name)
         table = self.inputs.jagged[position].table
         lists, inverse_B = batch.lists(position)
+        known = None if self.tables.faults is None else self.tables.faults.list_read(batch, position)
         try:
-            return self.vectors(table, lists.values, dtype=dtype), lists.offsets, inverse_B
+            return self._vectors(known or self.flat(lists.values), table, dtype=dtype), lists.offsets, inverse_B
         except BoundsError:  # name the feature and the sample
             slot = field_slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
             raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), Lookups.of(batch.expanded()))
@@ -178,7 +179,11 @@ class EmbeddingTables(nn.Module):
         Raises:
             BoundsError: a row is outside the table.
         """
-        flat, layouts = self.flat_lookup(table, rows_N)
+        return self._vectors(self.flat(rows_N), table, dtype=dtype)
+
+    def _vectors(self, given: Lookups, table: str, *, dtype: torch.dtype) -> Float[Tensor, "N D"]:
+        layouts = self.table_layouts(table)
+        flat = self.tables.checked(given, layouts)
         if self.has_dense_gradients:
             weights = [self.tables.parameter(each) for each in self.tables.places]
             return _DenseLookup.apply(self, flat, layouts, dtype, *weights)
@@ -186,12 +191,15 @@ class EmbeddingTables(nn.Module):
 
     def flat_lookup(self, table: str, rows_N: Int64[Tensor, "N"]) -> tuple[Lookups, list[LookupLayout]]:
         """What `vectors` looks up: rows of one table as a single field."""
-        nothing, single = rows_N.new_empty(0), rows_N.view(1, -1)
-        flat = Lookups(batch_size=rows_N.numel(), single=single, values=nothing, offsets=rows_N.new_zeros(1))
-        layouts = self._table_layouts(table)
-        return self.tables.checked(flat, layouts), layouts
+        return self.tables.checked(self.flat(rows_N), self.table_layouts(table)), self.table_layouts(table)
 
-    def _table_layouts(self, table: str) -> list[LookupLayout]:
+    @staticmethod
+    def flat(rows_N: Int64[Tensor, "N"]) -> Lookups:
+        """Rows as a single field."""
+        nothing, single = rows_N.new_empty(0), rows_N.view(1, -1)
+        return Lookups(batch_size=rows_N.numel(), single=single, values=nothing, offsets=rows_N.new_zeros(1))
+
+    def table_layouts(self, table: str) -> list[LookupLayout]:
         """Layouts that read one table as a single field, made once."""
         if table not in self._single_layouts:
             place = self.tables.places[table]

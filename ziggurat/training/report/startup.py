@@ -119,7 +119,7 @@ def _waiting_line(step: TrainStep) -> dict[str, str]:
         return {"steps": f"the host waits for each: {step.waits}", "rows of updates": "sorted in each update"}
     in_updates = step.late.ahead.in_updates().items()
     others = "".join(f"; in the update those of {names}: {why}" for names, why in in_updates)
-    ahead = f"sorted while the step before computes, where a step reads them as pooled fields alone{others}"
+    ahead = f"sorted while the step before computes{others}"
     return {"steps": "the host does not wait for them", "rows of updates": ahead}
 
 

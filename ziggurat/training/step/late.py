@@ -63,7 +63,7 @@ class LateStep:
         self._tables, self._config, self._named = model.embeddings, config, dict(named)
         self._dense, self._table_optimizer, self._average = dense_optimizer, table_optimizer, average
         device = model.embeddings.tables.device
-        self._faults = RowFaults(model.embeddings)
+        self._faults = RowFaults(model.embeddings, knows_rows=not model.looks_up_drawn_rows)
         self.ahead = self._faults.ahead
         self._rates = torch.zeros(2, device=device)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
