@@ -290,6 +290,13 @@ def test_no_step_on_repeating_lists_that_are_pooled_waits() -> None:
     assert waits_of(MODEL, inputs, batch_of=repeating(inputs), steps=2) == []
 
 
+def test_no_step_on_repeating_lists_with_dense_gradients_waits() -> None:
+    inputs = small_inputs(num_jagged=2)
+    tables = dataclasses.replace(TABLES, optimizer=TableOptimizerKind.ADAM_DENSE)
+    assert waits_of(MODEL, inputs, batch_of=repeating(inputs), tables=tables, steps=2) == []
+    assert waits_of(DINConfig(), with_history(), batch_of=repeating(with_history()), tables=tables, steps=2) == []
+
+
 @pytest.mark.parametrize("row_format", [RowFormat.BF16, RowFormat.SPLIT_BF16, RowFormat.INT8])
 def test_no_step_on_tables_in_few_bits_waits(row_format: RowFormat) -> None:
     inputs, config = small_inputs(num_jagged=2), dataclasses.replace(MODEL, embedding_dim=16)

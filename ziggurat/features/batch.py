@@ -255,16 +255,18 @@ class Batch:
         """The same batch without `repeated`, every list where it belongs: what a deduplicated batch means."""
         if not self.repeated:
             return self
-        size = self.batch_size
+        size, kept = self.batch_size, self.on_host
         if not size:
             return replace(self, repeated=())
-        found = {
-            position: group.lists(position).take(group.inverse, batch_size=group.num_slices)
-            for group in self.repeated
-            for position in group.features.jagged
-        }
-        num_plain = (len(self.jagged.offsets) - 1) // size
-        plain = iter([self.jagged.of(index, batch_size=size) for index in range(num_plain)])
+        found: dict[int, JaggedRows] = {}
+        for group in self.repeated:
+            for position in group.features.jagged:
+                sizes = self.sizes(position)  # of a batch on a GPU that the host knows
+                number = None if sizes is None else sizes.num_rows
+                lists = self.lists(position)[0]
+                found[position] = lists.take(group.inverse, batch_size=group.num_slices, num_rows=number)
+        num_plain, bounds = (len(self.jagged.offsets) - 1) // size, None if kept is None else kept.jagged.offsets
+        plain = iter([self.jagged.of(index, batch_size=size, bounds=bounds) for index in range(num_plain)])
         parts = [found[at] if at in found else next(plain) for at in range(num_plain + len(found))]
         return replace(self, jagged=JaggedRows.joined(parts), repeated=())
 

@@ -95,15 +95,21 @@ class JaggedRows:
         values = [self.values[begin:end] for begin, end in zip(begins, ends, strict=True)]
         return JaggedRows(torch.cat(values), offsets_of(lengths_JB.reshape(-1)))
 
-    def take(self, samples_S: Int64[Tensor, "S"], *, batch_size: int) -> JaggedRows:
-        """The lists of these samples, in this order, any number of times each; values are copied."""
+    def take(self, samples_S: Int64[Tensor, "S"], *, batch_size: int, num_rows: int | None = None) -> JaggedRows:
+        """The lists of these samples, in this order, any number of times each; values are copied.
+
+        Args:
+            samples_S: numbers from 0 to the batch size - 1.
+            batch_size: samples that there are.
+            num_rows: of the result, where the host knows it; else it waits for a GPU to say.
+        """
         num_features = (len(self.offsets) - 1) // batch_size if batch_size else 0
         if num_features == 0:
             return JaggedRows(self.values, self.offsets[:1])
         lengths = self.offsets.diff().view(num_features, batch_size)[:, samples_S].reshape(-1)
         starts = self.offsets[:-1].view(num_features, batch_size)[:, samples_S].reshape(-1)
         offsets = offsets_of(lengths)
-        at_N = torch.arange(int(offsets[-1]), device=offsets.device)
+        at_N = torch.arange(int(offsets[-1]) if num_rows is None else num_rows, device=offsets.device)
         at_N += (starts - offsets[:-1]).repeat_interleave(lengths, output_size=len(at_N))
         return JaggedRows(self.values[at_N], offsets)
 
