@@ -17,6 +17,7 @@ from tests.ops.lookup_problems import KINDS, Problem, make_layout, make_lookups,
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.ops.lookup import FieldKind, GradientPart, KernelChoice, LookupKernel, Step, TorchKernel, UpdateRule
+from ziggurat.ops.lookup.cut_rows import in_order, num_lookups, rows_of_tables, spans_of
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.sorted_reads import sorted_before
 from ziggurat.ops.lookup.triton import TritonKernel, apply, runs
@@ -131,6 +132,29 @@ def case_sorted_ahead() -> None:
         assert torch.equal(*sums)
     shared = [dataclasses.replace(part, grad=parts[0].grad) for part in (parts[0], parts[0])]
     assert sorted_before(shared, by=KernelChoice.TRITON) is None
+
+
+def case_rows_that_nobody_counts() -> None:
+    """Rows of tables without a count of the distinct ones: those that were counted, and an update of the same bits."""
+    kernel, step = TritonKernel(), Step(rule=UpdateRule(kind=KINDS[0]), learning_rate=0.1)
+    tables = [(0, TABLES[0]), (TABLES[0], TABLES[1]), (TABLES[0] + TABLES[1], TABLES[2])]
+    for sizes in ((9, 4), (0, 5), (60,)):
+        problem = moved(make_problem(make_layout(dim=16, table_rows=TABLES, fields=FIELDS), sizes=sizes, skew=True))
+        counted = in_order(kernel.sum_gradients(problem.parts()))
+        names = list(dict.fromkeys(slot.table for slot in problem.layout.slots))
+        most = [num_lookups(problem.parts(), name) for name in names]
+        places = [next((s.first_row, s.num_rows) for s in problem.layout.slots if s.table == name) for name in names]
+        assert sorted(places) == tables
+        found = rows_of_tables(kernel.sums_of_fixed_size(problem.parts()), places, most=most)
+        weights = [problem.weight.clone() for _ in range(2)]
+        kernel.apply(weights[0], state={}, gradient=counted, step=step)
+        for mine, span, (first, _) in zip(found, spans_of(counted, places), places, strict=True):
+            number = span.stop - span.start
+            assert torch.equal(mine.rows[:number], counted.rows[span])
+            assert torch.equal(mine.sums[:number], counted.sums[span])
+            assert (mine.rows[number:] == first).all()
+            kernel.apply(weights[1], state={}, gradient=mine, step=step)
+        assert torch.equal(*weights)
 
 
 def case_long_runs() -> None:

@@ -208,7 +208,8 @@ class ShardedTableOptimizer:
         plain = replace(PLAIN_STEP, number=number)
         for cut, total in zip(cuts, totals, strict=True):
             place = tables.tables.places[cut.shard.table]
-            storage, rows = tables.tables.storage(place.storage), cut.part.rows + place.first_row
+            storage = tables.tables.storage(place.storage)
+            rows = torch.where(cut.part.rows > 0, cut.part.rows + place.first_row, 0)  # kernels pass padding over
             accumulated = storage.gather(rows, key="sum") + total / cut.shard.table_columns
             storage.scatter(rows, accumulated, key="sum")
             gradient = plain_gradient(cut.part, accumulated=accumulated, step=step)
