@@ -89,6 +89,11 @@ def test_the_whole_story(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
         run("train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/a")
     assert "--resume" in capsys.readouterr().err
 
+    (place / "runs/a/checkpoints").rename(place / "gone")
+    with pytest.raises(AssertionError):
+        run("verify", "runs/a")
+    assert "checkpoints: MISSING" in capsys.readouterr().out
+
 
 def test_prediction_needs_no_label_and_knows_what_it_never_saw(place: Path) -> None:
     run("data", "inspect", "events.parquet", "--write-schema", "my.toml")

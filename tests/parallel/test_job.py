@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,3 +111,30 @@ def test_half_an_environment_is_named(monkeypatch: pytest.MonkeyPatch, changed: 
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     with pytest.raises(TopologyError, match="what torchrun sets"):
         join_job(timeout_s=1.0)
+
+
+_RANK = """
+import os, time
+from ziggurat.parallel.lost_ranks import end_with_launcher
+end_with_launcher()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+def test_a_rank_ends_when_its_torchrun_is_killed() -> None:
+    launch = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    for is_of_torchrun in (True, False):
+        given = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
+        given |= {"TORCHELASTIC_RUN_ID": "none"} if is_of_torchrun else {}
+        with subprocess.Popen([sys.executable, "-c", launch, _RANK], env=given, stdout=subprocess.PIPE) as launcher:
+            assert launcher.stdout is not None
+            rank = int(launcher.stdout.readline())
+            launcher.kill()
+            ended = select.select([launcher.stdout], [], [], 10.0 if is_of_torchrun else 0.5)[
+                0
+            ]  # its end closes the pipe
+            assert bool(ended) is is_of_torchrun
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)

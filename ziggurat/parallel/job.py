@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ziggurat.errors import ConfigError, TopologyError, ZigguratError
 from ziggurat.parallel.agreement import ranks_text
 from ziggurat.parallel.device import ChosenDevice, Device, choose_device
-from ziggurat.parallel.lost_ranks import communicating, end_process_if_uncaught, is_lost_rank
+from ziggurat.parallel.lost_ranks import communicating, end_process_if_uncaught, end_with_launcher, is_lost_rank
 from ziggurat.parallel.process_groups import has_nccl, let_gloo_speak_first
 
 _FAREWELL_S = 5.0
@@ -48,6 +48,7 @@ def join_job(*, backend: str = "", device: Device | None = None, timeout_s: floa
         return True
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         return False
+    end_with_launcher()
     try:
         store, rank, world_size = _met(timeout_s=timeout_s)
         if device is not None:

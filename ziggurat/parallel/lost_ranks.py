@@ -3,6 +3,7 @@
     another rank ended       its connection closes: the exchange fails at once
     another rank stands      (SIGSTOP, a dead disk, a debugger): the exchange fails after the time limit of the job
     another rank never came  joining the job fails after the same limit
+    torchrun is gone         the system ends its ranks
 
 What torch raises then becomes a `TopologyError` that names the exchange and the ranks that are silent. After it a rank
 must end, and nothing on the way out may wait for the others: no collective in a `finally`, and no ordinary end of the
@@ -13,7 +14,9 @@ the process by itself; what still writes a checkpoint may finish, within bounds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -40,6 +43,8 @@ _SIGNS = (
     "timed out",
     "Socket Timeout",
 )
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_ASKING_S = 3.0  # a rank of a busy machine takes more than one to notice
 _PATIENCE_S = 1.0
 _WRITING_S = 60.0
 
@@ -83,14 +88,14 @@ def lost_rank(error: RuntimeError, *, where: str) -> TopologyError:
 
 
 def silent_ranks() -> list[int]:
-    """Ranks that do not report within a second that they have noticed, too; none where nobody can be asked."""
+    """Ranks that do not report within three seconds that they have noticed, too; none where nobody can be asked."""
     if not dist.is_initialized():
         return []
     found: list[int] = []
     # The store may live on the very rank that stands still, and has no time limit of its own for a question.
     asking = threading.Thread(target=lambda: found.extend(_ask()), daemon=True)
     asking.start()
-    asking.join(3 * _PATIENCE_S)
+    asking.join(2 * _ASKING_S)
     return list(found)
 
 
@@ -100,13 +105,27 @@ def _ask() -> list[int]:
         key = "ziggurat/noticed/{}".format
         store.set(key(dist.get_rank()), "yes")
         silent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _ASKING_S
         while silent and time.monotonic() < deadline:
             silent = [rank for rank in silent if not store.check([key(rank)])]
             time.sleep(0.01)
     except (RuntimeError, ValueError):  # the store has gone with its host, or the group with its end
         return []
     return silent
+
+
+def end_with_launcher() -> None:
+    """From now on this process is ended (SIGTERM) when the torchrun that started it is gone, as after `kill -9`.
+
+    Otherwise its ranks would train on, unseen, and write beside those of the job that is started again. Linux alone
+    can do that; elsewhere, and in ranks that torchrun did not start, nothing changes.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != launcher:  # it went before it was watched
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_process(status: int, *, after: BaseException) -> None:

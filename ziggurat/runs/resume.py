@@ -120,9 +120,10 @@ def _other_schema(run: RunFolder, found: list[Difference]) -> ConfigError:
 
 def sources_text(run: RunFolder, changes: list[Difference]) -> str:
     """What is taken from where, for the person who resumes."""
+    weights = "weights of its newest intact checkpoint" if any(run.checkpoints.glob("step-*")) else "no checkpoint"
     lines = [
         f"resuming {run.path}: settings and schema of its {run.config.name}, vocabularies of its "
-        f"{run.preprocessing.name}/, weights of its newest intact checkpoint"
+        f"{run.preprocessing.name}/, {weights}"
     ]
     lines += [f"  changed: {it.setting} {it.first or 'none'} → {it.second or 'none'}" for it in changes]
     if any((it.setting, it.second) == ("device", f'"{Device.AUTO}"') for it in changes):

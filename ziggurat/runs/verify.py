@@ -40,6 +40,9 @@ def verify_run(folder: str | Path, *, models: Sequence[type[Any]] = ()) -> Verdi
         except CheckpointError as error:
             good = False
             lines.append(f"checkpoint {step:,}: DAMAGED\n{error}")
+    if not store.steps() and any(run.evaluation(split).exists() for split in ("valid", "test")):
+        good = False
+        lines.append("checkpoints: MISSING, of a run that ended; restore them from a copy, or train again")
     files = WrittenFiles(run)
     if intact:
         written = store.load(intact[-1], into={}, match=Match.SUBSET).state.get("written")
