@@ -117,4 +117,4 @@ def test_a_two_tower_run_is_ranked_with_its_rounded_tables(shop: Shop) -> None:
         expected = rounded.evaluate_split("valid").metrics[ndcg]
         assert cost.metrics[ndcg] == pytest.approx(expected, abs=1e-12)
         assert cost.changes[ndcg] == pytest.approx(expected - found.run.metrics[ndcg], abs=1e-12)
-        assert cost.changes[ndcg] != 0, "some items change places"
+    assert found.tried[-1].changes[ndcg] != 0, "in INT4 some items change places"
