@@ -246,6 +246,7 @@ NETWORKS: dict[str, Callable[[State, list[Tensor], Tensor], Tensor]] = {
 
 
 def _single_if_not_double(tensor: Tensor) -> Tensor:
+    """`Tensor.float` for FP64: what models keep in FP32 under autocast stays as exact as the rest."""
     return tensor if tensor.dtype is torch.float64 else tensor.to(torch.float32)
 
 
@@ -273,7 +274,5 @@ class _OwnNetwork(nn.Module):
     def run(self, leaves: State, pooled: State, sequences: dict[str, tuple[Tensor, Tensor]], batch: Any) -> Any:
         """Logits and loss with the given weights."""
         named = {f"model.{name}": weight for name, weight in leaves.items()}
-        with mock.patch.object(
-            torch.Tensor, "float", _single_if_not_double
-        ):  # what keeps FP32 under autocast keeps FP64
+        with mock.patch.object(torch.Tensor, "float", _single_if_not_double):
             return torch.func.functional_call(self, named, (pooled, sequences, batch))

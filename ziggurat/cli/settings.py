@@ -86,14 +86,15 @@ def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str,
     Raises:
         ConfigError: a word that is no flag, or a flag without a value.
     """
-    given, settings = {}, settings_given(rest)
+    given, by_full_name = {}, settings_given(rest)
+    dashed = {path.replace("_", "-"): value for path, value in by_full_name.items()}
     for name, (paths, _) in SHORT.items():
         text = getattr(options, _dest(name), None)
         given |= dict.fromkeys(paths, text) if text is not None else {}
-        full = {path.replace("_", "-"): value for path, value in settings.items()}.get(paths[0])
+        full = dashed.get(paths[0])
         if text is not None and full is not None and text != full:
             sys.stderr.write(f"notice: --{name} {text} and --{paths[0]} {full}: the full name counts, {full}\n")
-    return given | settings
+    return given | by_full_name
 
 
 def settings_given(rest: Sequence[str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.embeddings.storage.cached.backing import RowBacking
+from ziggurat.embeddings.storage.cached.counts import CacheCounts
 from ziggurat.embeddings.storage.cached.low_precision import LowPrecisionBacking
 from ziggurat.embeddings.storage.memory import advise_huge_pages, new_state
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
@@ -57,34 +58,6 @@ from ziggurat.ops.row_cache.cpp import CachedRows, apply_cached, lookup_cached, 
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 CACHE = "cache"  # name of stamps and counts among the arrays of a storage
-
-
-@dataclass
-class CacheCounts:
-    """What updates found in a cache, in rows of steps: each distinct row of each step once.
-
-    Args:
-        rows: that updates touched.
-        hits: those that the cache held.
-        stored: rows that left it for others.
-        conflicts: rows that found no way in it.
-    """
-
-    rows: int = 0
-    hits: int = 0
-    stored: int = 0
-    conflicts: int = 0
-
-    def __add__(self, other: CacheCounts) -> CacheCounts:
-        return CacheCounts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: CacheCounts) -> CacheCounts:
-        return CacheCounts(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
-
-    def facts(self) -> dict[str, float]:
-        """What a training log says: the share of touched rows that were held, rows stored, and conflicts."""
-        rate = round(self.hits / self.rows, 6) if self.rows else 0.0
-        return {"cache_hit_rate": rate, "cache_stored": self.stored, "cache_conflicts": self.conflicts}
 
 
 @dataclass(frozen=True, slots=True)
