@@ -12,7 +12,7 @@
 #   make test-bare     what trains, with torch 2.11, Triton 3.6, numpy, pyarrow and little else, in .venv-bare
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
-#   make index    write docs/files.md again, from the docstrings
+#   make index    write docs/files.md and docs/experiments/list.md: every file, every experiment, a line each
 #   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
@@ -151,6 +151,7 @@ attack: setup
 
 docs: setup
 	@$(PIP) -r requirements/docs.txt
+	$(BIN)/python docs/make_index.py
 	$(BIN)/mkdocs build --strict --site-dir site
 
 clean:

@@ -7,7 +7,7 @@
     flat seed 0 ─► probe on training rows ─► partition: coherent (learned), naive, diverse ─► towers, same seeds as flat
 
 Every contestant of a subject has the same data, tables, network above the towers and settings; seeds change starting
-weights, dropout and order, never the splits. Settings were chosen on validation data (docs/experiments.md); test data
+weights, dropout and order, never the splits. Settings were chosen on validation data (docs/experiments); test data
 is read once a run, at its end.
 
 Finished runs are kept in `runs/tower_quality`, in folders named after what was trained and a hash of the whole

@@ -1,7 +1,7 @@
-"""Write docs/files.md: every file of the package with the first sentence of its docstring. `make index` runs this.
+"""Write the pages that are lists: docs/files.md (every file of the package) and docs/experiments/list.md.
 
-The sentences stand in the files alone, so the index cannot say anything else than they do; a test compares the page
-with what this script would write.
+`make index` and `make docs` run this. The sentences stand in the files alone, so both pages are made when they are
+wanted and are not kept in the repository.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 PACKAGE = DOCS.parent / "ziggurat"
-TARGET = DOCS / "files.md"
+FILES = DOCS / "files.md"
+EXPERIMENTS = DOCS / "experiments"
+EXPERIMENTS_LIST = EXPERIMENTS / "list.md"
 
-HEAD = """# Index of files
+FILES_HEAD = """# Index of files
 
-Every file of the package, with the first paragraph of its docstring. `make index` writes this page from the files;
-change a sentence there, not here. The [tour](tour.md) says in which order to read the nine that matter first.
+Every file of the package, with the first paragraph of its docstring. The [tour](tour.md) says in which order to read
+the nine that matter first.
+
+"""
+EXPERIMENTS_HEAD = """# All experiments
+
+Newest first; [how an entry is written](README.md).
 
 """
 
 
 def first_paragraph(path: Path) -> str:
-    """The first paragraph of a Python file's docstring, or of the comment at the top of a C++ file, in one line."""
+    """Return the first paragraph of a Python docstring, or of the comment at the top of a C++ file, in one line."""
     text = path.read_text()
     if path.suffix == ".py":
         paragraph = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
@@ -32,13 +39,13 @@ def first_paragraph(path: Path) -> str:
     return " ".join(paragraph.split())
 
 
-def index() -> str:
-    """The whole page."""
+def index_of_files() -> str:
+    """Return the page of files: one section a folder."""
     folders: dict[Path, list[Path]] = {}
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix in (".py", ".cpp", ".h"):
             folders.setdefault(path.parent, []).append(path)
-    parts = [HEAD]
+    parts = [FILES_HEAD]
     for folder in sorted(folders, key=lambda folder: folder.relative_to(PACKAGE).parts):
         relative = folder.relative_to(PACKAGE)
         init = folder / "__init__.py"
@@ -50,5 +57,15 @@ def index() -> str:
     return "".join(parts).rstrip("\n") + "\n"
 
 
+def index_of_experiments() -> str:
+    """Return the page of experiments: a line an entry, with its date and its question."""
+    lines = []
+    for path in sorted(EXPERIMENTS.glob("20*.md"), reverse=True):
+        question = path.read_text().split("\n", 1)[0].removeprefix("# ")
+        lines.append(f"- {path.name[:10]}: [{question}]({path.name})\n")
+    return EXPERIMENTS_HEAD + "".join(lines)
+
+
 if __name__ == "__main__":
-    TARGET.write_text(index())
+    FILES.write_text(index_of_files())
+    EXPERIMENTS_LIST.write_text(index_of_experiments())

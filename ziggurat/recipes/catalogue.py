@@ -220,7 +220,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     """The run of `table_dlrm` or `table_dcn_v2` with sizes for the rows of its files; any other config as it is.
 
     Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the large sizes.
-    What they were chosen by stands in docs/experiments.md, "Which sizes for a table of few rows?".
+    What they were chosen by stands in docs/experiments, "Which sizes for a table of few rows?".
 
     Raises:
         DataError: a file of the training data is absent or cannot be read.

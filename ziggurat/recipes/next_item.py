@@ -3,7 +3,7 @@
 As RecTools trains (histories of 200, 50 numbers an event, 128 uniform negatives, τ 0.05, dropout 0.2, Adam with β₂
 0.98, the best of validation recall@10), but for three settings that validation data chose here: batches of 64 users
 (there: 128), a learning rate that falls from 3e-3 to 0 over 40 epochs, for SASRec 80 (there: 1e-3, 100 epochs), and a
-draw of negatives that 128 questions share (there: each has its own). What they are worth together: docs/experiments.md.
+draw of negatives that 128 questions share (there: each has its own). What they are worth together: docs/experiments.
 
 Beauty, whose users have nine events in the mean, has one layer of 128 numbers, 256 negatives, dropout 0.5, and 10
 epochs of batches of 128. These were chosen together against two layers of 64 with 128 negatives, which found less; what

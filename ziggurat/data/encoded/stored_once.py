@@ -4,7 +4,7 @@
     in the file             [5 9]  null   null   [3]  []  null
     as read for batches     values 5 9 3, and where each row's list starts: 0 0 0 2 3 3
 
-Most of the time of reading is Parquet's decoding of every value of every list (docs/experiments.md). In data whose
+Most of the time of reading is Parquet's decoding of every value of every list (docs/experiments). In data whose
 sessions lie together (`clustering.py`) lists repeat from row to row, so the file has each run of them once, and reading
 gives Arrow's list views, several of which may lie at the same place (RecD, arXiv 2211.05239, section 4.2, does the same
 in its reader). Whoever wants plain lists gets them by `plain_lists`.

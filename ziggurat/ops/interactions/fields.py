@@ -13,7 +13,7 @@ get views.
 
 The references define both. The kernels serve FP32 and FP64 on the CPU, for a d of whole vectors (a multiple of 8 in
 FP32), outside of torch.compile (which fuses by itself) and of autocast. Second derivatives go through the references.
-`fields_kernel()` says which runs, for the start-up report. Measured effect: `docs/experiments.md`.
+`fields_kernel()` says which runs, for the start-up report. Measured effect: `docs/experiments`.
 
 Cost: 2·n·m·d FLOPs a sample for a mix, twice that backward.
 """

@@ -4,7 +4,7 @@
              number of messages += 1     who waits is woken           each says that it has read
 
 A socket copies every byte into the kernel and out of it, and hands each message from thread to thread: on a machine
-whose cores compute, those threads were a quarter of a step's processor time (docs/experiments.md). Here a message is
+whose cores compute, those threads were a quarter of a step's processor time (docs/experiments). Here a message is
 one copy in and one out, made by the threads that compute, and waiting is a futex: no spinning, so more ranks than cores
 do no harm.
 

@@ -10,7 +10,7 @@
     a vocabulary that grows: its map of ids beside that, on every rung
 
 The cost of a rung is the time that the table's lookups and updates take a sample, in units of one FP32 row of 64 bytes
-beside its own, plus what rounding is taken to be worth. Times of formats are those of docs/experiments.md, "Do rows in
+beside its own, plus what rounding is taken to be worth. Times of formats are those of docs/experiments, "Do rows in
 few bits make lookups and updates faster?": a lookup with its update on one thread with AVX-512, D = 128, uniform rows
 (FP32 34 + 80 ns; BF16 1.29 times as fast, INT8 0.93; INT4 26 + 105 ns). A hit in a cache and a miss, which moves two
 rows, follow "What does a cache of hot rows cost a step?". The worth of rounding is an assumption, made so that the

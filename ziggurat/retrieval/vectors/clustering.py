@@ -7,7 +7,7 @@ Plain k-means compares every vector with all C centroids: for a million vectors 
 teraFLOP for one round. Here a vector meets the √C centres of groups and the clusters of eight groups, an eighth of the
 work, and the first rounds, inside groups, cost next to nothing; while centres still move, four groups do.
 On the data of `ziggurat bench retrieval` the clusters
-are as good: as many rows must be scanned for a recall of 0.95 as with plain k-means (docs/experiments.md).
+are as good: as many rows must be scanned for a recall of 0.95 as with plain k-means (docs/experiments).
 
 Everything follows from the seed. A cluster that no vector is near takes half of the largest one; one that is empty in
 the end is left out, so there may be fewer clusters than were asked for. Distances are squared

@@ -13,7 +13,7 @@ make of them: towers are lookups' side of the model, and not in the file).
 The file is written when an export is made, checked against the model on other batches, and never read here: the format
 holds pickles of torch. On request AOTInductor compiles it ahead for this processor (`dense_compiled.pt2`, for
 `AOTIModelPackageLoader` in C++ or `torch._inductor.aoti_load_package`): a request for few items then takes half the
-time of the network, one for 1,000 items nine tenths (docs/experiments.md). It is machine code, so nothing here reads it
+time of the network, one for 1,000 items nine tenths (docs/experiments). It is machine code, so nothing here reads it
 later, either.
 """
 

@@ -174,7 +174,7 @@ struct Cached {
     __builtin_prefetch(tags + set * kWays + 16);
   }
   // The first lines by addresses alone, since nobody could foresee where a row lies. Beside all else it gained nothing
-  // that was measured (docs/experiments.md); the other way is a branch that was not measured beside it.
+  // that was measured (docs/experiments); the other way is a branch that was not measured beside it.
   void prefetch(int64_t at) const {
     const int64_t width = D ? D : held.dim, size = at < 0 ? row_bytes<kFormat>(width) : 4 * width;
     const uint8_t* row = at < 0 ? behind.at(~at) : reinterpret_cast<const uint8_t*>(held.at(at));
