@@ -100,10 +100,13 @@ BARE_NEEDS_MORE := tests/models/test_guide_own_model.py tests/training/metrics/t
   tests/training/metrics/test_metrics.py tests/training/report/test_report.py tests/training/test_balanced_ranks.py \
   tests/training/test_early_stop.py tests/training/test_repeats.py
 
+# What tests/gpu/test_virtual_ranks.py shows on a GPU, with tensors on the CPU: every placement, tower and wire.
+VIRTUAL_RANKS := tests/testing/test_rank_threads.py
+
 # 8 CPU minutes, without set-up, on an AMD EPYC (Zen 5): 3 the first line, 5 the second.
 test-bare: $(VENV)-bare/.ready
 	OMP_NUM_THREADS=1 $(VENV)-bare/bin/python -m pytest -rs $(addprefix --ignore=,$(BARE_NEEDS_MORE)) $(BARE_TESTS)
-	OMP_NUM_THREADS=1 $(VENV)-bare/bin/python -m pytest -rs -m "slow or not slow" tests/gpu/test_bare_machine.py $(TRITON_TESTS)
+	OMP_NUM_THREADS=1 $(VENV)-bare/bin/python -m pytest -rs -m "slow or not slow" tests/gpu/test_bare_machine.py $(VIRTUAL_RANKS) $(TRITON_TESTS)
 
 # No set-up: a GPU machine may have its own torch, and nothing can be installed there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

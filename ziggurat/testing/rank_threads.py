@@ -33,6 +33,24 @@ from ziggurat.testing.ranks import RankFailure
 _BUILDING = threading.Lock()
 
 
+class _GroupsOfThreads(ThreadLocalWorld):
+    """Keep torch's record of process groups for each thread.
+
+    torch 2.11's own class for it lacks `comms`, which its `destroy_process_group` reads; later ones have it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_thread = threading.local()
+
+    @property
+    def comms(self) -> list[Any]:
+        """Return the calling thread's communicators, which its groups share."""
+        if not hasattr(self._of_thread, "comms"):
+            self._of_thread.comms = []
+        return self._of_thread.comms
+
+
 @contextlib.contextmanager
 def building() -> Iterator[None]:
     """Inside, no other rank draws from the generators of the process."""
@@ -72,7 +90,7 @@ def run_ranks_as_threads(
             failures.append((rank, traceback.format_exc()))
             return None
 
-    own_world = mock.patch.object(dist.distributed_c10d, "_world", ThreadLocalWorld())
+    own_world = mock.patch.object(dist.distributed_c10d, "_world", _GroupsOfThreads())
     no_memory = mock.patch("ziggurat.parallel.topology.open_host_memory", return_value=(None, "ranks are threads"))
     with own_world, no_memory, ThreadPoolExecutor(world_size, thread_name_prefix="rank") as threads:
         _set_thread_isolation_mode(True)
