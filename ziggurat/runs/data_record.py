@@ -21,10 +21,10 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, saved_fingerprint
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.files import Format
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.fingerprint import Difference, differences
@@ -180,6 +180,30 @@ def refuse_other_data(
             ways_out=(*ways_out, *((_OLD_NUMBERS.format(", ".join(sorted(growing))),) if growing else ())),
         )
     return "" if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
+
+
+def refuse_other_vocabularies(run: RunFolder) -> None:
+    """Raise unless the vocabularies in a run's folder are those of the data that the run was trained on.
+
+    The ids of all data are read through them: with those of another run, every score is that of other ids.
+
+    Raises:
+        CheckpointError: `preprocessing/` and `data.json` do not belong together, or one is damaged.
+    """
+    record = DataRecord.load(run.data)
+    if record is None:
+        return
+    found = saved_fingerprint(run.preprocessing)
+    if found != record.vocabulary:
+        raise CheckpointError(
+            expected=f"the vocabularies of the data that the run was trained on, {_short(record.vocabulary)}",
+            found=f"others, {_short(found)}: those of another start into this folder, or of another run",
+            where=str(run.preprocessing),
+            ways_out=(
+                "restore the folder from a copy of this run",
+                "train again, into another folder: --out runs/another_name",
+            ),
+        )
 
 
 def rows_of_split(prepared: PreparedData, split: str, *, run: Path) -> EncodedDataset:

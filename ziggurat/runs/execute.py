@@ -27,7 +27,7 @@ from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
+from ziggurat.data.preprocess.preprocessing_io import save_preprocessing, saved_fingerprint
 from ziggurat.data.source import reading_lines
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
@@ -44,7 +44,7 @@ from ziggurat.plan import Plan
 from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
-from ziggurat.runs.data_record import DataRecord, refuse_other_data
+from ziggurat.runs.data_record import DataRecord, refuse_other_data, refuse_other_vocabularies
 from ziggurat.runs.display import metrics_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
@@ -59,6 +59,7 @@ from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
+from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_report
@@ -204,21 +205,23 @@ def train_run(
         _start_or_resume(run, config, resume=True)
     config.check(metrics=metrics or ())
     _check_known_tables(config)
-    with job(device=config.device, timeout_s=config.parallel.timeout_s):
+    with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         config, changes = _start_or_resume(run, config, resume=resume)
-        ranks.on_first(lambda: _check_folder(run, resume=resume))
+        ranks.on_first(lambda: _check_folder(run, lock=lock, resume=resume))
+        has_begun = ranks.on_first(run.has_begun)
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
             progress.say(sources_text(run, changes))
         prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
         ranks.require_same_data(prepared)
-        if changes is not None and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
+        compared = changes is not None and has_begun
+        if compared and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
             progress.say(note)
         config, rung_lines = _with_rungs(config, prepared, ranks=ranks)
-        functions = {"loss": loss, "metrics": metrics, "progress": progress}
-        trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=resume, given=functions)
+        functions = {"loss": loss, "metrics": metrics, "progress": progress, "lock": lock}
+        trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=has_begun, given=functions)
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
         if trainer.growing is not None:
@@ -235,7 +238,7 @@ def train_run(
             report = startup_report(trainer.step, data=_data_lines(prepared, trainer), facts=facts, decision=decision)
             report.sections.update({"Formats of tables": rung_lines} if rung_lines else {})
             _complete(report, config, trainer=trainer, ranks=ranks)
-            ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
+            ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
             if trainer.team.parallel is not None:
                 ranks.keep_plan(trainer.team.parallel, run=run)
             progress.say(report.text())
@@ -302,11 +305,16 @@ def _check_known_tables(config: RunConfig) -> None:
         check_room(held, use=TableUse.TRAINING, device=device, where=where)
 
 
-def _check_folder(run: RunFolder, *, resume: bool) -> None:
+def _check_folder(run: RunFolder, *, lock: RunLock, resume: bool) -> None:
     refuse_url(run.path, error=ConfigError)
     if not resume:
         run.refuse_old_run()
     run.refuse_unwritable()
+    lock.acquire()
+    if not resume:
+        run.refuse_old_run()  # that of a process which ended while this one waited for the lock
+    elif run.has_begun() and run.preprocessing.exists():
+        refuse_other_vocabularies(run)
 
 
 def _trainer(
@@ -364,12 +372,21 @@ def _complete(report: StartupReport, config: RunConfig, *, trainer: Trainer, ran
         report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
 
 
-def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:
+def _write_start(
+    run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport, has_begun: bool
+) -> None:
     CONFIG.write(run.config, run_config_to_json(config))
     INPUTS.write(run.inputs, to_json(prepared.inputs))
-    if not run.preprocessing.exists():
+    record = DataRecord.of(prepared, data=raw_files(config, progress=NoProgress()))
+    if has_begun and run.preprocessing.exists():
+        # Compared with the data before; it stays as training began with it, and so does its name in the record.
+        record = dataclasses.replace(record, vocabulary=saved_fingerprint(run.preprocessing))
+    else:
+        # What stands here is that of a start that died before its log, perhaps of other data or another schema.
         save_preprocessing(prepared.preprocessing, run.preprocessing)
-    DataRecord.of(prepared, data=raw_files(config, progress=NoProgress())).save(run.data)
+        for path in (run.plan, run.traffic):
+            path.unlink(missing_ok=True)
+    record.save(run.data)
     STARTUP.write(run.startup, report.sections)
 
 

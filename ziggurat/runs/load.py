@@ -35,7 +35,13 @@ from ziggurat.parallel.device import Device, choose_device, device_of_finished_r
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.recipes.run_config import RunConfig, load_config
-from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data, rows_of_split
+from ziggurat.runs.data_record import (
+    DataRecord,
+    known_files,
+    refuse_other_data,
+    refuse_other_vocabularies,
+    rows_of_split,
+)
 from ziggurat.runs.display import html_of, text_of
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
@@ -355,13 +361,14 @@ def load_run(
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
-        CheckpointError: the checkpoint of `step` is damaged, or none is intact. Where the best one is lost, the newest
-            intact one is taken, with a warning.
+        CheckpointError: the checkpoint of `step` is damaged, or none is intact; or the vocabularies are not those of
+            the run's data. Where the best checkpoint is lost, the newest intact one is taken, with a warning.
         ConfigError: the model is neither built in nor in `models`.
     """
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
+    refuse_other_vocabularies(run)
     preprocessing = load_preprocessing(run.preprocessing)
     place = choose_device(device or device_of_finished_run(config.device)).device
     embedding = config.model.embedding if tables is None else config.model.embedding.only_read

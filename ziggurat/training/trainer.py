@@ -38,6 +38,7 @@ from ziggurat.training.judging import Judge, MadeStep
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
@@ -64,6 +65,7 @@ class Trainer:
             call its methods together; the folder lies on a file system that all of them share.
         loss: minimised instead of `model.loss`; see `own_loss.py`.
         metrics: functions of your own by name, beside the built-in metrics; see `metrics.MetricFunction`.
+        lock: of the folder, where the caller holds it already on the first rank; None: `fit` takes it.
 
     Raises:
         ConfigError: the evaluation of the validation data has no such metric as early stop names.
@@ -82,8 +84,10 @@ class Trainer:
         parallel: Parallel | None = None,
         loss: LossFunction | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
+        lock: RunLock | None = None,
     ) -> None:
         self.folder = RunFolder(Path(folder))
+        self._lock = lock
         self.team = team = Team(parallel)
         self.progress = team.progress(progress)
         if config.threads:
@@ -125,10 +129,17 @@ class Trainer:
         """Train to the end, or go on from the newest intact checkpoint; `callbacks` hear of it on the first rank.
 
         Raises:
-            ConfigError: the folder already holds a run and `resume` is False.
+            ConfigError: the folder already holds a run and `resume` is False, or another process writes to it.
             NumericsError: NaN or infinity, with `non_finite` STOP; no weight was touched, the batch is dumped.
             CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
         """
+        if self._lock is not None:
+            return self._fit(resume=resume, callbacks=callbacks)
+        with RunLock(self.folder.path) as lock:
+            self.team.on_first(lock.acquire)
+            return self._fit(resume=resume, callbacks=callbacks)
+
+    def _fit(self, *, resume: bool, callbacks: Sequence[Callback]) -> FitResult:
         resumed = self.restore() if resume else self._start()
         self._restored = None
         for line in self.team.on_first(lambda: self._written.put_aside(self._damaged, step=self.position.step)):

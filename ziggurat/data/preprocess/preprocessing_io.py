@@ -92,6 +92,16 @@ def save_preprocessing(preprocessing: Preprocessing, folder: Path) -> None:
         _write_all(preprocessing, temporary)
 
 
+def saved_fingerprint(folder: Path) -> str:
+    """Read the fingerprint of a saved Preprocessing, without its vocabularies.
+
+    Raises:
+        CheckpointError: the main file is missing, damaged or of another version.
+    """
+    main = folder / _MAIN_FILE
+    return _read_main(main, _reader_of(main)).fingerprint
+
+
 def load_preprocessing(folder: Path) -> Preprocessing:
     """Read a Preprocessing from `folder`.
 
@@ -99,11 +109,8 @@ def load_preprocessing(folder: Path) -> Preprocessing:
         CheckpointError: a file is missing, damaged or of another version; names it.
     """
     main = folder / _MAIN_FILE
-    reader = Reader(where=str(main), noun="key", error=CheckpointError, ways_out=_WAYS_OUT)
-    try:
-        saved: _Saved = reader.build(_Saved, MAIN.read(main))
-    except SchemaError as error:
-        raise _damaged(main, str(error)) from error
+    reader = _reader_of(main)
+    saved = _read_main(main, reader)
     vocabularies = {table: _read_vocabulary(folder / entry.file, entry) for table, entry in saved.vocabularies.items()}
     grown = {table: _read_grown(folder / entry.file, entry) for table, entry in saved.grown.items()}
     loaded = reader.construct(
@@ -112,6 +119,17 @@ def load_preprocessing(folder: Path) -> Preprocessing:
     if loaded.fingerprint != saved.fingerprint:
         raise _damaged(main, "the fingerprint of what was loaded is not the one that was saved")
     return loaded
+
+
+def _reader_of(main: Path) -> Reader:
+    return Reader(where=str(main), noun="key", error=CheckpointError, ways_out=_WAYS_OUT)
+
+
+def _read_main(main: Path, reader: Reader) -> _Saved:
+    try:
+        return reader.build(_Saved, MAIN.read(main))
+    except SchemaError as error:
+        raise _damaged(main, str(error)) from error
 
 
 def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:

@@ -17,6 +17,10 @@ runs/movielens_dlrm/
   report.html        plots
   quarantine/        bad rows of the data, with reasons
   non_finite/        batches that gave NaN or infinity
+  .lock              while a process trains here; see run_lock.py
+
+A run has begun when its log or a checkpoint is there. Before that, a start may have been killed between any two of
+these files, and what it left belongs to settings and data that nobody knows: the next start writes all of it anew.
 """
 
 from __future__ import annotations
@@ -146,9 +150,13 @@ class RunFolder:
         """What a run on many ranks has sent."""
         return self.path / "traffic.json"
 
+    def has_begun(self) -> bool:
+        """Return whether training has begun here; what a start that died before it left is to be written anew."""
+        return self.metrics.exists() or bool(complete_steps(self.checkpoints))
+
     def refuse_old_run(self) -> None:
         """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
-        if not self.metrics.exists() and not complete_steps(self.checkpoints):
+        if not self.has_begun():
             return
         raise ConfigError(
             expected="a folder without a run",
