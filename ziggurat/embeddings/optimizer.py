@@ -29,8 +29,8 @@ from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
-from ziggurat.ops.lookup.gradient import are_finite_sums, every_sum_is_finite
-from ziggurat.ops.lookup.triton import sums_without_waiting
+from ziggurat.ops.lookup.gradient import every_sum_is_finite
+from ziggurat.ops.lookup.triton import finite_without_waiting, sums_without_waiting
 
 
 class TableOptimizer:
@@ -97,7 +97,9 @@ class TableOptimizer:
     def are_finite_on_device(self) -> Bool[Tensor, ""]:
         """`all_finite` of gradients that nobody scaled, as a scalar that the host need not wait for."""
         parts = [part for recorded in self._tables.recorded for part in recorded]
-        return are_finite_sums(parts) if parts else torch.ones((), dtype=torch.bool, device=self._tables.tables.device)
+        if not parts:
+            return torch.ones((), dtype=torch.bool, device=self._tables.tables.device)
+        return finite_without_waiting(self._tables.kernel, parts)
 
     @torch.no_grad()
     def norm_squared_on_device(self) -> Float64[Tensor, ""]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops.lookup.assembly import Assembly, assemble
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
-from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
+from ziggurat.ops.lookup.triton.kernel import BOUNDED, LOOKUP_KERNELS
 from ziggurat.ops.lookup.triton.runs import CHUNK, LONG_RUN, UPDATE_KERNELS, chunk_lanes
 from ziggurat.ops.machine import launches
 from ziggurat.ops.row_formats import RowFormat
@@ -84,6 +84,20 @@ def test_apply(dim: int, rule: str, rounding: str, tmp_path: Path) -> None:
     assert found.spilled_bytes == 0
     assert found.wide("LDG") >= 4 + 4 + (rule != "sum")  # gradients, sums of long runs, weights
     assert is_wide(found, "STG", but=("STG.E.64",) if rule == "sum" else ("STG.E",))  # numbers of rows; Adagrad's sum
+
+
+@pytest.mark.parametrize("stored", ["*fp32", "*bf16"])
+@pytest.mark.parametrize("has_lists", [False, True])
+def test_check_of_gradients(dim: int, stored: str, has_lists: bool, tmp_path: Path) -> None:
+    types = {"grad": stored, "verdict": "*i1", "batch_size": "i32", "width": "i32:16", "bound": "fp32"}
+    types |= dict.fromkeys(("slots", "single", "offsets"), "*i64")
+    samples = launches.tile_rows(dim, numbers=BOUNDED.numbers)
+    constants = {**sizes(dim), "samples": samples, "has_lists": has_lists}
+    kernel = kernels_of(UPDATE_KERNELS).bounded_kernel
+    found = assemble(kernel, tmp_path, types=types, constants=constants, num_warps=BOUNDED.warps)
+    assert found.spilled_bytes == 0
+    row_bytes = (4 if stored == "*fp32" else 2) * samples * power_of_two(dim) // (32 * BOUNDED.warps)  # of a thread
+    assert found.wide("LDG") == row_bytes // 16
 
 
 def test_sums_of_long_runs(dim: int, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.ops.lookup import FieldKind, GradientPart, KernelChoice, LookupKernel, Step, TorchKernel, UpdateRule
 from ziggurat.ops.lookup.cut_rows import in_order, num_lookups, rows_of_tables, spans_of
+from ziggurat.ops.lookup.gradient import are_finite_sums
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.sorted_reads import sorted_before
-from ziggurat.ops.lookup.triton import TritonKernel, apply, runs
+from ziggurat.ops.lookup.triton import TritonKernel, apply, finite_without_waiting, runs
 from ziggurat.ops.row_formats import RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.reference import decode, encode
 
@@ -132,6 +133,27 @@ def case_sorted_ahead() -> None:
         assert torch.equal(*sums)
     shared = [dataclasses.replace(part, grad=parts[0].grad) for part in (parts[0], parts[0])]
     assert sorted_before(shared, by=KernelChoice.TRITON) is None
+
+
+def case_finite_sums() -> None:
+    """The verdict of the reference: NaN, infinity, numbers too large to sum, and what no row would take."""
+    verdicts = set[bool]()
+    for dim, gap in ((3, 0), (16, 16)):
+        layout = make_layout(dim=dim, table_rows=TABLES, fields=FIELDS, gap=gap)
+        for fields in (layout, dataclasses.replace(layout, slots=layout.slots[:2])):
+            problem = make_problem(fields, sizes=(5, 0), seed=dim, longest=2)
+            problem.batches[0].single[:, ::3] = 0
+            parts = moved(problem).parts()
+            kernel, numbers = TritonKernel(), parts[0].grad.numel()
+            for number, bad in enumerate((0.0, torch.nan, torch.inf, -torch.inf, 3e38, -3e38) * 2):
+                grad = parts[0].grad.clone()
+                grad.view(-1)[(7 * number * dim) % numbers] += bad
+                dtype = torch.float32 if number % 3 else torch.bfloat16
+                changed = [dataclasses.replace(parts[0], grad=grad.to(dtype)), *parts[1:]]
+                expected = bool(are_finite_sums(changed))
+                assert bool(finite_without_waiting(kernel, changed)) == expected, (dim, bad, number)
+                verdicts.add(expected)
+    assert verdicts == {True, False}
 
 
 def case_rows_that_nobody_counts() -> None:

@@ -72,10 +72,15 @@ def are_finite_sums(parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
             continue
         low_BF, high_BF = torch.aminmax(_by_field(part), dim=-1)
         largest_BF = torch.where(_reads(part), torch.maximum(-low_BF, high_BF), 0.0)
-        count = sum(each.lookups.values.numel() + each.lookups.single.numel() for each in parts)
-        bounded = (largest_BF < torch.finfo(part.grad.dtype).max / max(count, 1)).all()  # false for NaN
+        bounded = (largest_BF < largest_summand(part, parts)).all()  # false for NaN
         verdict = bounded if verdict is None else verdict & bounded
     return torch.ones((), dtype=torch.bool, device=parts[0].grad.device) if verdict is None else verdict
+
+
+def largest_summand(part: GradientPart, parts: Sequence[GradientPart]) -> float:
+    """Return the magnitude below which no sum of the gradients of all parts overflows in the dtype of this part."""
+    count = sum(each.lookups.values.numel() + each.lookups.single.numel() for each in parts)
+    return torch.finfo(part.grad.dtype).max / max(count, 1)
 
 
 def _by_field(part: GradientPart) -> Float[Tensor, "B F D"]:

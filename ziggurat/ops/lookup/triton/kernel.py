@@ -34,12 +34,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Bool, Float, Int32, Shaped
 from torch import Tensor
 
 from ziggurat.errors import DataError, MissingDependencyError
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, kernels_or_reason, power_of_two
-from ziggurat.ops.lookup.gradient import prepare_gradient
+from ziggurat.ops.lookup.gradient import are_finite_sums, largest_summand, prepare_gradient
 from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
@@ -60,6 +60,7 @@ from ziggurat.ops.row_formats.noise import RowNoise
 
 LOOKUP_KERNELS = "ziggurat.ops.lookup.triton.lookup_kernels"
 _MOST_FIELDS = 65_535  # of a grid of CUDA
+BOUNDED = Launch(numbers=4096, warps=4)  # of the check of gradients: 8 reads of 16 bytes of a thread are on their way
 
 
 class TritonKernel:
@@ -166,6 +167,34 @@ class TritonKernel:
             )
         return prepared
 
+    def are_finite_sums(self, parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
+        """`gradient.are_finite_sums` in one pass over each gradient: the same verdict."""
+        verdict = torch.ones((), dtype=torch.bool, device=parts[0].grad.device)
+        for part in parts:
+            layout, lookups = part.layout, part.lookups
+            if not lookups.batch_size or not layout.slots:
+                continue
+            _check_shapes(layout, lookups)
+            placed = self._placed(layout, part.grad.device)
+            tile = tile_rows(layout.dim, numbers=BOUNDED.numbers)
+            kernels_of(UPDATE_KERNELS).bounded_kernel[(-(-lookups.batch_size // tile), len(layout.slots))](
+                placed.slots,
+                lookups.single,
+                lookups.offsets,
+                part.grad,
+                verdict,
+                lookups.batch_size,
+                layout.width,
+                largest_summand(part, parts),
+                dim=layout.dim,
+                padded_dim=power_of_two(layout.dim, least=1),
+                align=placed.align,
+                samples=tile,
+                has_lists=bool(layout.jagged),
+                num_warps=BOUNDED.warps,
+            )
+        return verdict
+
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`; waits for the device to know how many rows there are."""
         flag = _no_flag(parts[0].grad.device)
@@ -268,6 +297,11 @@ class TritonKernel:
     def _target(self, weight: Tensor, state: dict[str, Tensor], step: Step, noise: RowNoise | None) -> RuleTarget:
         origins = None if noise is None else self._kept.get(noise, weight.device, origins_of)
         return RuleTarget(weight=weight, state=state, step=step, origins=origins)
+
+
+def finite_without_waiting(kernel: LookupKernel, parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
+    """`are_finite_sums` by Triton where it is the kernel, else by torch."""
+    return kernel.are_finite_sums(parts) if isinstance(kernel, TritonKernel) else are_finite_sums(parts)
 
 
 def sums_without_waiting(kernel: LookupKernel, parts: Sequence[GradientPart]) -> SummedGradient:

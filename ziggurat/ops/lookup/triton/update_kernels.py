@@ -6,6 +6,7 @@
     partials_kernel  the sum of each chunk of a long run            one program a chunk
     combine_kernel   the sum of a long run, from its chunks in order   one program a long run
     apply_kernel     sums of short runs, then the rule: a tile of runs a program, each row read and written once
+    bounded_kernel   before any of these: whether no sum of gradients can overflow, or be NaN
 
 How many runs and chunks there are is known to the device alone: launches are as large as they could be, and programs
 that have nothing to do end at once.
@@ -68,6 +69,38 @@ def flatten_lists_kernel(
     source = (first_source + sample * width + tl.load(slot + 4, mask=mine, other=0)) // align
     tl.store(rows + at, found.to(rows.dtype.element_ty), mask=inside)
     tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch_size", "bound"])
+def bounded_kernel(
+    slots, single, offsets, grad, verdict, batch_size, width, bound,
+    dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr, has_lists: tl.constexpr,
+):  # fmt: skip
+    """Make the verdict false if a gradient that reaches a row is NaN, or not below the bound.
+
+    A field whose row is padding, or whose list is empty, reads nothing, and its gradient does not count.
+    """
+    sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
+    slot = slots + tl.program_id(1) * 5
+    kind, index = tl.load(slot), tl.load(slot + 1)
+    column = tl.multiple_of(tl.load(slot + 4), align)
+    inside = sample < batch_size
+    at = index * batch_size + sample
+    d = tl.arange(0, padded_dim)[None, :]
+    mask = inside[:, None] & (d < dim)
+    g = tl.load(grad + sample[:, None] * width + column + d, mask=mask, other=0.0).to(tl.float32)
+    reads = inside
+    if has_lists:
+        if kind == 0:
+            reads = inside & (tl.load(single + at, mask=inside, other=0) != 0)
+        else:
+            begin = tl.load(offsets + at, mask=inside, other=0)
+            reads = inside & (tl.load(offsets + at + 1, mask=inside, other=0) > begin)
+    else:
+        reads = inside & (tl.load(single + at, mask=inside, other=0) != 0)
+    is_wrong = ((tl.abs(g) < bound) == 0) & reads[:, None]  # a comparison with NaN is false
+    if tl.max(tl.max(is_wrong.to(tl.int32), axis=1), axis=0) > 0:
+        tl.store(verdict, 0)
 
 
 @triton.jit(do_not_specialize=["num_lookups"])
@@ -218,14 +251,11 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
 
 @triton.jit
 def _sums_of_runs(
-    vectors, rows, sources, starts, chunk_ends, partials, run, there, mask, d,
+    vectors, sources, chunk_ends, partials, run, begin, end, there, mask, d,
     has_long: tl.constexpr, long_run: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
     align: tl.constexpr, tile: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
-    """Rows and sums of `tile` runs, each summed in the order of the batch; sums of long runs are there already."""
-    begin = tl.load(starts + run, mask=there, other=0)
-    end = tl.load(starts + run + 1, mask=there, other=0)
-    row = tl.load(rows + begin, mask=there, other=0).to(tl.int64)
+    """Sums of `tile` runs, each summed in the order of the batch; sums of long runs are there already."""
     is_long = there & (end - begin > long_run)
     stop = tl.where(is_long, begin, end)
     g = tl.zeros([tile, padded_dim], dtype=tl.float32)
@@ -239,18 +269,21 @@ def _sums_of_runs(
         part = tl.load(chunk_ends + run - 1, mask=is_long & (run > 0), other=0).to(tl.int64)
         whole = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
         g = tl.where(is_long[:, None], whole, g)
-    return row, g
+    return g
 
 
 @triton.jit
 def _updated(
-    w, g, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2,
+    w, g, squares, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2,
     rule: tl.constexpr, dim: tl.constexpr,
 ):  # fmt: skip
-    """The weights after the rule; its state is written. The formulas are in `ops/lookup/kernel.py`."""
+    """The weights after the rule; its state is written. The formulas are in `ops/lookup/kernel.py`.
+
+    `squares` is the sum that Adagrad has kept so far.
+    """
     if rule == "adagrad":
         square = _sum_of_columns(tl.where(mask, g * g, 0.0)) / dim
-        total = tl.load(first_state + row, mask=there, other=0.0) + square
+        total = squares + square
         tl.store(first_state + row, total, mask=there)
         factor = tl.div_rn(0.0 * total - size, tl.sqrt_rn(total) + eps)
         w = w + g * factor[:, None]
@@ -299,10 +332,21 @@ def apply_kernel(
             row = tl.load(rows + run, mask=there, other=0).to(tl.int64)
             there = there & ((row != 0) | (run == 0))  # behind the distinct rows padding fills up
             mask = there[:, None] & (d < dim)
+        else:
+            begin = tl.load(starts + run, mask=there, other=0)
+            end = tl.load(starts + run + 1, mask=there, other=0)
+            row = tl.load(rows + begin, mask=there, other=0).to(tl.int64)
+        if rule != "sum":  # on their way while gradients are summed
+            place = row[:, None] * dim + d
+            stored = tl.load(weight + place, mask=mask, other=0)
+        squares = 0.0
+        if rule == "adagrad":
+            squares = tl.load(first_state + row, mask=there, other=0.0)
+        if is_summed:
             g = tl.load(vectors + run[:, None] * dim + d, mask=mask, other=0.0).to(tl.float32)
         else:
-            row, g = _sums_of_runs(
-                vectors, rows, sources, starts, chunk_ends, partials, run, there, mask, d,
+            g = _sums_of_runs(
+                vectors, sources, chunk_ends, partials, run, begin, end, there, mask, d,
                 has_long, long_run, dim, padded_dim, align, tile, unroll,
             )  # fmt: skip
         if rule == "sum":
@@ -310,14 +354,13 @@ def apply_kernel(
             tl.store(sums + run[:, None] * dim + d, g, mask=fits[:, None] & (d < dim))
             tl.store(summed_rows + run, row, mask=fits)
         else:
-            place = row[:, None] * dim + d
-            w = numbers_of(tl.load(weight + place, mask=mask, other=0))
+            w = numbers_of(stored)
             size = tl.load(learning_rate).to(tl.float32) if size_there else learning_rate
             g = g * (tl.load(scale).to(tl.float32) if scale_there else scale)
             if has_decay:
                 g = g + w * weight_decay
             w = _updated(
-                w, g, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2, rule, dim
+                w, g, squares, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2, rule, dim
             )  # fmt: skip
             if rounding == "none":
                 tl.store(weight + place, w, mask=mask)
