@@ -21,10 +21,12 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
     reading.py    bytes, text, JSON and TOML within bounds
     writing.py    files and folders, whole or not at all
     formats.py    the three keys, migrations, checksums
+    locking.py    one process at a time
     stores.py     files in object stores under their URLs, for reading; store_reader.py reads them
 """
 
 from ziggurat.files.formats import Format, Migration, Seal, check_version, digest_of, sha256_of
+from ziggurat.files.locking import FileLock
 from ziggurat.files.reading import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -54,6 +56,7 @@ __all__ = [
     "MAX_BYTES",
     "MAX_DEPTH",
     "MAX_DIGITS",
+    "FileLock",
     "Format",
     "Migration",
     "Seal",

@@ -1,32 +1,56 @@
 """Build a small C++ library on first use and keep it: plain C interface, no torch headers, a few seconds once.
 
 The file in the cache is named after everything that decides its content (source, its headers, compiler, flags,
-processor), so a change of any of them builds anew, and a cache shared by unlike machines stays right. It is written
-under another name and renamed, so processes that build at the same time do not disturb each other.
+processor), so a change of any of them builds anew, and a cache shared by unlike machines stays right.
+
+    lookup-4f….so      what the compiler made │ ZIGGKERN │ SHA-256 of name and content
+                       (the loader reads this)
+
+A library that is cut, flipped, empty or another one's would end the process (SIGBUS, SIGSEGV), or leave it with the
+slow twin for ever. So its digest stands behind it in the same file, is compared before the file is mapped, and what
+does not fit is built again. A file is published whole: written beside, flushed, renamed, flushed; readable for whoever
+may read the cache.
+
+Processes that need the same library at the same time build it once; the others wait. A build is given long enough for a
+machine that is busy, and is spoken of when it is slow. One that ran out of time all the same is remembered for a day,
+so that not every start waits for it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ziggurat.cache import cache_folder
-from ziggurat.errors import MissingDependencyError
+from ziggurat.errors import FileError, MissingDependencyError
+from ziggurat.files import FileLock, left_behind, temporary_beside, write_bytes
+
+_log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared")  # a wheel would have to choose one instruction set
 _COMPILERS = ("g++", "c++", "clang++")
-_BUILD_LIMIT_S = 120
+_BUILD_LIMIT_S = 900.0  # alone it takes 2 to 20 s; beside a full machine's other work, minutes
+_SLOW_S = 15.0  # from here on the user is told what is waited for
+_REMEMBERED_S = 86_400.0
+_POLL_S = 0.05
+_MARK = b"ZIGGKERN"
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +92,14 @@ class CppSource:
             raise self.unavailable(f"none of {', '.join(_COMPILERS)} is on the PATH")
         try:
             path = (folder or cache_folder() / "kernels") / f"{self.path.stem}-{self.fingerprint()}.so"
-            if not path.exists():
-                self._compile(compiler, path)
+            if _is_intact(path):
+                return ctypes.CDLL(str(path))
+            with _one_builder(path):
+                if not _is_intact(path):  # else another process has built it meanwhile
+                    self._refuse_remembered(path)
+                    library = self._build(compiler, path)
+                    if library is not None:
+                        return library
             return ctypes.CDLL(str(path))
         except OSError as error:
             raise self.unavailable(str(error)) from error
@@ -84,20 +114,56 @@ class CppSource:
             ways_out=("install g++ (Debian, Ubuntu: apt-get install g++)", self.without),
         )
 
-    def _compile(self, compiler: str, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
-        os.close(handle)
-        try:
-            command = [compiler, *_FLAGS, *self.flags, str(self.path), "-o", temporary]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_LIMIT_S, check=False)
-            if done.returncode != 0:
-                raise self.unavailable(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
-            os.replace(temporary, path)
-        except subprocess.TimeoutExpired as error:
-            raise self.unavailable(f"{compiler} took longer than {_BUILD_LIMIT_S} s") from error
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+    def _build(self, compiler: str, path: Path) -> ctypes.CDLL | None:
+        """Compile and publish as `path`; the library itself where the cache cannot be written, and it is not kept."""
+        if path.exists():
+            _log.warning("%s is damaged; it is built again", path)
+        with _build_folder(path.parent) as folder:
+            made = folder / path.name
+            self._compile(compiler, made, remember=_failure(path))
+            try:
+                write_bytes(path, _sealed(made.read_bytes(), name=path.name))
+            except FileError as error:
+                _log.warning("%s was compiled, and cannot be kept: %s", self.path.name, error.found)
+                return ctypes.CDLL(str(made))
+        return None
+
+    def _compile(self, compiler: str, made: Path, *, remember: Path) -> None:
+        command = [compiler, *_FLAGS, *self.flags, str(self.path), "-o", str(made)]
+        output = made.with_suffix(".txt")
+        begin = time.monotonic()
+        is_told = False
+        with output.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+            try:
+                while process.poll() is None:
+                    waited = time.monotonic() - begin
+                    if waited > _BUILD_LIMIT_S:
+                        text = f"{compiler} took longer than {_BUILD_LIMIT_S:.0f} s"
+                        with contextlib.suppress(FileError):
+                            write_bytes(remember, text.encode())
+                        raise self.unavailable(text)
+                    if waited > _SLOW_S and not is_told:
+                        is_told = True
+                        what = "%s is being compiled, once for this processor: %.0f s so far, at most %.0f s"
+                        _log.warning(what, self.path.name, waited, _BUILD_LIMIT_S)
+                    time.sleep(_POLL_S)
+            finally:
+                if process.poll() is None:  # with the compilers that it started
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        if process.returncode != 0:
+            text = output.read_text(errors="replace").strip()[-2000:]
+            raise self.unavailable(f"{' '.join(command)} failed:\n{text}")
+
+    def _refuse_remembered(self, path: Path) -> None:
+        failure = _failure(path)
+        with contextlib.suppress(OSError):  # there is none
+            age_s = time.time() - failure.stat().st_mtime
+            if 0 <= age_s < _REMEMBERED_S:
+                text = failure.read_bytes()[:500].decode(errors="replace")
+                raise self.unavailable(f"{text}, {age_s / 3600:.1f} hours ago; to try again now: rm {failure}")
 
 
 class CppLibrary:
@@ -145,6 +211,72 @@ class CppLibrary:
             return None, error.found
         self._declare(library)
         return library, ""
+
+
+def _failure(path: Path) -> Path:
+    return path.with_suffix(".failed")
+
+
+def _sealed(content: bytes, *, name: str) -> bytes:
+    """A library with its digest behind it; loaders do not look there."""
+    return content + _MARK + _digest(content, name=name)
+
+
+def _is_intact(path: Path) -> bool:
+    """Is there the library that was built under this name, to the last bit?"""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    end = len(content) - len(_MARK) - _DIGEST_BYTES
+    if end <= 0 or content[end : end + len(_MARK)] != _MARK:
+        return False
+    return content[end + len(_MARK) :] == _digest(content[:end], name=path.name)
+
+
+def _digest(content: bytes, *, name: str) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
+
+
+@contextmanager
+def _one_builder(path: Path) -> Iterator[None]:
+    """Build alone, or wait until whoever builds the same library is done; without locks there are several builders."""
+    lock = FileLock(path.with_suffix(".lock"))
+    begin = time.monotonic()
+    is_told = False
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not lock.take():
+            if _is_intact(path):
+                break
+            if time.monotonic() - begin > _SLOW_S and not is_told:
+                is_told = True
+                _log.warning("%s is being compiled by %s; waiting for it", path.name, lock.holder())
+            time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _build_folder(cache: Path) -> Iterator[Path]:
+    """A folder to compile in, beside what it is for; that of the system where the cache cannot be written.
+
+    Those that killed processes left are removed an hour later.
+    """
+    wanted = cache / "build"
+    for old in left_behind(wanted):
+        shutil.rmtree(old, ignore_errors=True)
+    folder = temporary_beside(wanted)
+    try:
+        folder.mkdir()
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="ziggurat-build-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_included(path: Path) -> list[str]:

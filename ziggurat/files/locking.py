@@ -1,0 +1,79 @@
+"""Hold a file that only one process at a time may hold, over all processes that see the folder.
+
+The system gives the lock (`flock`) back when a process ends, however it ends, so nothing has to be cleaned up after a
+kill. Whoever gives it back deletes the file. A lock on a file that was deleted meanwhile guards nothing, so whoever
+gets one looks whether the name still leads to the file that it locked, and has not got it where it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+_MAX_HOLDER_BYTES = 200
+
+
+class FileLock:
+    """A lock file, which says who holds it.
+
+    Args:
+        path: of the file; its folder exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    @property
+    def is_held(self) -> bool:
+        """True between a successful `take` and `release` of this object."""
+        return self._descriptor >= 0
+
+    def take(self) -> bool:
+        """Take the lock if nobody has it; returns whether this object holds it now.
+
+        Raises:
+            OSError: the system refuses to make the file, or cannot lock files there.
+        """
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if not self._is_at_its_name(descriptor):
+                return False
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            self._descriptor = descriptor
+            return True
+        finally:
+            if not self.is_held:
+                os.close(descriptor)
+
+    def release(self) -> None:
+        """Give the lock back; harmless if it is not held."""
+        if not self.is_held:
+            return
+        with contextlib.suppress(OSError):  # a name that stays locks nobody out
+            self.path.unlink()
+        descriptor = self._descriptor
+        self._descriptor = -1
+        with contextlib.suppress(OSError):  # Linux gives the descriptor back, and with it the lock, even then
+            os.close(descriptor)
+
+    def holder(self) -> str:
+        """Return who holds it, for a message."""
+        try:
+            return self.path.read_bytes()[:_MAX_HOLDER_BYTES].decode(errors="replace") or "a process"
+        except OSError:
+            return "a process"
+
+    def _is_at_its_name(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return False
