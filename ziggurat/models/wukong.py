@@ -72,8 +72,8 @@ class WukongConfig:
         fm: plain X Xᵀ, optimised X (Xᵀ Y), or with an attentive Y.
         attention: hidden layers of the MLP that makes an attentive Y.
         num_attention_fields: fields that this MLP reads, after linear compression.
-        kernel: what computes products and their norm: `torch`, or `triton`, one fused kernel for CUDA devices (needs
-            fm = optimized and norm = layer).
+        kernel: what computes products and their norm: `torch`, `triton`, one fused kernel for CUDA devices (needs
+            fm = optimized and norm = layer), or `auto`, the faster one as measured on the GPU.
         mlp: hidden layers of each block's MLP.
         numeric: how numbers enter: `bottom_mlp` or `fields`.
         bottom: hidden layers of the bottom MLP.
@@ -99,7 +99,7 @@ class WukongConfig:
     fm: FMKind = FMKind.OPTIMIZED
     attention: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(64,)))
     num_attention_fields: int = 4
-    kernel: FMKernel = FMKernel.TORCH
+    kernel: FMKernel = FMKernel.AUTO
     mlp: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 256)))
     numeric: NumericInput = NumericInput.BOTTOM_MLP
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))

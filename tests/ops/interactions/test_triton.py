@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from tests.ops.lookup.assembly import assemble
 from tests.ops.triton_runs import run_python
 from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS
-from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, chunk_of, warps_of, why_not_triton
+from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, launch_of, why_not_triton
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -52,6 +53,7 @@ def test_dots_do_not_spill_and_fields_move_16_bytes_at_a_time(
 ) -> None:
     pointers = ("first", "second", "row", "gradient", "first_gradient", "second_gradient")
     types: dict[str, str] = dict.fromkeys(pointers, stored) | dict.fromkeys(("first_pitch", "second_pitch"), "i32:16")
+    types["batch_size"] = "i32"
     constants: dict[str, Any] = {
         "num_first": 1,
         "num_fields": num_fields,
@@ -62,14 +64,18 @@ def test_dots_do_not_spill_and_fields_move_16_bytes_at_a_time(
     }
     constants |= {"in_bf16": stored == "*bf16", "interpreted": False, "padded_fields": power_of_two(num_fields)}
     dtype = torch.bfloat16 if stored == "*bf16" else torch.float32
-    constants |= {"chunk": chunk_of(dim, dtype=dtype), "padded_passed": dim}
+    constants |= {"padded_passed": dim}
     kernels = kernels_of(DOT_KERNELS)
-    for kernel, writes in ((kernels.interaction_kernel, 0), (kernels.interaction_backward_kernel, 1)):
-        options = {"num_stages": 1, "num_warps": warps_of(num_fields, dtype=dtype)}
-        found = assemble(kernel, tmp_path, types=types, constants=constants, **options)
+    for kernel, is_backward in ((kernels.interaction_kernel, False), (kernels.interaction_backward_kernel, True)):
+        launch = launch_of(num_fields, dim, dtype=dtype, is_backward=is_backward)
+        launched = dataclasses.asdict(launch)
+        options = {"num_stages": 1, "num_warps": launched.pop("warps")}
+        found = assemble(kernel, tmp_path, types=types, constants=constants | launched, **options)
         assert found.spilled_bytes == 0
-        assert found.wide("LDG") >= 32 * constants["chunk"] // 128 * dtype.itemsize // 16, found
-        assert found.wide("STG") >= writes, found
+        threads = 32 * launch.warps
+        read = 32 * launch.chunk // threads * dtype.itemsize // 16
+        assert (found.wide("LDG") if launch.stages == 1 else found.wide("LDGSTS")) >= read, found
+        assert found.wide("STG") >= is_backward, found
 
 
 @needs_compiler

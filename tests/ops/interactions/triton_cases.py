@@ -18,6 +18,7 @@ from ziggurat.ops.interactions.cross import cross_layers, cross_layers_reference
 from ziggurat.ops.interactions.cross_triton import add_crossed, add_crossed_backward, why_not_triton
 from ziggurat.ops.interactions.dot import pair_places
 from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction, dot_interaction_reference, why_not
+from ziggurat.ops.interactions.dot_triton import DotLaunch, interaction_backward_triton, interaction_triton
 
 DEVICE = torch.device("cpu")
 FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -61,6 +62,29 @@ def case_dots() -> None:
                 torch.testing.assert_close(found.double(), each, **bound)
             tried += 1
     assert tried == 24
+
+
+def case_dots_of_several_samples_a_program() -> None:
+    """Every launch against FP64: samples that do not fill the last program, columns in chunks, fields of two pieces."""
+    for size, fields, dim, passed in ((5, (1, 4), 32, 32), (4, (2, 2), 24, 40), (3, (4,), 16, 5)):
+        shape = DotShape(sum(fields), dim, passed=passed, padding=3)
+        places = pair_places(shape.num_fields, device=DEVICE)
+        for dtype, tolerance in ((FP32, 1e-4), (BF16, 2**-5)):
+            pieces = [
+                each.detach()
+                for each in leaves([(size, count * dim) for count in fields], [dtype] * len(fields), seed=dim)
+            ]
+            upstream = leaves([(size, shape.width)], [dtype])[0].detach()
+            exact = [piece.double().requires_grad_() for piece in pieces]
+            expected = dot_interaction_reference(exact, shape=shape, dtype=FP64, places=places)
+            wanted = torch.autograd.grad(expected, exact, upstream.double())
+            for samples, stages, chunk in ((2, 2, 16), (4, 3, 32)):
+                launch = DotLaunch(samples=samples, warps=2, stages=stages, chunk=chunk)
+                row = interaction_triton(pieces, shape=shape, dtype=dtype, launch=launch)
+                torch.testing.assert_close(row.double(), expected.detach(), rtol=tolerance, atol=tolerance)
+                found = interaction_backward_triton(pieces, shape=shape, gradient_BW=upstream, launch=launch)
+                for mine, each in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(mine.double(), each, rtol=tolerance, atol=4 * tolerance)
 
 
 def case_dots_of_equal_fields_and_strides() -> None:

@@ -31,8 +31,10 @@ class Assembly:
     shared_sums: int
 
     def wide(self, kind: str) -> int:
-        """Accesses of 16 bytes: loads "LDG" or stores "STG"."""
-        return sum(count for name, count in self.accesses.items() if name.startswith(kind) and name.endswith(".128"))
+        """Accesses of 16 bytes: loads "LDG", stores "STG", or loads into shared memory "LDGSTS"."""
+        return sum(
+            count for name, count in self.accesses.items() if name.startswith(f"{kind}.") and ".128" in f"{name}."
+        )
 
 
 def assemble(
@@ -79,6 +81,6 @@ def assemble(
     return Assembly(
         registers=int(registers[1]),
         spilled_bytes=spilled,
-        accesses=Counter(re.findall(r"\b((?:LDG|STG|LDL|STL)\.[A-Z0-9.]+)", code)),
+        accesses=Counter(re.findall(r"\b((?:LDGSTS|LDG|STG|LDL|STL)\.[A-Z0-9.]+)", code)),
         shared_sums=sum("addf" in each for each in reductions),
     )

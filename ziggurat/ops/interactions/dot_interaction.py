@@ -25,7 +25,8 @@ Cost: 2·F²·D FLOPs a sample backward, half of that forward; every number is r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
 from typing import Any, NamedTuple
 
@@ -34,8 +35,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.ops.interactions.dot import PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
-from ziggurat.ops.interactions.dot_triton import interaction_backward_triton, interaction_triton, why_not_triton
+from ziggurat.ops.interactions.dot_triton import (
+    DOT_KERNELS,
+    interaction_backward_triton,
+    interaction_triton,
+    why_not_triton,
+)
 from ziggurat.ops.kernel_choice import is_interpreted
+from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
 
 _SERVED = (torch.float32, torch.bfloat16)
 
@@ -83,7 +90,7 @@ def dot_interaction(
         dtype: of the result.
         places: of F fields, on the device of the pieces (for the reference).
     """
-    if why_not(pieces, shape=shape, dtype=dtype):
+    if why_not(pieces, shape=shape, dtype=dtype) or _is_torch_faster(pieces, shape=shape, dtype=dtype):
         return dot_interaction_reference(pieces, shape=shape, dtype=dtype, places=places)
     return _interaction(list(pieces), list(shape), dtype)
 
@@ -100,6 +107,68 @@ def why_not(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype) ->
 
 def _is_for_triton(pieces: Sequence[Tensor]) -> bool:
     return is_interpreted() or any(piece.device.type != "cpu" for piece in pieces)
+
+
+def _is_torch_faster(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype) -> bool:
+    """Whether torch's operations were faster when both were timed on this GPU; False elsewhere."""
+    if pieces[0].device.type != "cuda" or is_interpreted():
+        return False
+    described = tuple((piece.shape[1], piece.dtype) for piece in pieces)
+    size = timed_size(pieces[0].shape[0])
+    return measured_form(described, tuple(shape), dtype, size, pieces[0].device).name != "triton"
+
+
+@torch.compiler.assume_constant_result
+def measured_form(
+    pieces: tuple[tuple[int, torch.dtype], ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    size: int,
+    device: torch.device,
+) -> Answer:
+    """Time the kernel and torch's operations, forward and backward; torch.compile asks once and does not look inside.
+
+    Args:
+        pieces: columns and dtype of each.
+        shape: a `DotShape`.
+        dtype: of the result.
+        size: samples.
+        device: a GPU.
+    """
+    described = DotShape(*shape)
+
+    def contestant(form: Callable[[list[Tensor]], Tensor]) -> Callable[[], object]:
+        def run() -> object:
+            leaves, upstream = scratch()
+            with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                return torch.autograd.grad(form(leaves), leaves, upstream)
+
+        return run
+
+    @functools.cache
+    def scratch() -> tuple[list[Tensor], Tensor]:
+        draw = torch.Generator(device).manual_seed(0)
+        drawn = [torch.randn(size, width, generator=draw, device=device) for width, _ in pieces]
+        leaves = [each.to(of).requires_grad_() for each, (_, of) in zip(drawn, pieces, strict=True)]
+        return leaves, torch.randn(size, described.width, generator=draw, device=device).to(dtype)
+
+    @functools.cache
+    def places() -> PairPlaces:
+        return pair_places(described.num_fields, device=device)
+
+    def by_triton(leaves: list[Tensor]) -> Tensor:
+        return _interaction(leaves, list(shape), dtype)
+
+    def by_torch(leaves: list[Tensor]) -> Tensor:
+        return dot_interaction_reference(leaves, shape=described, dtype=dtype, places=places())
+
+    return fastest(
+        "dots",
+        {"triton": contestant(by_triton), "torch": contestant(by_torch)},
+        shape=f"{size} samples, {pieces}, {described}, {dtype}",
+        kernels=DOT_KERNELS,
+        device=device,
+    )
 
 
 class _Piece(ctypes.Structure):

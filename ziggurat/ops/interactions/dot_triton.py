@@ -11,6 +11,7 @@ Triton's interpreter; not timed on a GPU yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,25 @@ _MOST_DIM = 1024
 _CHUNK = {torch.float32: 32, torch.bfloat16: 128}  # columns at a time; wider ones spill
 
 
+@dataclass(frozen=True, kw_only=True)
+class DotLaunch:
+    """How the kernels of dots are launched; the order of sums, and so the last bits, depend on it.
+
+    Args:
+        samples: of a program, one after the other.
+        warps: of a program.
+        stages: samples that are on their way at a time; 1: the next is read when this one is done.
+        chunk: columns of fields that a program holds.
+        precision: of products of FP32 numbers, as Triton names it.
+    """
+
+    samples: int
+    warps: int
+    stages: int
+    chunk: int
+    precision: str = "ieee"
+
+
 def why_not_triton(pieces: Sequence[Tensor], *, num_fields: int, dim: int) -> str:
     """The reason why the kernels cannot serve fields; "" if they can."""
     for piece in pieces:
@@ -37,18 +57,24 @@ def why_not_triton(pieces: Sequence[Tensor], *, num_fields: int, dim: int) -> st
     return ""
 
 
-def chunk_of(dim: int, *, dtype: torch.dtype) -> int:
-    """Columns of fields that a program holds at a time."""
-    return min(power_of_two(dim), _CHUNK[dtype])
+def launch_of(num_fields: int, dim: int, *, dtype: torch.dtype, is_backward: bool) -> DotLaunch:
+    """Return the launch of a kernel: as many columns and warps as spill no registers.
 
-
-def warps_of(num_fields: int, *, dtype: torch.dtype) -> int:
-    """Warps of a program: with four, Triton 3.6 spills the FP32 products of more than 32 fields."""
-    return 8 if dtype == torch.float32 and num_fields > 32 else 4
+    Args:
+        num_fields: F.
+        dim: D.
+        dtype: of the products.
+        is_backward: for the gradient.
+    """
+    chunk = min(power_of_two(dim), _CHUNK[dtype])
+    if dtype == torch.float32:  # with four warps Triton 3.6 spills the products of more than 32 fields
+        return DotLaunch(samples=1, warps=8 if num_fields > 32 else 4, stages=1, chunk=chunk)
+    del is_backward
+    return DotLaunch(samples=1, warps=4, stages=1, chunk=chunk)
 
 
 def interaction_triton(
-    pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, dtype: torch.dtype
+    pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, dtype: torch.dtype, launch: DotLaunch | None = None
 ) -> Float[Tensor, "B W"]:
     """`[passed | pairs | zeros]`; see `dot_interaction`.
 
@@ -56,18 +82,30 @@ def interaction_triton(
         pieces: of whole fields, FP32 or BF16.
         shape: a `DotShape`.
         dtype: of the result, FP32 or BF16.
+        launch: of the kernel; `launch_of` unless given.
     """
     first, second = _two(pieces)
     row_BW = first.new_empty(first.shape[0], shape.width, dtype=dtype)
     if row_BW.numel():
-        kernels_of(DOT_KERNELS).interaction_kernel[(first.shape[0],)](
-            first, second, row_BW, first.stride(0), second.stride(0), **_sizes(first, shape, dtype)
+        launch = launch or launch_of(shape.num_fields, shape.dim, dtype=dtype, is_backward=False)
+        kernels_of(DOT_KERNELS).interaction_kernel[(-(-first.shape[0] // launch.samples),)](
+            first,
+            second,
+            row_BW,
+            first.stride(0),
+            second.stride(0),
+            first.shape[0],
+            **_sizes(first, shape, dtype, launch),
         )
     return row_BW
 
 
 def interaction_backward_triton(
-    pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, gradient_BW: Float[Tensor, "B W"]
+    pieces: Sequence[Float[Tensor, "B X"]],
+    *,
+    shape: Any,
+    gradient_BW: Float[Tensor, "B W"],
+    launch: DotLaunch | None = None,
 ) -> list[Float[Tensor, "B X"]]:
     """The gradient of each piece, in its dtype.
 
@@ -75,13 +113,22 @@ def interaction_backward_triton(
         pieces: of whole fields, FP32 or BF16.
         shape: a `DotShape`.
         gradient_BW: of the result, contiguous.
+        launch: of the kernel; `launch_of` unless given.
     """
     first, second = _two(pieces)
     found = [torch.empty(piece.shape, dtype=piece.dtype, device=piece.device) for piece in (first, second)]
     if first.shape[0]:
-        kernels_of(DOT_KERNELS).interaction_backward_kernel[(first.shape[0],)](
-            *(first, second, gradient_BW, *found, first.stride(0), second.stride(0)),
-            **_sizes(first, shape, gradient_BW.dtype),
+        dtype = gradient_BW.dtype
+        launch = launch or launch_of(shape.num_fields, shape.dim, dtype=dtype, is_backward=True)
+        kernels_of(DOT_KERNELS).interaction_backward_kernel[(-(-first.shape[0] // launch.samples),)](
+            first,
+            second,
+            gradient_BW,
+            *found,
+            first.stride(0),
+            second.stride(0),
+            first.shape[0],
+            **_sizes(first, shape, dtype, launch),
         )
     if len(pieces) <= 2:
         return found[: len(pieces)]
@@ -99,7 +146,7 @@ def _two(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return pieces[0], torch.cat(list(pieces[1:]), dim=1)
 
 
-def _sizes(first: Tensor, shape: Any, dtype: torch.dtype) -> dict[str, Any]:
+def _sizes(first: Tensor, shape: Any, dtype: torch.dtype, launch: DotLaunch) -> dict[str, Any]:
     return {
         "num_first": first.shape[1] // shape.dim,
         "num_fields": shape.num_fields,
@@ -109,9 +156,12 @@ def _sizes(first: Tensor, shape: Any, dtype: torch.dtype) -> dict[str, Any]:
         "in_bf16": dtype == torch.bfloat16,
         "interpreted": is_interpreted(),
         "padded_fields": power_of_two(shape.num_fields),
-        "num_stages": 1,  # FP32 spills with more
-        "num_warps": warps_of(shape.num_fields, dtype=dtype),
-        "chunk": chunk_of(shape.dim, dtype=dtype),
+        "num_warps": launch.warps,
+        "chunk": launch.chunk,
+        "samples": launch.samples,
+        "stages": launch.stages,
+        "precision": launch.precision,
+        "num_stages": 1,  # of the loop over columns: FP32 spills with more
         "padded_passed": power_of_two(shape.passed, least=1),
         "padded_padding": power_of_two(shape.padding, least=1),
     }

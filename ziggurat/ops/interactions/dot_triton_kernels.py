@@ -13,15 +13,21 @@ from ziggurat.ops.bits_triton import rounded_to
 
 @triton.jit
 def _fields(
-    first, second, f, d, num_first: tl.constexpr, num_fields: tl.constexpr, dim: tl.constexpr,
+    first, second, f, d, there, num_first: tl.constexpr, num_fields: tl.constexpr, dim: tl.constexpr,
     in_bf16: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """The fields of a sample, in the type in which they are multiplied."""
-    at, inside = f * dim + d, d < dim
-    x = tl.load(first + at, mask=inside & (f < num_first), other=0.0).to(tl.float32)
-    if num_first < num_fields:
-        rest = inside & (f >= num_first) & (f < num_fields)
-        x += tl.load(second + at - num_first * dim, mask=rest, other=0.0).to(tl.float32)
+    """Load the fields of a sample, in the type in which they are multiplied."""
+    at, inside = f * dim + d, (d < dim) & there
+    if num_first == 1 and num_fields > 1:  # one row for all: a masked read of the whole tile costs as much as the rest
+        own = tl.load(first + d, mask=inside, other=0.0).to(tl.float32)
+        rest = inside & (f >= 1) & (f < num_fields)
+        x = tl.load(second + at - dim, mask=rest, other=0.0).to(tl.float32)
+        x = tl.where(f == 0, own, x)
+    else:
+        x = tl.load(first + at, mask=inside & (f < num_first), other=0.0).to(tl.float32)
+        if num_first < num_fields:
+            rest = inside & (f >= num_first) & (f < num_fields)
+            x += tl.load(second + at - num_first * dim, mask=rest, other=0.0).to(tl.float32)
     return _factor(x, in_bf16, interpreted)
 
 
@@ -44,60 +50,69 @@ def _pairs(f, num_fields: tl.constexpr, padded_fields: tl.constexpr):
 
 @triton.jit
 def interaction_kernel(
-    first, second, row, first_pitch, second_pitch,
+    first, second, row, first_pitch, second_pitch, batch_size,
     num_first: tl.constexpr, num_fields: tl.constexpr, dim: tl.constexpr, passed: tl.constexpr,
     padding: tl.constexpr, in_bf16: tl.constexpr, interpreted: tl.constexpr, padded_fields: tl.constexpr,
-    chunk: tl.constexpr, padded_passed: tl.constexpr, padded_padding: tl.constexpr,
+    chunk: tl.constexpr, padded_passed: tl.constexpr, padded_padding: tl.constexpr, samples: tl.constexpr,
+    stages: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """`[passed | pairs | zeros]` of one sample."""
-    sample = tl.program_id(0).to(tl.int64)
-    first, second = first + sample * first_pitch, second + sample * second_pitch
+    """`[passed | pairs | zeros]` of `samples` samples, one after the other: the next is read ahead."""
     num_pairs: tl.constexpr = num_fields * (num_fields - 1) // 2
-    row += sample * (passed + num_pairs + padding)
+    width: tl.constexpr = passed + num_pairs + padding
     f = tl.arange(0, padded_fields)[:, None]
-    products = tl.zeros([padded_fields, padded_fields], dtype=tl.float32)
-    for begin in range(0, dim, chunk):
-        d = begin + tl.arange(0, chunk)[None, :]
-        x = _fields(first, second, f, d, num_first, num_fields, dim, in_bf16, interpreted)
-        products += tl.dot(x, tl.trans(x), input_precision="ieee")
     place, above = _pairs(f, num_fields, padded_fields)
-    tl.store(row + passed + place, rounded_to(products, row.dtype.element_ty, interpreted), mask=above)
-    if passed > 0:
-        c = tl.arange(0, padded_passed)
-        kept = tl.load(first + c, mask=c < passed, other=0.0).to(tl.float32)
-        tl.store(row + c, rounded_to(kept, row.dtype.element_ty, interpreted), mask=c < passed)
-    if padding > 0:
-        c = tl.arange(0, padded_padding)
-        zeros = tl.zeros([padded_padding], dtype=tl.float32).to(row.dtype.element_ty)
-        tl.store(row + passed + num_pairs + c, zeros, mask=c < padding)
+    for number in tl.range(0, samples, num_stages=stages):
+        sample = tl.program_id(0).to(tl.int64) * samples + number
+        there = sample < batch_size
+        own, rest, out = first + sample * first_pitch, second + sample * second_pitch, row + sample * width
+        products = tl.zeros([padded_fields, padded_fields], dtype=tl.float32)
+        for begin in tl.static_range(0, dim, chunk):
+            d = begin + tl.arange(0, chunk)[None, :]
+            x = _fields(own, rest, f, d, there, num_first, num_fields, dim, in_bf16, interpreted)
+            products += tl.dot(x, tl.trans(x), input_precision=precision)
+        tl.store(out + passed + place, rounded_to(products, row.dtype.element_ty, interpreted), mask=above & there)
+        if passed > 0:
+            c = tl.arange(0, padded_passed)
+            kept = tl.load(own + c, mask=(c < passed) & there, other=0.0).to(tl.float32)
+            tl.store(out + c, rounded_to(kept, row.dtype.element_ty, interpreted), mask=(c < passed) & there)
+        if padding > 0:
+            c = tl.arange(0, padded_padding)
+            zeros = tl.zeros([padded_padding], dtype=tl.float32).to(row.dtype.element_ty)
+            tl.store(out + passed + num_pairs + c, zeros, mask=(c < padding) & there)
 
 
 @triton.jit
 def interaction_backward_kernel(
-    first, second, gradient, first_gradient, second_gradient, first_pitch, second_pitch,
+    first, second, gradient, first_gradient, second_gradient, first_pitch, second_pitch, batch_size,
     num_first: tl.constexpr, num_fields: tl.constexpr, dim: tl.constexpr, passed: tl.constexpr,
     padding: tl.constexpr, in_bf16: tl.constexpr, interpreted: tl.constexpr, padded_fields: tl.constexpr,
-    chunk: tl.constexpr, padded_passed: tl.constexpr, padded_padding: tl.constexpr,
+    chunk: tl.constexpr, padded_passed: tl.constexpr, padded_padding: tl.constexpr, samples: tl.constexpr,
+    stages: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the fields of one sample: (G + Gᵀ) X, and what was passed on."""
-    sample = tl.program_id(0).to(tl.int64)
-    first, second = first + sample * first_pitch, second + sample * second_pitch
-    gradient += sample * (passed + num_fields * (num_fields - 1) // 2 + padding)
+    """The gradients of the fields of `samples` samples: (G + Gᵀ) X, and what was passed on."""
+    width: tl.constexpr = passed + num_fields * (num_fields - 1) // 2 + padding
     f = tl.arange(0, padded_fields)[:, None]
     place, above = _pairs(f, num_fields, padded_fields)
-    g = tl.load(gradient + passed + place, mask=above, other=0.0).to(tl.float32)
-    g = _factor(g + tl.trans(g), in_bf16, interpreted)
-    for begin in range(0, dim, chunk):
-        d = begin + tl.arange(0, chunk)[None, :]
-        x = _fields(first, second, f, d, num_first, num_fields, dim, in_bf16, interpreted)
-        total = tl.dot(g, x, input_precision="ieee")
-        at, inside = f * dim + d, d < dim
-        if passed > 0:
-            total += tl.load(gradient + at, mask=inside & (at < passed), other=0.0).to(tl.float32)
-        own = first_gradient + sample * num_first * dim + at
-        stored = rounded_to(total, first_gradient.dtype.element_ty, interpreted)
-        tl.store(own, stored, mask=inside & (f < num_first))
-        if num_first < num_fields:
-            rest = inside & (f >= num_first) & (f < num_fields)
-            own = second_gradient + sample * (num_fields - num_first) * dim + at - num_first * dim
-            tl.store(own, rounded_to(total, second_gradient.dtype.element_ty, interpreted), mask=rest)
+    for number in tl.range(0, samples, num_stages=stages):
+        sample = tl.program_id(0).to(tl.int64) * samples + number
+        there = sample < batch_size
+        own, rest = first + sample * first_pitch, second + sample * second_pitch
+        upstream = gradient + sample * width
+        g = tl.load(upstream + passed + place, mask=above & there, other=0.0).to(tl.float32)
+        g = _factor(g + tl.trans(g), in_bf16, interpreted)
+        for begin in tl.static_range(0, dim, chunk):
+            d = begin + tl.arange(0, chunk)[None, :]
+            x = _fields(own, rest, f, d, there, num_first, num_fields, dim, in_bf16, interpreted)
+            total = tl.dot(g, x, input_precision=precision)
+            at, inside = f * dim + d, (d < dim) & there
+            if passed > 0 and passed <= dim:
+                gone_on = tl.load(upstream + d, mask=inside & (d < passed), other=0.0).to(tl.float32)
+                total += tl.where(f == 0, gone_on, 0.0)
+            elif passed > 0:
+                total += tl.load(upstream + at, mask=inside & (at < passed), other=0.0).to(tl.float32)
+            stored = rounded_to(total, first_gradient.dtype.element_ty, interpreted)
+            tl.store(first_gradient + sample * num_first * dim + at, stored, mask=inside & (f < num_first))
+            if num_first < num_fields:
+                others = second_gradient + sample * (num_fields - num_first) * dim + at - num_first * dim
+                stored = rounded_to(total, second_gradient.dtype.element_ty, interpreted)
+                tl.store(others, stored, mask=inside & (f >= num_first) & (f < num_fields))

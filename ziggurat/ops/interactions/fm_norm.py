@@ -10,15 +10,19 @@ norm.
 
 The backward pass runs autograd over the reference (recomputation: X and Y are kept, nothing else).
 
-`fm_norm_reference` is the definition. The kernel is taken only where it is asked for (`FMKernel.TRITON`); it is for
-CUDA devices, and for the CPU under Triton's interpreter (`TRITON_INTERPRET=1`), which is how its test runs. Where it
-cannot run, asking for it is an error.
+`fm_norm_reference` is the definition. The kernel is for CUDA devices, and for the CPU under Triton's interpreter
+(`TRITON_INTERPRET=1`), which is how its test runs. `auto` takes it where it was faster than torch's operations, forward
+and backward, when both were timed on the GPU (`ops/machine/measured_choice.py`); in compiled networks
+torch.compile does it. Where it cannot run, asking for it by name is an error.
 
 Reference: arXiv 2403.02545, sections 3.4 to 3.6; Triton: Tillet, Kung and Cox, MAPL 2019. Cost: 4·n·d·k FLOPs a sample.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -29,7 +33,8 @@ from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.interactions.fields import field_mix
-from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
+from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
+from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
 
 _KERNELS = "ziggurat.ops.interactions.fm_norm_triton"
 _MAX_PADDED = 128 * 128  # numbers of X that one program holds
@@ -38,6 +43,7 @@ _MAX_PADDED = 128 * 128  # numbers of X that one program holds
 class FMKernel(StrEnum):
     """What computes products and norm."""
 
+    AUTO = "auto"  # the faster one, measured on the GPU; torch on the CPU and under torch.compile
     TORCH = "torch"  # torch's operations, and on the CPU those of `fields.py`
     TRITON = "triton"  # one fused kernel; CUDA
 
@@ -85,7 +91,7 @@ def fm_norm(
     Raises:
         MissingDependencyError: `triton` was asked for and cannot run here.
     """
-    if kernel is FMKernel.TORCH:
+    if kernel is FMKernel.TORCH or (kernel is FMKernel.AUTO and _is_torch_faster(fields_BFD, weight_Fr)):
         return fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=eps)
     reason = why_not_triton(fields_BFD, weight_Fr)
     if reason:
@@ -110,6 +116,95 @@ def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:
     return ""
 
 
+def _is_torch_faster(fields_BFD: Tensor, weight_Fr: Tensor) -> bool:
+    """Whether `auto` takes torch's operations."""
+    if torch.compiler.is_compiling() or why_not_triton(fields_BFD, weight_Fr) or fields_BFD.device.type != "cuda":
+        return True
+    shape = (timed_size(fields_BFD.shape[0]), *fields_BFD.shape[1:])
+    return measured_form(shape, weight_Fr.shape[1], fields_BFD.dtype, fields_BFD.device).name != "triton"
+
+
+def measured_form(shape: tuple[int, ...], rank: int, dtype: torch.dtype, device: torch.device) -> Answer:
+    """Time the kernel and torch's operations, forward and backward.
+
+    Args:
+        shape: of X: samples, F, D.
+        rank: r.
+        dtype: of all numbers.
+        device: a GPU.
+    """
+    _, num_fields, dim = shape
+
+    @functools.cache
+    def scratch() -> tuple[list[Tensor], Tensor]:
+        draw = torch.Generator(device).manual_seed(0)
+        shapes = (shape, (num_fields, rank), (num_fields * rank,), (num_fields * rank,))
+        drawn = [torch.randn(each, generator=draw, device=device) for each in shapes]
+        upstream = torch.randn(shape[0], num_fields * rank, generator=draw, device=device)
+        return [each.to(dtype).requires_grad_() for each in drawn], upstream.to(dtype)
+
+    def run(kernel: FMKernel) -> object:
+        leaves, upstream = scratch()
+        fields_BFD, weight_Fr, scale_P, shift_P = leaves
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            found = fm_norm(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=1e-5, kernel=kernel)
+            return torch.autograd.grad(found, leaves, upstream)
+
+    return fastest(
+        "fm_norm",
+        {kernel.value: functools.partial(run, kernel) for kernel in (FMKernel.TORCH, FMKernel.TRITON)},
+        shape=f"{shape[0]} samples, {num_fields} fields of {dim}, rank {rank}, {dtype}",
+        kernels=_KERNELS,
+        device=device,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FMLaunch:
+    """How the kernel is launched; the order of sums, and so the last bits, depend on it.
+
+    Args:
+        samples: of a program, one after the other.
+        warps: of a program.
+        stages: samples that are on their way at a time; 1: the next is read when this one is done.
+    """
+
+    samples: int
+    warps: int
+    stages: int
+
+
+LAUNCH = FMLaunch(samples=1, warps=4, stages=1)
+
+
+def fm_norm_triton(inputs: Sequence[Tensor], out_BP: Tensor, *, eps: float, launch: FMLaunch = LAUNCH) -> None:
+    """Launch the kernel.
+
+    Args:
+        inputs: X (B, F, D), Y (F, r), γ and β, contiguous; B of 1 or more.
+        out_BP: what is written, in the dtype of X.
+        eps: ε of the norm.
+        launch: of the kernel.
+    """
+    (size, num_fields, dim), rank = inputs[0].shape, inputs[1].shape[1]
+    kernels_of(_KERNELS).fm_norm_kernel[(-(-size // launch.samples),)](
+        *inputs,
+        out_BP,
+        eps,
+        size,
+        num_fields=num_fields,
+        dim=dim,
+        rank=rank,
+        padded_num_fields=power_of_two(num_fields),
+        padded_dim=power_of_two(dim),
+        padded_rank=power_of_two(rank),
+        samples=launch.samples,
+        stages=launch.stages,
+        interpreted=is_interpreted(),
+        num_warps=launch.warps,
+    )
+
+
 class _FusedFMNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -117,13 +212,11 @@ class _FusedFMNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.eps = eps
         ctx.save_for_backward(fields_BFD, weight_Fr, scale_P, shift_P)
-        (size, num_fields, dim), rank = fields_BFD.shape, weight_Fr.shape[1]
-        out_BP = fields_BFD.new_empty(size, num_fields * rank)
+        size, num_fields, _ = fields_BFD.shape
+        out_BP = fields_BFD.new_empty(size, num_fields * weight_Fr.shape[1])
         if size:
             inputs = [each.contiguous() for each in (fields_BFD, weight_Fr, scale_P, shift_P)]
-            shape = {"num_fields": num_fields, "dim": dim, "rank": rank}
-            padded = {f"padded_{name}": power_of_two(value) for name, value in shape.items()}
-            kernels_of(_KERNELS).fm_norm_kernel[(size,)](*inputs, out_BP, eps, **shape, **padded)
+            fm_norm_triton(inputs, out_BP, eps=eps)
         return out_BP
 
     @staticmethod

@@ -66,7 +66,7 @@ class FactorizationMachine(nn.Module):
         kernel: what computes products and norm in a block.
     """
 
-    def __init__(self, num_fields: int, *, dim: int, rank: int, kernel: FMKernel = FMKernel.TORCH) -> None:
+    def __init__(self, num_fields: int, *, dim: int, rank: int, kernel: FMKernel = FMKernel.AUTO) -> None:
         super().__init__()
         self.dim, self.kernel = dim, kernel
         self.weight = nn.Parameter(torch.empty(num_fields, rank))
@@ -141,8 +141,15 @@ class FactorizationMachineBlock(nn.Module):
 
     def _normal_products(self, fields_BFD: Tensor) -> Tensor:
         machine, norm = self.products, self.norm
-        if not isinstance(machine, FactorizationMachine) or machine.kernel is FMKernel.TORCH:
+        if not isinstance(machine, FactorizationMachine) or not _asks_for_kernel(machine, norm, fields_BFD):
             return normalise(norm, machine(fields_BFD).flatten(1))
         assert isinstance(norm, nn.LayerNorm), "the fused kernel is for layer norms"
         affine = {"scale_P": norm.weight, "shift_P": norm.bias}
         return fm_norm(fields_BFD, machine.weight, **affine, eps=norm.eps, kernel=machine.kernel)
+
+
+def _asks_for_kernel(machine: FactorizationMachine, norm: nn.Module, fields_BFD: Tensor) -> bool:
+    """Whether `fm_norm` computes products and norm: by name, or by `auto` on a GPU where layers are normed."""
+    if machine.kernel is FMKernel.AUTO:
+        return isinstance(norm, nn.LayerNorm) and fields_BFD.device.type == "cuda"
+    return machine.kernel is FMKernel.TRITON

@@ -1,0 +1,105 @@
+"""The faster of two implementations is found, kept, and asked for again where the answer no longer holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ziggurat.ops.interactions import dot_interaction, fm_norm
+from ziggurat.ops.machine import measured_choice
+from ziggurat.ops.machine.measured_choice import MEASURED, Answer, fastest, timed_size
+from ziggurat.testing.pretend_cuda import pretend_cuda
+
+CPU = torch.device("cpu")
+KERNELS = "ziggurat.ops.interactions.fm_norm"  # any module with a source
+
+
+def contestants(calls: list[str], *, slow: str) -> dict[str, Callable[[], object]]:
+    def run(name: str) -> None:
+        calls.append(name)
+        time.sleep(0.003 if name == slow else 0.0)
+
+    return {name: lambda name=name: run(name) for name in ("triton", "torch")}
+
+
+def ask(folder: Path, calls: list[str], *, slow: str, shape: str = "8 samples") -> Answer:
+    work = contestants(calls, slow=slow)
+    return fastest("sums", work, shape=shape, kernels=KERNELS, device=CPU, folder=folder)
+
+
+def test_the_faster_one_is_found_and_kept_for_its_shape(tmp_path: Path) -> None:
+    calls: list[str] = []
+    found = ask(tmp_path, calls, slow="triton")
+    assert found.name == "torch"
+    assert found.times_ms["triton"] > found.times_ms["torch"]
+    assert {"triton", "torch"} == set(calls)
+    calls.clear()
+    again = ask(tmp_path, calls, slow="torch")  # would be the other one, if it was measured again
+    assert (again.name, dict(again.times_ms)) == (found.name, dict(found.times_ms))
+    assert not calls
+    assert "before" in str(again)
+    assert ask(tmp_path, calls, slow="torch", shape="16 samples").name == "triton"
+    assert calls
+
+
+def test_an_answer_that_is_damaged_or_names_nobody_is_measured_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+    ask(tmp_path, calls, slow="triton")
+    (path,) = tmp_path.iterdir()
+    for write in (
+        lambda: MEASURED.write(path, {"name": "fbgemm", "times_ms": {}, "shape": ""}),
+        lambda: path.write_text("{"),
+    ):
+        write()
+        calls.clear()
+        assert ask(tmp_path, calls, slow="triton").name == "torch"
+        assert calls
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    with pretend_cuda() as device:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(measured_choice, "_machine", lambda device: "a GPU")
+        work = contestants(calls, slow="triton")
+        found = fastest("sums", work, shape="8", kernels=KERNELS, device=device, folder=tmp_path)
+    assert found.name == "triton"
+    assert not calls
+    assert not list(tmp_path.iterdir())
+
+
+def test_few_sizes_of_batches_are_timed() -> None:
+    assert {timed_size(size) for size in range(1, 20_000)} == {2**power for power in range(4, 14)}
+
+
+@pytest.mark.parametrize("name", ["triton", "torch"])
+def test_kernels_follow_the_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLRM's dots, and Wukong's norm where it is to choose, on tensors that pretend to be on a GPU."""
+    asked: list[str] = []
+
+    def answered(what: str, *_: object, **__: object) -> Answer:
+        asked.append(what)
+        return Answer(name=name, times_ms={}, reason="of a test")
+
+    served: list[str] = []
+    for module in (dot_interaction, fm_norm):
+        monkeypatch.setattr(module, "fastest", answered)
+        monkeypatch.setattr(module, "why_not_triton", lambda *_, **__: "")
+    monkeypatch.setattr(dot_interaction, "_interaction", lambda *_: served.append("triton"))
+    monkeypatch.setattr(dot_interaction, "dot_interaction_reference", lambda *_, **__: served.append("torch"))
+    monkeypatch.setattr(fm_norm._FusedFMNorm, "apply", lambda *_: served.append("triton"))
+    monkeypatch.setattr(fm_norm, "fm_norm_reference", lambda *_, **__: served.append("torch"))
+    with pretend_cuda() as device:
+        pieces = [torch.zeros(4, 8, device=device), torch.zeros(4, 16, device=device)]
+        shape = dot_interaction.DotShape(3, 8)
+        places = dot_interaction.pair_places(3, device="cpu")
+        dot_interaction.dot_interaction(pieces, shape=shape, dtype=torch.float32, places=places)
+        fields, weight, affine = (torch.zeros(size, device=device) for size in ((4, 3, 8), (3, 2), (6,)))
+        affines = {"scale_P": affine, "shift_P": affine}
+        fm_norm.fm_norm(fields, weight, **affines, eps=1e-5, kernel=fm_norm.FMKernel.AUTO)
+    assert served == [name, name]
+    assert asked == ["dots", "fm_norm"]
