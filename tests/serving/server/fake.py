@@ -6,9 +6,11 @@ holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "bad": fa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -109,6 +111,8 @@ class FakeAnswerer:
             raise KeyError("a defect")
         if request.user.get("user_id") == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
+        if str(request.user.get("user_id")).startswith("says "):
+            send_to_supervisor(str(request.user["user_id"]).removeprefix("says ").encode())
         items = tuple(
             ScoredItem(id=str(place), score=1.0 / (1 + place), tasks={"like": 0.5}, position=place)
             for place in range(min(request.k, NUM_ITEMS))
@@ -147,6 +151,17 @@ class FakeAnswerer:
         self.check(request)
         self._number(id)
         return f"{id} passes {request.filter or 'no filter'}"
+
+
+def send_to_supervisor(content: bytes) -> None:
+    """Write bytes into every pair of sockets of this process, of which one leads to the supervisor, and wait."""
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            end = socket.socket(fileno=os.dup(int(entry)))
+            if end.family == socket.AF_UNIX:
+                end.send(content)
+            end.close()
+    time.sleep(5)
 
 
 def load_fake(folder: Path) -> FakeAnswerer:

@@ -24,6 +24,7 @@ _ADMIN_WAYS = (
     "run it where the server runs, and name the server localhost",
     "for another version of the export: send SIGHUP to the server, or start it with --watch",
 )
+_LONGEST_PATH = 4096  # PATH_MAX of Linux
 _JSON_WAYS = ("send a JSON object; /openapi.json has examples",)
 
 
@@ -132,9 +133,9 @@ def read_export(body: bytes) -> str:
     """The folder that {"export": FOLDER} names; raises RequestError."""
     data = read_json(body)
     path = data.get("export") if isinstance(data, dict) else None
-    if not isinstance(path, str) or not path or set(data) != {"export"}:
+    if not isinstance(path, str) or not path or set(data) != {"export"} or len(path) > _LONGEST_PATH:
         raise RequestError(
-            expected='{"export": "FOLDER"}',
+            expected=f'{{"export": "FOLDER"}}, a path of at most {_LONGEST_PATH:,} characters',
             found=f"{data!r:.80}",
             where="request, body",
             ways_out="name the folder of an export on the server's machine",

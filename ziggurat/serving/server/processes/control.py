@@ -7,6 +7,10 @@
 
 An ERROR is an error in four parts with its kind. The end of either process closes its socket, which the other one sees
 at once: that is how a dead worker is noticed within a millisecond, and how no worker outlives its supervisor.
+
+A message is sent whole or not at all: bytes that the socket does not take yet wait in this process, and a message
+beyond the bound is refused before its first byte. What arrives is not trusted all the same: bytes that are no message
+raise `BrokenMessageError`, and whoever reads them ends the other side instead of itself.
 """
 
 from __future__ import annotations
@@ -18,30 +22,60 @@ from typing import Any
 from ziggurat import errors
 from ziggurat.errors import ZigguratError
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # of one message, and of those that wait to be sent
+
+
+class BrokenMessageError(ValueError):
+    """Bytes of the other side that are no message."""
 
 
 class Control:
     """One end of the pair.
 
     Args:
-        end: the socket; made non-blocking for reading by `receive`.
+        end: the socket, blocking or not.
     """
 
     def __init__(self, *, end: socket.socket) -> None:
         self.socket = end
         self._rest = b""
+        self._unsent = b""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a part of a message still waits to be sent by `flush`."""
+        return bool(self._unsent)
 
     def send(self, **message: Any) -> bool:
-        """Send a message; whether the other side is still there."""
-        try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
+        """Send a message whole, or none of it; bytes that the socket does not take yet wait for `flush`.
+
+        Returns:
+            False where the other side is gone, or has let so much wait that there is no room for the message.
+        """
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > _MOST_BYTES or len(self._unsent) + len(line) > _MOST_BYTES:
             return False
+        self._unsent += line
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits, as far as the socket takes it; False where the other side is gone."""
+        while self._unsent:
+            try:
+                sent = self.socket.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                return True
+            except OSError:
+                return False
+            self._unsent = self._unsent[sent:]
         return True
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that are there (waits for one if the socket blocks); None if the other side is gone."""
+        """Return the messages that are there (waits for one if the socket blocks); None if the other side is gone.
+
+        Raises:
+            BrokenMessageError: the bytes are no messages.
+        """
         try:
             data = self.socket.recv(65536)
         except (BlockingIOError, InterruptedError):
@@ -51,12 +85,23 @@ class Control:
         if not data:
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
-        assert len(self._rest) < _MOST_BYTES, "a message between our own processes is short"
-        return [json.loads(line) for line in lines]
+        if len(self._rest) > _MOST_BYTES:
+            raise BrokenMessageError(f"a line of more than {_MOST_BYTES:,} bytes")
+        return [_parsed(line) for line in lines]
 
     def close(self) -> None:
         """Close this end."""
         self.socket.close()
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as problem:
+        raise BrokenMessageError(f"{line!r:.80}: {problem!s:.80}") from None
+    if not isinstance(message, dict):
+        raise BrokenMessageError(f"{line!r:.80}: no object")
+    return message
 
 
 def error_to_json(error: ZigguratError) -> dict[str, Any]:
@@ -66,8 +111,19 @@ def error_to_json(error: ZigguratError) -> dict[str, Any]:
     return {"kind": kind, **parts}
 
 
-def error_from_json(data: dict[str, Any]) -> ZigguratError:
-    """The error again, of its own kind where it is one of `ziggurat.errors`."""
-    kind = getattr(errors, data["kind"], ZigguratError)
-    parts = {name: data[name] for name in ("expected", "found", "where", "ways_out")}
-    return kind(**parts)
+def error_from_json(data: Any) -> ZigguratError:
+    """Return the error again, of its own kind where it is one of `ziggurat.errors`.
+
+    Raises:
+        BrokenMessageError: the data is no error in four parts.
+    """
+    names = ("kind", "expected", "found", "where")
+    if not isinstance(data, dict) or not all(isinstance(data.get(name), str) for name in names):
+        raise BrokenMessageError(f"{data!r:.80}: no error in four parts")
+    ways_out = data.get("ways_out")
+    if not isinstance(ways_out, list) or not all(isinstance(way, str) for way in ways_out):
+        raise BrokenMessageError(f"{ways_out!r:.80}: no ways out")
+    kind = getattr(errors, data["kind"], None)
+    if not (isinstance(kind, type) and issubclass(kind, ZigguratError)):
+        kind = ZigguratError
+    return kind(expected=data["expected"], found=data["found"], where=data["where"], ways_out=tuple(ways_out))

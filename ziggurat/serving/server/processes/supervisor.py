@@ -28,13 +28,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
-from ziggurat.serving.server.processes.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
 from ziggurat.serving.server.processes.worker import WATCH_S, Load, Loaded, WorkerTask, work
 from ziggurat.typed import quoted
 
@@ -139,6 +139,8 @@ class Supervisor:
                     else:
                         self._hear(key.data)
                 self._heed_signals()
+                for child in self._children:
+                    child.control.flush()
                 self._end_the_hung()
                 if self.config.watch and time.monotonic() - watched > WATCH_S:
                     watched = time.monotonic()
@@ -226,23 +228,42 @@ class Supervisor:
         child.control.send(serve=True)
 
     def _hear(self, child: _Child) -> None:
-        messages = child.control.receive()
-        if messages is None:
-            self._bury(child)
-            return
-        child.seen = time.monotonic()
-        for message in messages:
-            if "ready" in message:
-                child.state, child.loaded = State.READY, Loaded(**message["ready"])
-                if child.generation == self._generation:
-                    self._pause_s = 0.0
-            elif "failed" in message:
-                self._could_not_load(child, error_from_json(message["failed"]))
-            elif "serving" in message and not self._started and child.loaded is not None:
+        try:
+            messages = child.control.receive()
+            if messages is None:
+                self._bury(child)
+                return
+            child.seen = time.monotonic()
+            for message in messages:
+                self._take_message(child, message)
+        except BrokenMessageError as problem:
+            _log.error("worker %d sends what is no message; it is killed: %s", child.pid, problem)
+            _kill(child, signal.SIGKILL)  # its end is seen as that of any other worker
+
+    def _take_message(self, child: _Child, message: dict[str, Any]) -> None:
+        """Act on a message of a worker, whose every field is looked at before it is used.
+
+        Raises:
+            BrokenMessageError: it is none that a worker sends.
+        """
+        if "ready" in message:
+            child.loaded = Loaded.from_message(message["ready"])
+            child.state = State.READY
+            if child.generation == self._generation:
+                self._pause_s = 0.0
+        elif "failed" in message:
+            self._could_not_load(child, error_from_json(message["failed"]))
+        elif "serving" in message:
+            if not self._started and child.loaded is not None:
                 self._started = True
                 self._on_ready(child.loaded)
-            elif "swap" in message:
-                self._begin_swap(Path(message["swap"]), child, int(message["number"]))
+        elif "swap" in message:
+            export, number = message["swap"], message.get("number")
+            if not isinstance(export, str) or not isinstance(number, int):
+                raise BrokenMessageError(f"{message!r:.80}: no swap")
+            self._begin_swap(Path(export), child, number)
+        elif not ({"alive", "draining"} & message.keys()):
+            raise BrokenMessageError(f"{message!r:.80}: no message of a worker")
 
     def _bury(self, child: _Child) -> None:
         """A child ended: take it out; `_tend` finds another one for its place."""

@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.config import from_json
+from ziggurat.errors import ConfigError, RequestError, ZigguratError
 from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.changed_items.live import FOLLOW_S, LiveItems
@@ -33,9 +34,9 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
-from ziggurat.serving.server.processes.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
 from ziggurat.serving.server.queue.engine import Request
-from ziggurat.serving.server.reading import refused_as
+from ziggurat.serving.server.reading import refused, refused_as
 from ziggurat.serving.server.tracing import export_traces, flush_traces
 
 _log = logging.getLogger("ziggurat.server")
@@ -69,6 +70,14 @@ class Loaded:
         if info.can_recommend:
             return Loaded(path="/recommend", example=example_request(info), **about)
         return Loaded(path="/rank", example=example_ranking(info), **about)
+
+    @staticmethod
+    def from_message(data: Any) -> Loaded:
+        """Return what a worker said; raises BrokenMessageError for what no worker says."""
+        try:
+            return from_json(Loaded, data, where="message of a worker")
+        except ConfigError as error:
+            raise BrokenMessageError(f"{data!r:.80}: {error.found}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +198,10 @@ def wait_for_word(control: Control, *, live: LiveItems | None, pause_s: float = 
                 assert live is not None
                 live.keep_up()
                 continue
-            messages = control.receive()
+            try:
+                messages = control.receive()
+            except BrokenMessageError:
+                return False
             if messages is None or any("drain" in message for message in messages):
                 return False
             if any("serve" in message for message in messages):
@@ -245,7 +257,10 @@ class _Worker:
         self._server.should_exit = True
 
     def _hear(self) -> None:
-        messages = self.control.receive()
+        try:
+            messages = self.control.receive()
+        except BrokenMessageError:
+            messages = None
         if messages is None:  # no supervisor any more
             asyncio.get_running_loop().remove_reader(self.control.socket.fileno())
             self._drain()
@@ -261,10 +276,21 @@ class _Worker:
             else:
                 future.set_exception(error_from_json(message["refused"]))
 
+    def _send(self, **message: Any) -> bool:
+        """Send a message to the supervisor; what its socket does not take now follows when it does."""
+        is_taken = self.control.send(**message)
+        if is_taken and self.control.has_unsent:
+            asyncio.get_running_loop().add_writer(self.control.socket.fileno(), self._flush)
+        return is_taken
+
+    def _flush(self) -> None:
+        if not self.control.flush() or not self.control.has_unsent:
+            asyncio.get_running_loop().remove_writer(self.control.socket.fileno())
+
     async def _show_life(self, app: ServerApp) -> None:
         while True:
-            if app.engine.computing_s < self.task.config.hang_s:
-                self.control.send(alive=True)
+            if app.engine.computing_s < self.task.config.hang_s and not self.control.has_unsent:
+                self._send(alive=True)
             await asyncio.sleep(self.task.config.hang_s / 5)
 
     async def _follow_items(self) -> None:
@@ -276,7 +302,15 @@ class _Worker:
         """Ask the supervisor for another version; its version, or RefusedRequestError."""
         number = max(self._asked, default=0) + 1
         future = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.control.send(swap=folder, number=number)
+        if not self._send(swap=folder, number=number):
+            del self._asked[number]
+            raise refused(
+                503,
+                expected="a supervisor that hears this worker",
+                found="none, or one that takes no message at present",
+                where="swap",
+                ways_out=("ask again", "send SIGHUP to the server instead"),
+            )
         try:
             return await future
         except ZigguratError as error:

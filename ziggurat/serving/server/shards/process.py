@@ -27,7 +27,7 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
-from ziggurat.serving.server.processes.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
 from ziggurat.serving.server.processes.worker import WATCH_S, become, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
 
@@ -84,7 +84,11 @@ async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: 
         server.should_exit = True
 
     def hear() -> None:
-        if control.receive() is None:  # no keeper any more
+        try:
+            is_alone = control.receive() is None
+        except BrokenMessageError:
+            is_alone = True
+        if is_alone:  # no keeper any more
             loop.remove_reader(control.socket.fileno())
             end()
 
@@ -166,10 +170,21 @@ class ShardKeeper:
             if each.control is None:
                 if now >= each.not_before:
                     self._start(each, export, in_child)
-            elif (messages := each.control.receive()) is None:
+            else:
+                self._hear(each, now)
+
+    def _hear(self, each: _Kept, now: float) -> None:
+        assert each.control is not None
+        try:
+            messages = each.control.receive()
+            if messages is None:
                 self._bury(each)
             else:
                 self._heed(each, messages, now)
+        except BrokenMessageError as problem:
+            _log.error("shard %d sends what is no message; it is killed: %s", each.shard, problem)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
 
     def let_go(self) -> None:
         """In a child of the process that keeps: close what is the keeper's."""
