@@ -1,7 +1,9 @@
 """Clustering by session moves rows and changes none."""
 
 import errno
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.damage import damage
 from ziggurat.data.clustering import cluster_by_session
 from ziggurat.data.inspect.session_repeats import measure_sessions
 from ziggurat.data.raw.source import RawSource
@@ -149,6 +152,32 @@ def test_a_call_that_ends_early_goes_on_to_the_same_bytes(tmp_path: Path, moment
     assert not seen
     assert again.num_sessions == expected.num_sessions
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.parquet", "out.parquet", "whole.parquet"]
+
+
+def test_damage_to_what_an_early_end_left_is_found_and_made_anew(tmp_path: Path) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+
+    def cluster(out: str, progress: Any = None) -> None:
+        files = [tmp_path / "log.parquet"]
+        cluster_by_session(files, session="session", out=tmp_path / out, bucket_bytes=4000, progress=progress)
+
+    def ends(phase: str, done: int, total: int | None) -> None:
+        if phase == "writing":
+            raise KeyboardInterrupt
+
+    cluster("whole.parquet")
+    draw = random.Random(3)
+    for _ in range(25):
+        with pytest.raises(KeyboardInterrupt):
+            cluster("out.parquet", ends)
+        buckets = [path for path in (tmp_path / ".out.parquet.work" / "buckets").iterdir() if path.stat().st_size]
+        what = damage(draw.choice(buckets), draw)
+        seen: list[str] = []
+        cluster("out.parquet", lambda phase, *_: seen.append(phase))  # noqa: B023
+        assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes(), what
+        assert "was damaged, and is made anew: spread-" in seen[0]
+        assert "reading" in seen
+        (tmp_path / "out.parquet").unlink()
 
 
 @pytest.mark.parametrize(

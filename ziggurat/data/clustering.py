@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.data.column_encodings import smallest_encodings
-from ziggurat.data.preprocess.fit.work import PublishedError, Work
+from ziggurat.data.preprocess.fit.work import PublishedError, Work, damaged_line
 from ziggurat.data.preprocess.values.times import is_date_column, readable_times
 from ziggurat.data.raw.dates import DateOrder, OrderSigns
 from ziggurat.data.raw.source import RawSource
@@ -186,7 +186,10 @@ class _Clustering:
     def run(self, source: RawSource, fingerprint: str) -> None:
         """Do what is not done yet, or wait for a process that does it."""
         folder = self._work.folder / "buckets"
-        spread = self._work.once(f"spread-{fingerprint[:16]}", lambda: self._spread_anew(source, folder))
+        if self._work.damaged:
+            self._progress(damaged_line(self._work.damaged), 0, None)
+        name = f"spread-{fingerprint[:16]}"
+        spread = self._work.once(name, lambda: self._spread_anew(source, folder), leaves=lambda: [folder])
         self.num_rows, self._order = spread["num_rows"], DateOrder(spread["date_order"])
         self._is_date = spread.get("is_date", self._is_date)
         while True:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.damage import damage
 from tests.data.preprocess.test_prepare import SCHEMA, raw_frame
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.fit.shard_fit import ShardReader
@@ -17,8 +21,9 @@ from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, FileError
 from ziggurat.features.schema import Categorical, Dense, Label, NumericTransform, Schema
+from ziggurat.files import publish
 
 FLAT = Schema(
     features=(
@@ -92,11 +97,11 @@ def test_killed_after_any_unit_it_goes_on_to_the_same_bytes(tmp_path, monkeypatc
     kept: list[str] = []
     fitted: list[int] = []
 
-    def killed(self: Work, name: str, result: dict) -> None:
+    def killed(self: Work, name: str, result: dict, **options: Any) -> None:
         if len(kept) == units:
             raise KeyboardInterrupt
         kept.append(name)
-        keep(self, name, result)
+        keep(self, name, result, **options)
 
     def counted(self: ShardReader, shard, **arguments):
         fitted.append(shard.index)
@@ -117,6 +122,48 @@ def test_killed_after_any_unit_it_goes_on_to_the_same_bytes(tmp_path, monkeypatc
     whole = prepare(config, schema=FLAT, folder=tmp_path / "whole")
     assert prepared.train.digest == whole.train.digest
     assert prepared.preprocessing.fingerprint == whole.preprocessing.fingerprint
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 1 << 30])
+def test_damage_to_what_an_early_end_left_is_found_and_made_anew(tmp_path, monkeypatch, shard_bytes):
+    config = config_of(some_files(tmp_path, kind="csv"), SplitBy.RANDOM)
+    expected = content(prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=shard_bytes))
+    (folder,) = (tmp_path / "cache").glob("????????????????")
+    monkeypatch.setattr("ziggurat.data.preprocess.build.publish", stop)
+    draw = random.Random(shard_bytes)
+    said = 0
+    for _ in range(6):
+        shutil.rmtree(folder, ignore_errors=True)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=shard_bytes)
+        (work,) = (tmp_path / "cache").glob(".*.work")
+        files = [path for path in work.rglob("*") if path.is_file() and path.stat().st_size]
+        what = damage(draw.choice(files), draw)
+        with monkeypatch.context() as patch:
+            patch.setattr("ziggurat.data.preprocess.build.publish", publish)
+            prepared = prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=shard_bytes)
+        assert content(prepared) == expected, what
+        said += "was damaged, and is made anew" in prepared.note
+        assert not list((tmp_path / "cache").glob(".*.work"))
+    assert said > 2, "notes that are torn are forgotten without a word: they are only notes"
+
+
+def stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_folder_that_nobody_marked_is_not_taken_for_unfinished_work(tmp_path):
+    config = config_of(some_files(tmp_path, kind="csv"), SplitBy.RANDOM)
+    (folder,) = [prepare(config, schema=FLAT, folder=tmp_path / "cache").folder]
+    shutil.rmtree(folder)
+    mine = folder.with_name(f".{folder.name}.work")
+    mine.mkdir()
+    (mine / "letter.txt").write_text("mine")
+    with pytest.raises(FileError, match="nobody marked"):
+        prepare(config, schema=FLAT, folder=tmp_path / "cache")
+    assert (mine / "letter.txt").read_text() == "mine"
+    (mine / "letter.txt").unlink()
+    prepare(config, schema=FLAT, folder=tmp_path / "cache")
 
 
 def test_several_share_the_shards(tmp_path, monkeypatch):

@@ -248,13 +248,19 @@ class Build:
                 self._fitted.keep_state(fitter, folder=folder, first_row=starts[shard.index], num_rows=num_rows)
             return facts.to_json()
 
-        notes = self._work.each([shard.name for shard in shards], fit)
+        def left(name: str) -> list[Path]:
+            folder = self._work.folder / name
+            return [folder, *self._fitted.files(1)] if len(shards) == 1 else [folder]
+
+        notes = self._work.each([shard.name for shard in shards], fit, leaves=left)
         facts = [ShardFacts.from_json(note) for note in notes]
         self._refuse_no_training_rows(facts)
         self._refuse_too_many_bad_rows(facts)
         if len(shards) > 1:
             folders = [self._work.folder / shard.name for shard in shards]
-            self._work.once("fitted", lambda: self._fitted.merge(folders))
+            self._work.once(
+                "fitted", lambda: self._fitted.merge(folders), leaves=lambda: self._fitted.files(len(folders))
+            )
         self._progress("fit", sum(each.num_read for each in facts), sum(each.num_read for each in facts))
         return facts
 
@@ -289,6 +295,7 @@ class Build:
         notes = self._work.each(
             names,
             encode,
+            leaves=lambda name: [self._out / name.rpartition("-")[0] / part_name(int(name.rpartition("-")[2]))],
             threads=_ENCODING_THREADS,
             tick=lambda: self._progress("encode", min(self._encoded_rows, total - 1), total),
         )

@@ -30,7 +30,7 @@ from ziggurat.data.preprocess.build import Build, ProgressCallback, Sources, fin
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.fit.leaks import refuse_label_as_feature
 from ziggurat.data.preprocess.fit.shards import SHARD_BYTES, ShardSizes
-from ziggurat.data.preprocess.fit.work import Work
+from ziggurat.data.preprocess.fit.work import Work, damaged_line
 from ziggurat.data.preprocess.negatives import with_negative_rate
 from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
 from ziggurat.data.preprocess.splits import SplitBy
@@ -100,6 +100,8 @@ def prepare(
             build = Build(config, schema, sources=sources, work=work, progress=told, sizes=sizes)
             build.run(fingerprint, made_of=sequences)
             note = note or (_WENT_ON if work.resumed else "")
+            if work.damaged:
+                note = "; ".join([*([note] if note else []), damaged_line(work.damaged)])
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)
     except OSError as error:
         if isinstance(error, ZigguratError):
@@ -120,7 +122,7 @@ def _discard_damaged(work: Work, error: ZigguratError, *, fingerprint: str) -> s
             return ""
         except ZigguratError:
             shutil.rmtree(work.target, ignore_errors=True)
-            shutil.rmtree(work.folder, ignore_errors=True)
+            work.throw_away()
     return f"what was prepared before is damaged and was made anew ({error.where}: {error.found})"
 
 

@@ -59,6 +59,10 @@ class FittedFiles:
         self._keep(fitter.finish(), numbers=numbers)
         return {}
 
+    def files(self, num_shards: int) -> list[Path]:
+        """Return what is kept of so many shards together."""
+        return [self._out, *(self._rows_file(shard) for shard in range(num_shards))]
+
     def preprocessing(self) -> Preprocessing:
         """What all shards have taught together."""
         if self._preprocessing is None:

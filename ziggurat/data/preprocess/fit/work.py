@@ -9,11 +9,15 @@ of a job, or processes on several machines that see the folder, share the units 
     process 2   shard 1 ──────────────────► encode 1 ──► (killed)              its unit is taken by another
 
     .NAME.work/shard-0/…      what the unit left
-    .NAME.work/shard-0.json   its note: done, with its result; checksummed
+    .NAME.work/shard-0.json   its note: done, with its result and the SHA-256 of every file that it left; checksummed
     .NAME.work/shard-0.lock   held by whoever works on it; the system lets go when the process ends, however it does
 
-A power cut may lose what was written, though not flushed, before it: notes of this machine from before its last start
-are not believed. The system's file locks must work on the file system; those of Linux and of NFS do.
+Whoever comes to work that others have begun compares what their units left with the notes before anything is read or
+mapped: a unit whose files differ in a bit is done again, and that is said. A power cut may lose what was written,
+though not flushed, before it: notes of this machine from before its last start are not believed. The system's file
+locks must work on the file system; those of Linux and of NFS do.
+
+A folder of that name without our mark is somebody else's: it is refused, never used or removed.
 """
 
 from __future__ import annotations
@@ -25,19 +29,24 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from ziggurat.errors import ZigguratError
-from ziggurat.files import Format
+from ziggurat.errors import FileError, ZigguratError
+from ziggurat.files import Format, sha256_of, temporary_beside
 
 NOTE = Format(
-    name="ziggurat.unit", what="a note of finished work", ways_out=("delete the folder of the work",), max_bytes=1 << 30
+    name="ziggurat.unit",
+    what="a note of finished work",
+    version=2,  # version 1 did not say what the files of a unit held, and is not believed
+    ways_out=("delete the folder of the work",),
+    max_bytes=1 << 30,
 )
 PLAN = "plan"  # the unit that only says which ones there are
+_MARK = "work"  # the note that says whose folder it is
 _POLL_S = 0.1
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -52,6 +61,7 @@ class Work:
     Attributes:
         folder: of the work.
         resumed: whether finished units were found on coming.
+        damaged: the units whose files were not as their notes say, on coming; they are done again.
         stopped: set when the making of units is to end early.
     """
 
@@ -59,6 +69,7 @@ class Work:
         self.target, self._waiting = target, waiting
         self.folder = target.with_name(f".{target.name}.work")
         self.resumed = False
+        self.damaged: list[str] = []
         self.stopped = threading.Event()
         self._making: set[str] = set()  # by threads of this process, one of which will finish it
         self._lock: TextIO | None = None
@@ -80,7 +91,7 @@ class Work:
         failed = isinstance(error, ZigguratError | OSError)
         nothing = not self._finished()
         if (self.target.exists() or failed or nothing) and self._locked(fcntl.LOCK_EX):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.throw_away()
             with contextlib.suppress(OSError):
                 self.target.with_name(f".{self.target.name}.lock").unlink()
         self._lock.close()
@@ -97,32 +108,96 @@ class Work:
                 self.wait()
 
     def start(self) -> None:
-        """Make the folder, and forget notes that a power cut may have made untrue."""
-        self.folder.mkdir(exist_ok=True)
+        """Make the folder, or take up what is there: forget notes whose files are not as they say.
+
+        Raises:
+            FileError: a folder of that name is somebody else's.
+        """
+        if not self._is_ours():
+            self._make_folder()
+        if not self._is_ours():
+            raise FileError(
+                expected="no folder, or one of unfinished work",
+                found="a folder that nobody marked as one of unfinished work",
+                where=str(self.folder),
+                ways_out=("give it another name", "choose another name for the result", f"rm -r {self.folder}"),
+            )
+        for name in self._finished():
+            note = self._read(name)
+            if note is not None and not self._is_as_noted(note["left"]):
+                (self.folder / f"{name}.json").unlink(missing_ok=True)
+                self.damaged.append(name)
         self.resumed = any(self.note(name) is not None for name in self._finished())
+
+    def _make_folder(self) -> None:
+        """Put a marked folder in the place of none, or of an empty one, unless another process is faster."""
+        temporary = temporary_beside(self.folder)
+        temporary.mkdir()
+        self._write_note(temporary, _MARK, {}, {})
+        try:
+            temporary.rename(self.folder)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def throw_away(self) -> None:
+        """Remove the folder of the work, if it is ours."""
+        if self._is_ours():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _is_ours(self) -> bool:
+        """Has a process of ours marked the folder; one of a version before had notes only."""
+        for path in self.folder.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                if b'"format": "ziggurat.unit"' in path.read_bytes()[:200]:
+                    return True
+        return False
+
+    def _is_as_noted(self, left: dict[str, list[Any]]) -> bool:
+        for name, (num_bytes, digest) in left.items():
+            path = self.folder / name
+            try:
+                if path.stat().st_size != num_bytes or sha256_of(path) != digest:
+                    return False
+            except OSError:
+                return False
+        return True
 
     def _finished(self) -> list[str]:
         """Names of units that took time."""
-        return [path.stem for path in self.folder.glob("*.json") if path.stem != PLAN]
+        return [path.stem for path in self.folder.glob("*.json") if path.stem not in (PLAN, _MARK)]
 
     def note(self, name: str) -> dict[str, Any] | None:
         """The result of a unit that is done; None of one that is not."""
+        content = self._read(name)
+        return None if content is None else content["result"]
+
+    def _read(self, name: str) -> dict[str, Any] | None:
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None
         try:
             content = NOTE.read(path)
             host, boot = content["by"]
-            return None if host == platform.node() and boot != _boot() else content["result"]
+            if not isinstance(content["left"], dict) or "result" not in content:
+                return None
+            return None if host == platform.node() and boot != _boot() else content
         except (ZigguratError, KeyError, ValueError, TypeError):
-            return None  # torn: the unit is done again
+            return None  # torn, or of a version before: the unit is done again
 
-    def once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result of a unit: made now, or by another process, or before. An error of `make` is the caller's."""
+    def once(
+        self, name: str, make: Callable[[], dict[str, Any]], *, leaves: Callable[[], Iterable[Path]] = tuple
+    ) -> dict[str, Any]:
+        """The result of a unit: made now, or by another process, or before. An error of `make` is the caller's.
+
+        Args:
+            name: of the unit.
+            make: makes it.
+            leaves: the files and folders that it has left, below `folder`, once it is made.
+        """
         while (found := self.note(name)) is None:
             with self.claimed(name) as is_mine:
                 if is_mine and self.note(name) is None:
-                    self.keep(name, make())
+                    self.keep(name, make(), left=leaves())
             if not is_mine:
                 self.wait()
         return found
@@ -132,6 +207,7 @@ class Work:
         names: Sequence[str],
         make: Callable[[str], dict[str, Any]],
         *,
+        leaves: Callable[[str], Iterable[Path]] = lambda name: (),
         threads: int = 1,
         tick: Callable[[], None] = lambda: None,
     ) -> list[dict[str, Any]]:
@@ -140,13 +216,14 @@ class Work:
         Args:
             names: of the units.
             make: makes one of them; called in another thread if there are several, and asked to end by `stopped`.
+            leaves: the files and folders that a unit has left, below `folder`, once it is made.
             threads: that make units at the same time.
             tick: called from time to time, in this thread.
         """
         if threads == 1:
-            self._work_off(names, make)
+            self._work_off(names, make, leaves)
         else:
-            self._work_off_in_threads(names, make, threads=threads, tick=tick)
+            self._work_off_in_threads(names, make, leaves=leaves, threads=threads, tick=tick)
         found = [self.note(name) for name in names]
         return [result for result in found if result is not None]
 
@@ -155,12 +232,13 @@ class Work:
         names: Sequence[str],
         make: Callable[[str], dict[str, Any]],
         *,
+        leaves: Callable[[str], Iterable[Path]],
         threads: int,
         tick: Callable[[], None],
     ) -> None:
         self.stopped.clear()
         with ThreadPoolExecutor(threads, thread_name_prefix="ziggurat-unit") as pool:
-            workers = {pool.submit(self._work_off, names, make) for _ in range(threads)}
+            workers = {pool.submit(self._work_off, names, make, leaves) for _ in range(threads)}
             try:
                 while workers:
                     done, workers = wait(workers, timeout=_POLL_S, return_when=FIRST_COMPLETED)
@@ -171,14 +249,20 @@ class Work:
                 self.stopped.set()
                 raise
 
-    def _work_off(self, names: Sequence[str], make: Callable[[str], dict[str, Any]]) -> None:
+    def _work_off(
+        self,
+        names: Sequence[str],
+        make: Callable[[str], dict[str, Any]],
+        leaves: Callable[[str], Iterable[Path]],
+    ) -> None:
         rest = list(names)
         while rest and not self.stopped.is_set():
             for name in rest:
                 with self.claimed(name) as is_mine:
                     if is_mine and self.note(name) is None and not self.stopped.is_set():
                         self._making.add(name)
-                        self.keep(name, make(name))
+                        result = make(name)
+                        self.keep(name, result, left=leaves(name))
                         self._making.discard(name)
             rest = [name for name in rest if self.note(name) is None and name not in self._making]
             if rest and not self.stopped.is_set():
@@ -197,9 +281,18 @@ class Work:
                 return
             yield True
 
-    def keep(self, name: str, result: dict[str, Any]) -> None:
-        """Note that a unit is done."""
-        NOTE.write(self.folder / f"{name}.json", {"by": [platform.node(), _boot()], "result": result})
+    def keep(self, name: str, result: dict[str, Any], *, left: Iterable[Path] = ()) -> None:
+        """Note that a unit is done, and what its files hold."""
+        files = [each for path in left for each in ([path] if path.is_file() else sorted(path.rglob("*")))]
+        held = {
+            str(path.relative_to(self.folder)): [path.stat().st_size, sha256_of(path)]
+            for path in files
+            if path.is_file()
+        }
+        self._write_note(self.folder, name, result, held)
+
+    def _write_note(self, folder: Path, name: str, result: dict[str, Any], held: dict[str, list[Any]]) -> None:
+        NOTE.write(folder / f"{name}.json", {"by": [platform.node(), _boot()], "result": result, "left": held})
 
     def _locked(self, kind: int) -> bool:
         assert self._lock is not None
@@ -217,6 +310,11 @@ class Work:
 
 class PublishedError(Exception):
     """Another process has finished the whole work meanwhile."""
+
+
+def damaged_line(units: Sequence[str]) -> str:
+    """Say which units were damaged, for a person."""
+    return f"of what was left, this was damaged, and is made anew: {', '.join(units)}"
 
 
 def _boot() -> str:
