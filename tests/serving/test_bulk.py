@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import ziggurat as zg
+from tests.damage import damage
 from tests.serving.shop import Shop
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError
+from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
+from ziggurat.files import FileLock
 from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk
 
 
@@ -64,6 +68,60 @@ def test_a_killed_run_goes_on(loaded: zg.Recommender, users: Path, tmp_path: Pat
     other = recommend_in_bulk(loaded, [users], out=out, config=BulkConfig(k=2, part_users=10), say=told.append)
     assert other.resumed == 0
     assert "another question" in told[-1]
+
+
+def test_damage_to_finished_parts_is_found_and_they_are_made_anew(
+    loaded: zg.Recommender, users: Path, tmp_path: Path
+) -> None:
+    config = BulkConfig(k=3, part_users=4)
+    recommend_in_bulk(loaded, [users], out=tmp_path / "whole.parquet", config=config)
+    out = tmp_path / "lists.parquet"
+
+    def kill(done: int) -> None:
+        if done >= 28:
+            raise KilledError
+
+    draw = random.Random(8)
+    for _ in range(10):
+        told: list[str] = []
+        with pytest.raises(KilledError):
+            recommend_in_bulk(loaded, [users], out=out, config=config, on_progress=kill)
+        files = sorted((tmp_path / "lists.parquet.parts").glob("part-*"))
+        what = damage(draw.choice(files), draw)
+        result = recommend_in_bulk(loaded, [users], out=out, config=config, say=told.append)
+        assert out.read_bytes() == (tmp_path / "whole.parquet").read_bytes(), what
+        assert result.resumed == 24
+        assert re.fullmatch(r"part \d is damaged, and made anew: .+", told[1], re.DOTALL), what
+        assert not (tmp_path / "lists.parquet.parts").exists()
+        out.unlink()
+
+
+@pytest.mark.parametrize("content", ["letter.txt", "asked.json", "part-000000.parquet"])
+def test_a_folder_that_is_not_of_parts_is_neither_used_nor_removed(
+    loaded: zg.Recommender, users: Path, tmp_path: Path, content: str
+) -> None:
+    mine = tmp_path / "lists.parquet.parts"
+    mine.mkdir()
+    (mine / content).write_text("mine")
+    (mine / "letter.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in mine.iterdir()}
+    with pytest.raises(FileError, match="something else in it: letter"):
+        recommend_in_bulk(loaded, [users], out=tmp_path / "lists.parquet")
+    (mine / "letter.txt").unlink()
+    if content != "letter.txt":
+        with pytest.raises(ZigguratError):
+            recommend_in_bulk(loaded, [users], out=tmp_path / "lists.parquet")
+        assert (mine / content).read_bytes() == before[content]
+
+
+def test_two_processes_do_not_make_the_same_lists(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists.parquet.parts").mkdir()
+    lock = FileLock(tmp_path / "lists.parquet.parts" / ".lock")
+    assert lock.take()
+    with pytest.raises(FileError, match="another one that does: process"):
+        recommend_in_bulk(loaded, [users], out=tmp_path / "lists.parquet")
+    lock.release()
+    assert recommend_in_bulk(loaded, [users], out=tmp_path / "lists.parquet").num_users == 32
 
 
 def test_what_cannot_be_is_named(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:

@@ -8,14 +8,19 @@
     ────┼─────────┼────────────────────────┼──────────────
       0 │ 17      │ ["Heat (1995)", …]     │ [0.93, …]
 
-A part is written whole or not at all. `asked.json` beside the parts says for which question they were made: version of
-the export, users, k, filter; parts of another question are thrown away, and that is said.
+A part is written whole or not at all, with a note of its SHA-256 beside it; one that differs from its note is made
+anew, and that is said. `asked.json` beside the parts says for which question they were made: version of the export,
+users, k, filter; parts of another question are thrown away, and that is said. Only files that have our names, in a
+folder with our `asked.json`, are ever removed: a folder of that name with anything else in it is somebody else's, and
+refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +35,7 @@ from ziggurat.data.raw.names import guess_separator, name_of_separator
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
-from ziggurat.files import Format, replacing
+from ziggurat.files import FileLock, Format, read_bytes, replacing, sha256_of, write_bytes, writing_to
 from ziggurat.files.stores import facts_of
 from ziggurat.serving.answers import MAX_K, Recommendations, RecommendRequest
 from ziggurat.serving.recommender import Recommender
@@ -38,7 +43,13 @@ from ziggurat.serving.request_rows import canonical_id
 from ziggurat.typed import Count, Range, checked
 
 ASKED = Format(name="ziggurat.bulk", what="what lists were asked for", ways_out=("delete the folder of parts",))
+PART = Format(name="ziggurat.bulk_part", what="the note of a part of lists", ways_out=("delete the folder of parts",))
 _TOGETHER = 64
+_ASKED_NAME = "asked.json"
+_OURS = re.compile(  # and what a process that was killed while it wrote one of them has left
+    r"asked\.json|part-\d{6}\.(parquet|json)|\.lock|\.(asked\.json|part-\d{6}\.(parquet|json))\.\d+\.[0-9a-f]{8}\.tmp"
+)
+_MAX_PART_BYTES = 1 << 34
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +115,7 @@ def recommend_in_bulk(
 
     Raises:
         ConfigError: `out` is no Parquet file, or the file of users itself.
-        FileError: nothing can be written beside `out`.
+        FileError: nothing can be written beside `out`; the folder of parts is somebody else's, or in use.
         SchemaError: the files have no column that the export reads.
         RequestError: a row, or the filter, cannot be used; names the row.
     """
@@ -115,22 +126,20 @@ def recommend_in_bulk(
         export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
         for note in export.notes(config.filter):
             say(f"filter: {note}")
-    parts = _parts_of(target)
-    _open_parts(parts, _question(export, source, config), say=say)
     totals = _Totals()
-    for number, (start, frame) in enumerate(_chunks(source, columns, size=config.part_users)):
-        path = parts / f"part-{number:06d}.parquet"
-        if path.exists():
-            totals.resumed += frame.height
-        else:
-            answered = _answered(export, frame, start=start, config=config, where=str(source.paths[0]))
-            with replacing(path) as temporary:
-                answered.write_parquet(temporary)
-        totals.add(pl.read_parquet(path, columns=["items"]), k=config.k)
-        totals.num_unknown += _num_unknown(export, frame)
-        on_progress(totals.num_users)
-    _join(parts, target, columns=_output_types(export, columns))
-    shutil.rmtree(parts)
+    with _Parts(_parts_of(target), question=_question(export, source, config), say=say) as parts:
+        for number, (start, frame) in enumerate(_chunks(source, columns, size=config.part_users)):
+            lists = parts.read(number)
+            if lists is not None:
+                totals.resumed += frame.height
+            else:
+                lists = _answered(export, frame, start=start, config=config, where=str(source.paths[0]))
+                parts.write(number, lists)
+            totals.add(lists, k=config.k)
+            totals.num_unknown += _num_unknown(export, frame)
+            on_progress(totals.num_users)
+        parts.join(target, columns=_output_types(export, columns))
+        parts.remove()
     return BulkResult(**vars(totals))
 
 
@@ -222,23 +231,148 @@ def _question(export: Recommender, source: RawSource, config: BulkConfig) -> dic
     return {"export": export.version, "files": files, "config": to_json(config)}
 
 
-def _open_parts(parts: Path, question: Mapping[str, Any], *, say: Callable[[str], None]) -> None:
-    asked = parts / "asked.json"
-    if parts.exists():
+class _Parts:
+    """The folder of finished parts; a context manager, held by one process at a time.
+
+    Args:
+        folder: of the parts.
+        question: that they answer.
+        say: called with lines for people.
+    """
+
+    def __init__(self, folder: Path, *, question: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._question = dict(question)
+        self._say = say
+        self._lock = FileLock(folder / ".lock")
+        self._num_parts = 0
+
+    def __enter__(self) -> _Parts:
+        """Take up the folder, or make it.
+
+        Raises:
+            FileError: it is somebody else's, in use, or cannot be made.
+        """
+        self._refuse_other_content()
         try:
-            same = ASKED.read(asked) == dict(question)
-        except ZigguratError:
-            same = False
-        if same:
-            say(f"going on with the parts in {parts}")
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _no_place(self._folder, str(error)) from error
+        with writing_to(self._folder, FileError):
+            if not self._lock.take():
+                raise FileError(
+                    expected="one process at a time that makes these lists",
+                    found=f"another one that does: {self._lock.holder()}",
+                    where=str(self._folder),
+                    ways_out=("wait until it ends, or end it", "choose another file: --out FILE"),
+                )
+        try:
+            self._take_up()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._lock.release()
+
+    def read(self, number: int) -> pl.DataFrame | None:
+        """Return the lists of a part that is there as it was written, else None."""
+        self._num_parts = max(self._num_parts, number + 1)
+        path = self._path(number)
+        if not path.exists() and not self._note(number).exists():
+            return None
+        try:
+            return self._checked(number)
+        except ZigguratError as error:
+            self._say(f"part {number} is damaged, and made anew: {error.found}")
+            return None
+
+    def write(self, number: int, lists: pl.DataFrame) -> None:
+        """Keep the lists of a part, then its note, with which it counts."""
+        content = io.BytesIO()
+        lists.write_parquet(content)
+        data = content.getvalue()
+        write_bytes(self._path(number), data)
+        PART.write(self._note(number), {"bytes": len(data), "digest": sha256_of(data)})
+
+    def join(self, target: Path, *, columns: pa.Schema) -> None:
+        """Write all parts into one file, each compared with its note as it is read."""
+        with (
+            replacing(target) as temporary,
+            pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            for number in range(self._num_parts):
+                table = self._checked(number).to_arrow(compat_level=pl.CompatLevel.oldest())
+                writer.write_table(table.cast(columns))
+
+    def remove(self) -> None:
+        """Remove what is ours, and the folder if nothing else is in it."""
+        self._remove_files()
+        self._lock.release()
+        with contextlib.suppress(OSError):  # what somebody else put there stays
+            self._folder.rmdir()
+
+    def _checked(self, number: int) -> pl.DataFrame:
+        note = PART.read(self._note(number))
+        path = self._path(number)
+        data = read_bytes(path, what="a part of lists", max_bytes=_MAX_PART_BYTES)
+        if sha256_of(data) != note["digest"]:
+            raise FileError(
+                expected=f"a part of lists with SHA-256 {note['digest']}",
+                found=f"{len(data):,} bytes with SHA-256 {sha256_of(data)}",
+                where=str(path),
+                ways_out=f"give the command again, which makes it anew; or delete it: rm {path}",
+            )
+        return pl.read_parquet(io.BytesIO(data))
+
+    def _take_up(self) -> None:
+        asked = self._folder / _ASKED_NAME
+        if asked.exists():
+            if ASKED.read(asked) == self._question:
+                self._say(f"going on with the parts in {self._folder}")
+                return
+            self._say(f"the parts in {self._folder} answer another question, and are made anew")
+            self._remove_files()
+        ASKED.write(asked, self._question)
+
+    def _remove_files(self) -> None:
+        for path in self._folder.iterdir():
+            if _OURS.fullmatch(path.name) and path.name != self._lock.path.name:
+                path.unlink(missing_ok=True)
+
+    def _refuse_other_content(self) -> None:
+        if not self._folder.exists():
             return
-        say(f"the parts in {parts} answer another question, and are made anew")
-        shutil.rmtree(parts)
-    try:
-        parts.mkdir(parents=True)
-    except OSError as error:
-        raise _no_place(parts, str(error)) from error
-    ASKED.write(asked, dict(question))
+        foreign: list[str] = []
+        if self._folder.is_dir():
+            foreign = sorted(path.name for path in self._folder.iterdir() if not _OURS.fullmatch(path.name))
+        problem = ""
+        if not self._folder.is_dir():
+            problem = "a file"
+        elif foreign:
+            problem = f"a folder with something else in it: {', '.join(foreign[:3])}"
+        elif any(self._folder.glob("part-*")):
+            try:
+                ASKED.read(self._folder / _ASKED_NAME)
+            except ZigguratError as error:
+                problem = f"parts that do not say what they answer: {error.found}"
+        if problem:
+            raise FileError(
+                expected="no folder of this name, or one with parts of lists that were begun",
+                found=problem,
+                where=str(self._folder),
+                ways_out=(
+                    "choose another file: --out FILE",
+                    f"give it another name, or remove it: rm -r {self._folder}",
+                ),
+            )
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"part-{number:06d}.parquet"
+
+    def _note(self, number: int) -> Path:
+        return self._folder / f"part-{number:06d}.json"
 
 
 def _chunks(source: RawSource, columns: Sequence[str], *, size: int) -> Iterator[tuple[int, pl.DataFrame]]:
@@ -304,13 +438,3 @@ def _output_types(export: Recommender, columns: Sequence[str]) -> pa.Schema:
             ("scores", pa.large_list(pa.float64())),
         ]
     )
-
-
-def _join(parts: Path, target: Path, *, columns: pa.Schema) -> None:
-    with (
-        replacing(target) as temporary,
-        pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
-    ):
-        for part in sorted(parts.glob("part-*.parquet")):
-            frame = pl.read_parquet(part)
-            writer.write_table(frame.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(columns))

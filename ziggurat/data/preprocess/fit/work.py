@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ziggurat.errors import FileError, ZigguratError
-from ziggurat.files import Format, sha256_of, temporary_beside
+from ziggurat.files import Format, left_behind, sha256_of, temporary_beside
 
 NOTE = Format(
     name="ziggurat.unit",
@@ -131,6 +131,8 @@ class Work:
 
     def _make_folder(self) -> None:
         """Put a marked folder in the place of none, or of an empty one, unless another process is faster."""
+        for old in left_behind(self.folder):
+            shutil.rmtree(old, ignore_errors=True)
         temporary = temporary_beside(self.folder)
         temporary.mkdir()
         self._write_note(temporary, _MARK, {}, {})
