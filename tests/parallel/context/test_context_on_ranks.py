@@ -87,7 +87,7 @@ def check(rank: int, model_json: Any) -> None:
         )
     check_rankers(plan)
     check_answers(rank, plan)
-    # Its messages never wait behind others of the step, of which 64 may be under way.
+    # Its messages never wait behind others of the step.
     topology, model = Topology.create(context_size=4), build_model(MODEL, INPUTS, seed=3)
     parallelize(model, plan, topology)
     assert isinstance(model.stack.attention, ContextAttention)

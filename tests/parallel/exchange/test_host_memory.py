@@ -55,6 +55,38 @@ def test_messages_of_any_size_arrive_in_any_order_while_the_memory_grows_and_is_
     assert used <= 64 << 20  # 120 messages of up to 1.4 MB went through it
 
 
+def test_messages_that_nobody_has_read_yet_stop_nothing_that_comes_after_them() -> None:
+    members, draw, unread = memories(3), random.Random(1), []
+    for number in range(900):
+        count = draw.choice([0, 1, 40, 2_000])
+        values = [torch.full((3 * count,), 10.0 * number + sender) for sender in range(3)]
+        tickets = [
+            member.send(sent, sizes=[count] * 3, purpose=f"exchange {number % 5}")
+            for member, sent in zip(members, values, strict=True)
+        ]
+        unread.append((number, count, tickets))
+        kept = 90 if number < 300 else 7  # once there are more of them than the first slots
+        while len(unread) > kept:
+            then, count, tickets = unread.pop(-1 if draw.random() < 0.9 else draw.randrange(len(unread)))
+            for position in draw.sample(range(3), 3):
+                came = members[position].receive(tickets[position], sizes=[count] * 3, dtype=torch.float32)
+                wanted = torch.tensor([[10.0 * then], [10.0 * then + 1], [10.0 * then + 2]]).expand(3, count)
+                assert torch.equal(came.view(3, count), wanted)
+    used = sum(segment.numel() for segment in members[0]._own.segments.values())
+    assert used <= 16 << 20  # 900 messages of up to 24 kB, of which 90 were unread at a time
+
+
+def test_more_unread_messages_than_anything_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "_MOST_SLOTS", 66)
+    first, second = memories(2)
+    tickets = [first.send(torch.ones(2), sizes=[1, 1], purpose="ids") for _ in range(66)]
+    with pytest.raises(TopologyError, match="66 messages of this rank that are not read"):
+        first.send(torch.ones(2), sizes=[1, 1], purpose="ids")
+    for ticket in tickets:
+        second.send(torch.zeros(2), sizes=[1, 1], purpose="ids")
+        assert second.receive(ticket, sizes=[1, 1], dtype=torch.float32).tolist() == [1.0, 0.0]
+
+
 def test_a_rank_that_ended_is_noticed_though_it_had_time_left() -> None:
     first, second = memories(2, timeout_s=3600.0)
     ended = subprocess.Popen(["true"])

@@ -50,7 +50,7 @@ def ids_of(kind: Placement, *, on_gpu: bool) -> LocalIds:
     assert isinstance(model.embeddings, ShardedEmbeddings)
     with no_reads():
         model.embeddings.prefetch(batch)
-        return model.embeddings.take_ahead(batch)
+        return model.embeddings.take_ahead(batch)[0]
 
 
 @pytest.mark.parametrize("kind", list(Placement))

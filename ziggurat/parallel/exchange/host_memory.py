@@ -12,8 +12,11 @@ Memory belongs to the rank that writes it (`memfd`): it has no name, needs no ro
 back when the ranks have ended, however they end. Others open it through /proc/<pid>/fd, and see by a random number
 whether it is the right one. Messages of a group have numbers, the same on every rank, since all ranks exchange the same
 things in the same order; each carries its purpose, so that ranks that differ raise instead of mixing messages up.
-Memory is used again once everybody has read what was there; a message that finds no room makes the memory grow, so
-sending never waits.
+Memory and slots are used again once everybody has read what was there, in any order: the ids of the next training batch
+may lie unread through a whole evaluation. A message that finds no room makes the memory grow, so sending never waits.
+
+    slots     [ 0 | 1 | … | 63 ]  [ 64 | 65 | … ]      message n lies in slot n mod 64; where an older one is unread
+                                                        there, in a further slot, which readers find by the number
 
 A rank that ends is noticed at once by its pidfd, one that hangs after the time limit of the process group.
 
@@ -33,13 +36,13 @@ import select
 import struct
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -53,12 +56,14 @@ _SOURCE = CppSource(
     path=Path(__file__).parents[2] / "ops" / "csrc" / "words.cpp",
     without="go on without: ranks of one host then exchange through gloo's sockets, slower",
 )
-_NUM_SLOTS = 64  # messages of a rank that may be under way: more than any step has
+_NUM_SLOTS = 64  # a message looks for its place among these first: more than any step has under way
+_MOST_SLOTS = 4096  # messages of a rank that may be unread; of slots that were never used no page exists
 _LINE = 64  # bytes that processors exchange as one; also the alignment of messages
 _FIRST_BYTES = 1 << 20
 _GLANCE_MS = 100  # how often a waiting rank looks whether the other one still lives
-_TOKEN, _POSTED = struct.Struct("<q"), _LINE  # control memory: token, number of messages, slots
-_HEADER = struct.Struct("<IIqq")  # message number, purpose, segment, its file
+_TOKEN, _USED, _POSTED = struct.Struct("<q"), 8, _LINE  # control memory: token, slots in use, messages, slots
+_HEADER = struct.Struct("<Iqq")  # purpose, segment, its file; behind the number of the message
+_HEADER_AT = _LINE + 4
 
 
 @dataclass
@@ -74,9 +79,10 @@ class Ticket:
 class _Sent:
     """Memory of a message that others may still read."""
 
-    number: int
+    slot: int
     segment: int
     begin: int
+    end: int
 
 
 @dataclass
@@ -86,11 +92,30 @@ class _Control:
     memory: mmap.mmap
     pid: int
     pidfd: int
+    slot_bytes: int
     address: int = field(init=False)
+    used: np.ndarray = field(init=False)  # (1,) slots that were ever used
+    numbers: np.ndarray = field(init=False)  # (slots,) the message in each; read and written as one word
     segments: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.used = np.ndarray((1,), np.uint32, self.memory, _USED)
+        first_number = self.slot_at(0) + _LINE
+        self.numbers = np.ndarray((_MOST_SLOTS,), np.uint32, self.memory, first_number, (self.slot_bytes,))
+
+    def slot_at(self, slot: int) -> int:
+        """The first byte of a slot."""
+        return 2 * _LINE + slot * self.slot_bytes
+
+    def slot_of(self, number: int) -> int | None:
+        """The slot of a message that was sent and that this rank has not read; None: there is none."""
+        number &= 0xFFFFFFFF
+        usual = number % _NUM_SLOTS
+        if self.numbers[usual] == number:
+            return usual
+        found = np.flatnonzero(self.numbers[: int(self.used[0])] == number)
+        return int(found[0]) if len(found) else None
 
 
 class HostMemory:
@@ -108,9 +133,8 @@ class HostMemory:
         self._words, self._controls, self._timeout_s = library, list(controls), timeout_s
         self._own = controls[position]
         self._places = struct.Struct(f"<{2 * self.size}q")  # of a message: first byte and number of bytes, by member
-        self._slot_bytes = _slot_bytes(self.size)
         self._next = 0
-        self._sent: deque[_Sent] = deque()
+        self._sent: list[_Sent] = []  # what somebody has not read yet
         self._segment, self._file, self._free = -1, -1, 0
         self._ready: tuple[int, Tensor] | None = None
 
@@ -156,30 +180,33 @@ class HostMemory:
 
         The memory may be overwritten once the context is left.
         """
-        found = [self._peek(ticket, member).view(dtype) for member in range(self.size)]
+        peeked = [self._peek(ticket, member) for member in range(self.size)]
+        found = [piece.view(dtype) for _, piece in peeked]
         came = [piece.numel() for piece in found]
         if came != list(sizes):
             raise self._differing(ticket.purpose, expected=f"{list(sizes)} numbers", found=f"{came} numbers")
         yield found
-        slot = self._slot(ticket.number)
-        for control in self._controls:
-            self._words.ziggurat_word_add(control.address + slot)
+        for control, (slot, _) in zip(self._controls, peeked, strict=True):
+            self._words.ziggurat_word_add(control.address + control.slot_at(slot))
 
     # ----------------------------------------------------------------------------------------------------- inside
 
-    def _peek(self, ticket: Ticket, member: int) -> Tensor:
-        """The bytes that a member has sent here, in its memory; waits for it."""
-        control, slot = self._controls[member], self._slot(ticket.number)
+    def _peek(self, ticket: Ticket, member: int) -> tuple[int, Tensor]:
+        """The slot of a member's message, and the bytes that it has sent here, in its memory; waits for it."""
+        control = self._controls[member]
         self._wait(control, control.address + _POSTED, ticket.number + 1, member=member, purpose=ticket.purpose)
-        number, code, segment, file = _HEADER.unpack_from(control.memory, slot + _LINE)
-        if (number, code) != (ticket.number & 0xFFFFFFFF, ticket.code):
+        slot = control.slot_of(ticket.number)
+        assert slot is not None, "a message keeps its slot until everybody has read it, once"
+        at = control.slot_at(slot) + _HEADER_AT
+        code, segment, file = _HEADER.unpack_from(control.memory, at)
+        if code != ticket.code:
             found = f"member {member} of the group exchanges something else"
             raise self._differing(ticket.purpose, expected="all ranks to exchange the same, in one order", found=found)
-        places = self._places.unpack_from(control.memory, slot + _LINE + _HEADER.size)
+        places = self._places.unpack_from(control.memory, at + _HEADER.size)
         if segment not in control.segments:
             control.segments[segment] = _mapped(_opened(control.pid, file))
         begin, count = places[2 * self.position : 2 * self.position + 2]
-        return control.segments[segment][begin : begin + count]
+        return slot, control.segments[segment][begin : begin + count]
 
     def _written(self, numbers: Tensor) -> int:
         """Where a message lies in this rank's memory; put there now unless it was made there (`outbox`)."""
@@ -204,47 +231,68 @@ class HostMemory:
             ways_out="let all ranks take the same steps with the same settings: an exchange needs everybody",
         )
 
-    def _slot(self, number: int) -> int:
-        return 2 * _LINE + number % _NUM_SLOTS * self._slot_bytes
-
     def _post(self, begin: int, places: list[int], *, purpose: str) -> Ticket:
         """Tell everybody of the message that lies in this rank's memory."""
-        number, code = self._next, zlib.crc32(purpose.encode())
+        own, number, code = self._own, self._next, zlib.crc32(purpose.encode())
         self._next += 1
-        slot = self._slot(number)
-        self._words.ziggurat_word_set(self._own.address + slot, 0)  # nobody has read it
-        _HEADER.pack_into(self._own.memory, slot + _LINE, number & 0xFFFFFFFF, code, self._segment, self._file)
-        self._places.pack_into(self._own.memory, slot + _LINE + _HEADER.size, *places)
-        self._words.ziggurat_word_set(self._own.address + _POSTED, (number + 1) & 0xFFFFFFFF)
-        self._sent.append(_Sent(number, self._segment, begin))
+        slot = self._free_slot(number)
+        at = own.slot_at(slot)
+        self._words.ziggurat_word_set(own.address + at, 0)  # nobody has read it
+        _HEADER.pack_into(own.memory, at + _HEADER_AT, code, self._segment, self._file)
+        self._places.pack_into(own.memory, at + _HEADER_AT + _HEADER.size, *places)
+        own.numbers[slot] = number & 0xFFFFFFFF
+        own.used[0] = max(int(own.used[0]), slot + 1)
+        self._words.ziggurat_word_set(own.address + _POSTED, (number + 1) & 0xFFFFFFFF)
+        end = -(-(places[-2] + places[-1]) // _LINE) * _LINE
+        self._sent.append(_Sent(slot, self._segment, begin, end))
         return Ticket(number, purpose, code)
 
-    def _room(self, num_bytes: int) -> int:
-        """Where a message of so many bytes begins in this rank's memory, a ring that grows if need be."""
-        while self._sent and self._is_read(self._sent[0]):
-            self._sent.popleft()
-        if len(self._sent) >= _NUM_SLOTS:
-            found = f"{_NUM_SLOTS} messages of this rank that are not read"
+    def _free_slot(self, number: int) -> int:
+        """The slot for a message; those of messages that somebody has not read stay as they are."""
+        taken = {each.slot for each in self._sent}
+        usual = number % _NUM_SLOTS
+        if usual not in taken:
+            return usual
+        further = next((slot for slot in range(_NUM_SLOTS, _MOST_SLOTS) if slot not in taken), None)
+        if further is None:
+            found = f"{len(taken)} messages of this rank that are not read"
             raise self._differing("the next message", expected="messages to be received", found=found)
+        return further
+
+    def _room(self, num_bytes: int) -> int:
+        """Where a message of so many bytes begins in this rank's memory, a ring that grows if need be.
+
+        What is unread stays where it is, and the ring goes around it.
+        """
+        self._sent = [each for each in self._sent if not self._is_read(each)]
         num_bytes = -(-num_bytes // _LINE) * _LINE
-        first = next((each.begin for each in self._sent if each.segment == self._segment), None)
-        begin, room = self._free, 0 if self._segment < 0 else self._own.segments[self._segment].numel()
-        if first is None:
-            begin, limit = 0, room
-        elif begin < first:  # the ring goes on at the front: up to what is still read, and not quite
-            limit = first - 1
-        elif begin + num_bytes > room:
-            begin, limit = 0, first - 1
-        else:
-            limit = room
-        if self._segment < 0 or begin + num_bytes > limit:
+        begin = self._gap(num_bytes)
+        if begin is None:
             self._grow(num_bytes)
             begin = 0
         self._free = begin + num_bytes
         return begin
 
+    def _gap(self, num_bytes: int) -> int | None:
+        """The first place in the present segment with room, from where the last message ended on; None: there is none.
+
+        Where nothing is unread it is the front: what lies there is in the caches of the processor.
+        """
+        if self._segment < 0:
+            return None
+        unread = sorted((each.begin, each.end) for each in self._sent if each.segment == self._segment)
+        room = self._own.segments[self._segment].numel()
+        for begin in (self._free, 0) if unread else (0,):
+            for first, end in unread:
+                if begin + num_bytes <= first:
+                    return begin
+                begin = max(begin, end)
+            if begin + num_bytes <= room:
+                return begin
+        return None
+
     def _is_read(self, sent: _Sent) -> bool:
-        return self._words.ziggurat_word_get(self._own.address + self._slot(sent.number)) == self.size
+        return self._words.ziggurat_word_get(self._own.address + self._own.slot_at(sent.slot)) == self.size
 
     def _grow(self, num_bytes: int) -> None:
         """Go on in a new segment, four times as large as what is needed; the old ones stay for who still reads."""
@@ -309,20 +357,20 @@ def _made(size: int) -> tuple[ctypes.CDLL, _Control, int, int]:
     """The library, and this rank's control memory with a token in it."""
     library = _library()
     token = secrets.randbits(62)
-    file = _new_file("ziggurat-control", num_bytes=2 * _LINE + _NUM_SLOTS * _slot_bytes(size))
+    file = _new_file("ziggurat-control", num_bytes=_control_bytes(size))
     memory = mmap.mmap(file, 0)
     _TOKEN.pack_into(memory, 0, token)
-    return library, _Control(memory, os.getpid(), os.pidfd_open(os.getpid())), token, file
+    return library, _Control(memory, os.getpid(), os.pidfd_open(os.getpid()), _slot_bytes(size)), token, file
 
 
 def _met(pid: int, file: int, token: int, *, size: int) -> _Control:
     """The control memory of another rank."""
     opened = _opened(pid, file)
-    memory = mmap.mmap(opened, 2 * _LINE + _NUM_SLOTS * _slot_bytes(size))
+    memory = mmap.mmap(opened, _control_bytes(size))
     os.close(opened)
     if _TOKEN.unpack_from(memory, 0)[0] != token:
         raise OSError(f"process {pid} is another one here: the ranks see different processes")
-    return _Control(memory, pid, os.pidfd_open(pid))
+    return _Control(memory, pid, os.pidfd_open(pid), _slot_bytes(size))
 
 
 def _attempt(action: Callable[[], _T]) -> tuple[_T | None, str]:
@@ -347,8 +395,12 @@ def _library() -> ctypes.CDLL:
 
 
 def _slot_bytes(size: int) -> int:
-    """A slot: how many have read it, then header and places."""
-    return _LINE + -(-(_HEADER.size + 16 * size) // _LINE) * _LINE
+    """A slot: how many have read it, then number, header and places."""
+    return -(-(_HEADER_AT + _HEADER.size + 16 * size) // _LINE) * _LINE
+
+
+def _control_bytes(size: int) -> int:
+    return 2 * _LINE + _MOST_SLOTS * _slot_bytes(size)
 
 
 def _gathered(numbers: list[int], group: dist.ProcessGroup) -> list[list[int]]:

@@ -38,7 +38,7 @@ from ziggurat.parallel.prioritised.collisions import RowMarks, codes_of, only_ce
 from ziggurat.parallel.prioritised.hop import CellExchange, CellTransfer
 from ziggurat.parallel.prioritised.lists import AheadList, Lists
 from ziggurat.parallel.prioritised.updates import Due, DueLookup, Later, land, pooled_lookups, split
-from ziggurat.parallel.tables.ids import LocalIds
+from ziggurat.parallel.tables.ids import LocalIds, PendingIds
 
 if TYPE_CHECKING:
     from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
@@ -131,7 +131,6 @@ class PrioritisedExchange:
         self.settle()
         if is_training:
             self._came = None
-            self.lists.drop(batch)
         begun = embeddings.begin(batch)
         if is_training:
             self._present = _Present(begun.ids, None)
@@ -150,7 +149,8 @@ class PrioritisedExchange:
             self.lists.drop()
             embeddings.send_ids()
             return
-        ids, lists = embeddings.take_ahead(upcoming), self.lists.take(upcoming)
+        ids, pending = embeddings.take_ahead(upcoming)
+        lists = self.lists.take(pending)
         codes_RF = self._mark(present, ids, lists)
         per_place = embeddings.rows_by_member(ids)
         num_rows = per_place[self.hop.group.position]
@@ -185,10 +185,10 @@ class PrioritisedExchange:
         vectors = vectors if each.order is None else vectors[torch.argsort(each.order)]
         return vectors, lists.offsets, inverse
 
-    def announce(self, batch: Batch) -> None:
+    def announce(self, batch: Batch, ids: PendingIds) -> None:
         """Announce the un-pooled lists of a batch without slices; see `ShardedEmbeddings.announce`."""
         if self.is_on:
-            self.lists.announce(batch)
+            self.lists.announce(batch, ids)
 
     def settle(self) -> None:
         """Apply what the last update left for later: after this all tables are as after a plain step."""

@@ -20,6 +20,7 @@ from ziggurat.features.inputs import JaggedSpec
 from ziggurat.parallel.prioritised.collisions import RowMarks
 from ziggurat.parallel.prioritised.hop import CellExchange, CellTransfer
 from ziggurat.parallel.tables.buckets import check_bounds
+from ziggurat.parallel.tables.ids import PendingIds
 from ziggurat.parallel.tables.sequences import PendingRows, Route, SequenceExchange
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
@@ -84,10 +85,14 @@ class Lists:
 
     def __init__(self, tables: ShardedTables, *, sequences: SequenceExchange, features: Mapping[str, ListHop]) -> None:
         self._tables, self._sequences, self.features = tables, sequences, dict(features)
-        self._asked: list[tuple[Batch, dict[str, AskedList]]] = []
+        self._asked: list[tuple[PendingIds, dict[str, AskedList]]] = []
 
-    def announce(self, batch: Batch) -> None:
+    def announce(self, batch: Batch, ids: PendingIds) -> None:
         """Tell the others how many rows will be asked for.
+
+        Args:
+            batch: that will come.
+            ids: its other ids, which tell this announcement from others: a rank may bring one batch again and again.
 
         Raises:
             BoundsError: a row outside its table.
@@ -110,7 +115,7 @@ class Lists:
             )
             pending = self._sequences.start_rows(wanted, device=rows_N.device)
             asked[name] = AskedList(pending, order, rows_N.numel())
-        self._asked.append((batch, asked))
+        self._asked.append((ids, asked))
 
     def send_ids(self) -> None:
         """Ask for the rows of announced batches."""
@@ -118,17 +123,17 @@ class Lists:
             for each in asked.values():
                 self._sequences.send_rows(each.rows)
 
-    def drop(self, batch: Batch | None = None) -> None:
-        """Receive and forget what was asked for: of one batch, or of all."""
+    def drop(self, ids: PendingIds | None = None) -> None:
+        """Receive and forget what was asked for: with these ids, or all."""
         for known, asked in self._asked:
-            for each in asked.values() if batch is None or known is batch else ():
+            for each in asked.values() if ids is None or known is ids else ():
                 (each.rows.rows or each.rows.told).wait()
-        self._asked = [each for each in self._asked if batch is not None and each[0] is not batch]
+        self._asked = [each for each in self._asked if ids is not None and each[0] is not ids]
 
-    def take(self, batch: Batch) -> list[AheadList]:
-        """What this rank is asked for of an announced batch; its codes are still to be set."""
-        known, asked = self._asked.pop(0)
-        assert known is batch
+    def take(self, ids: PendingIds) -> list[AheadList]:
+        """What this rank is asked for with these ids; its codes are still to be set. Empty where they came alone."""
+        asked = next((asked for known, asked in self._asked if known is ids), {})
+        self._asked = [each for each in self._asked if each[0] is not ids]
         found = []
         for name, each in asked.items():
             feature, route = self.features[name], self._sequences.finish_rows(each.rows)

@@ -172,9 +172,10 @@ class ShardedEmbeddings(nn.Module):
                 for each, part in zip(exchange.exchanges, parts, strict=True):
                     each.announce(part)
             else:
-                self._ready.append((batch, self._ids.start(batch)))
+                ids = self._ids.start(batch)
+                self._ready.append((batch, ids))
                 if self.prioritised is not None:
-                    self.prioritised.announce(batch)
+                    self.prioritised.announce(batch, ids)
 
     def send_ids(self) -> None:
         """The second half: send the ids of the batches that were announced; collective."""
@@ -325,15 +326,22 @@ class ShardedEmbeddings(nn.Module):
         return [each for exchange in self._repeated.values() for each in exchange.exchanges]
 
     def _take_ids(self, batch: Batch) -> LocalIds:
-        pending = self._ready.popleft()[1] if self._ready and self._ready[0][0] is batch else self._ids.start(batch)
+        is_announced = bool(self._ready) and self._ready[0][0] is batch
+        pending = self._ready.popleft()[1] if is_announced else self._ids.start(batch)
+        if self.prioritised is not None:
+            self.prioritised.lists.drop(pending)
         ids = self._ids.finish(pending)
         self.tell_sizes(ids)
         return ids
 
-    def take_ahead(self, batch: Batch) -> LocalIds:
-        """The rows of an announced batch, before its turn; collective. `tell_sizes` is to be called at its turn."""
-        assert self._ready[0][0] is batch
-        return self._ids.finish(self._ready.popleft()[1])
+    def take_ahead(self, batch: Batch) -> tuple[LocalIds, PendingIds]:
+        """The rows of an announced batch, before its turn, and how they were announced; collective.
+
+        `tell_sizes` is to be called at its turn.
+        """
+        known, pending = self._ready.popleft()
+        assert known is batch
+        return self._ids.finish(pending), pending
 
     def tell_sizes(self, ids: LocalIds) -> None:
         """Let the towers know how many samples each rank has of the batch under way."""
