@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from ziggurat.ops.scan import (
     scan_rows,
     scan_rows_reference,
 )
+from ziggurat.ops.scan.reference import round_query
 
 
 def tables_of(vectors: Tensor, *, num_clusters: int, generator: torch.Generator) -> ScanTables:
@@ -156,3 +158,12 @@ def test_a_table_without_rows_finds_nothing() -> None:
     found = scan_clusters(tables, torch.randn(1, 5), k=3, probes=one, least=one)
     assert found.positions.tolist() == [[-1] * 3]
     assert isinstance(tables.rows, Rows)
+
+
+def test_a_query_is_rounded_by_one_division() -> None:
+    """127 / x and 127 · (1 / x) differ in the last bit of a quarter of all numbers; kernels divide."""
+    queries = torch.randn(200_000, 8, generator=torch.Generator().manual_seed(1))
+    largest = queries.abs().amax(-1).numpy()
+    inverse = np.float32(127) / largest
+    codes = np.rint(queries.numpy() * inverse[:, None])
+    assert (round_query(queries)[0].numpy() == codes).all()

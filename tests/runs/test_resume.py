@@ -15,12 +15,16 @@ import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
 from ziggurat.config import override, to_json
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.errors import ConfigError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Task
+from ziggurat.files import digest_of
 from ziggurat.parallel.device import choose_device
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import load_config, run_config_to_json
+from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.resume import config_to_resume
 from ziggurat.training.records.run_folder import CONFIG, RunFolder
@@ -232,3 +236,44 @@ def test_a_run_from_before_items_goes_on_without_them(tmp_path: Path) -> None:
     CONFIG.write(run.config, to_json(given))
     with pytest.raises(ConfigError, match="another schema"):
         config_to_resume(run, config)
+
+
+def with_statistics(folder: Path, *, factor: float) -> Preprocessing:
+    """What the run was fitted to, with another standard deviation, as if another processor had computed it."""
+    fitted = load_preprocessing(folder)
+    numbers = {name: dataclasses.replace(state, sd=state.sd * factor) for name, state in fitted.numbers.items()}
+    moved = Preprocessing(fitted.schema, vocabularies=fitted.vocabularies, numbers=numbers)
+    save_preprocessing(moved, folder)
+    return moved
+
+
+def test_statistics_of_another_processor_are_kept_and_others_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(place / "runs" / "a")
+    stored = json.loads(run.data.read_text())
+    theirs = with_statistics(run.preprocessing, factor=1 + 4e-16)
+    prepared = prepare_run(load_config(run.path), fitted=theirs)
+    assert prepared.preprocessing.numbers == theirs.numbers
+    # Version 1 has digests of values that followed the processor: the raw files decide.
+    del stored["sha256"], stored["rounding"]
+    for entry in stored["splits"]:
+        entry["digest"] = hashlib.sha256(entry["digest"].encode()).hexdigest()
+    stored["version"] = 1
+    stored["vocabulary"] = theirs.fingerprint
+    stored["sha256"] = digest_of(stored)
+    run.data.write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert resume("--training.epochs", "2") == 0
+    assert "the raw files are those of the run" in "".join(capsys.readouterr())
+    assert load_preprocessing(run.preprocessing).numbers == theirs.numbers
+    assert json.loads(run.data.read_text())["rounding"] == "exact"
+    assert resume("--training.epochs", "3") == 0
+    run.data.write_text(json.dumps(stored))
+    events(2000, seed=5).write_parquet("events.parquet")
+    assert resume("--training.epochs", "4") == 2
+    run.data.unlink()
+    with_statistics(run.preprocessing, factor=1.01)
+    events(2000).write_parquet("events.parquet")
+    assert resume("--training.epochs", "4") == 2
+    assert "vocabulary" in capsys.readouterr().err

@@ -3,11 +3,15 @@
     vocabulary   fingerprint of the fitted preprocessing: schema, ids in their order, statistics
     splits       rows and SHA-256 of every encoded value, for train, valid and test
     raw_files    path, size, digest and role of every raw file
+    rounding     how numbers were rounded when they were encoded; "exact": the same on every machine
 
 Two files of equal counts, or one file overwritten by another, differ in these digests; the same file at another place,
 or touched by a copy, does not. The digest of a raw file reads 17 blocks of 64 KiB, spread evenly from its first byte
 to its last, so that it takes a moment for a terabyte too: it is there to recognise a file, and the digests of the
 encoded values are there to prove that nothing changed.
+
+Records of version 1 have digests of numbers that followed the processor (logarithms) and the type of the column (a
+float of 32 bits for the decimal that was meant). Where such a digest differs, the digests of the raw files decide.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.dataset import EncodedDataset
@@ -30,9 +36,24 @@ from ziggurat.files.stores import DataPath
 from ziggurat.runs.fingerprint import Difference, differences
 from ziggurat.training.records.run_folder import RunFolder
 
+
+def _rounded_by_the_processor(content: Any) -> Any:
+    """Version 1: the same rows were encoded to other last bits on another kind of processor."""
+    return {**content, "rounding": Rounding.PROCESSOR}
+
+
+class Rounding(StrEnum):
+    """How numbers were rounded when they were encoded."""
+
+    EXACT = "exact"  # by rules that every machine follows
+    PROCESSOR = "processor"  # by the processor's own logarithms
+
+
 _FORMAT = Format(
     name="ziggurat.run_data",
     what="the record of a run's data",
+    version=2,
+    migrations={1: _rounded_by_the_processor},
     ways_out=("restore the file from a copy", "delete it: the run is then resumed without comparing its data"),
 )
 _BLOCKS, _BLOCK_BYTES = 17, 1 << 16
@@ -72,6 +93,7 @@ class DataRecord:
     vocabulary: str
     splits: tuple[SplitRecord, ...]
     raw_files: tuple[RawFile, ...]
+    rounding: Rounding = Rounding.EXACT
 
     @staticmethod
     def of(prepared: PreparedData, *, data: DataConfig) -> DataRecord:
@@ -106,7 +128,11 @@ class DataRecord:
 
     def facts(self) -> dict[str, str]:
         """What must be equal, as a fingerprint."""
-        found = {"vocabulary": self.vocabulary}
+        return {"vocabulary": self.vocabulary} | self.rows_facts()
+
+    def rows_facts(self) -> dict[str, str]:
+        """The part of `facts` that says what the rows hold."""
+        found: dict[str, str] = {}
         for entry in self.splits:
             found[f"data {entry.name} rows"] = str(entry.num_rows)
             found[f"data {entry.name} content"] = entry.digest
@@ -141,6 +167,9 @@ _TO_RESUME = (
     "restore the raw files; where they lie now may be named: --data.train FILE",
     "start a new run on this data: --out ANOTHER_FOLDER",
 )
+_ROUNDED_ANEW = (
+    "data: the raw files are those of the run; a version before encoded them, and rounded some numbers of {} otherwise"
+)
 _OLD_NUMBERS = (
     "if the raw files are the same, a version before trained the run: it named ids of {} by numbers of 31 bits; "
     "train it again, or go on with that version"
@@ -148,13 +177,19 @@ _OLD_NUMBERS = (
 
 
 def refuse_other_data(
-    run: RunFolder, prepared: PreparedData, *, asked: str = "--resume", ways_out: tuple[str, ...] = _TO_RESUME
+    run: RunFolder,
+    prepared: PreparedData,
+    *,
+    data: DataConfig,
+    asked: str = "--resume",
+    ways_out: tuple[str, ...] = _TO_RESUME,
 ) -> str:
     """Raise unless the prepared data is what the run was trained on so far; returns what could not be compared.
 
     Args:
         run: the folder.
         prepared: what its raw files give today.
+        data: with the real paths in it (`execute.raw_files`).
         asked: what it is asked for.
         ways_out: of the error.
 
@@ -162,15 +197,22 @@ def refuse_other_data(
         DataError: rows, content or vocabularies differ; says which.
     """
     record = DataRecord.load(run.data)
-    if record is not None:
-        saved, where = record.facts(), run.data
-    elif run.preprocessing.exists():
-        saved, where = {"vocabulary": load_preprocessing(run.preprocessing).fingerprint}, run.preprocessing
-    else:
+    fitted = load_preprocessing(run.preprocessing) if run.preprocessing.exists() else None
+    if record is None and fitted is None:
         return "data: not compared, the run has no record of it"
+    where = run.preprocessing if record is None else run.data
     now = DataRecord(vocabulary=prepared.preprocessing.fingerprint, splits=_splits(prepared), raw_files=())
-    given = now.facts() if record is not None else {"vocabulary": now.vocabulary}
+    saved = {} if record is None else record.rows_facts()
+    given = {} if record is None else now.rows_facts()
+    vocabulary = fitted.fingerprint if fitted is not None else record.vocabulary if record is not None else ""
+    if fitted is None or fitted.difference(prepared.preprocessing):
+        saved = {"vocabulary": vocabulary} | saved
+        given = {"vocabulary": now.vocabulary} | given
     found = [each for each in differences(saved, given) if not _is_incomparable(each)]
+    note = ""
+    if record is not None and _are_contents(found) and _is_rounded_anew(record, data):
+        note = _ROUNDED_ANEW.format(", ".join(sorted(each.setting.split()[1] for each in found)))
+        found = []
     if found:
         growing = prepared.inputs.numbered if all(it.setting.endswith(" content") for it in found) else ()
         raise DataError(
@@ -179,7 +221,19 @@ def refuse_other_data(
             where=f"{where}, {asked}",
             ways_out=(*ways_out, *((_OLD_NUMBERS.format(", ".join(sorted(growing))),) if growing else ())),
         )
-    return "" if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
+    return note if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
+
+
+def _are_contents(found: Sequence[Difference]) -> bool:
+    return bool(found) and all(each.setting.endswith(" content") for each in found)
+
+
+def _is_rounded_anew(record: DataRecord, data: DataConfig) -> bool:
+    """Return whether a version before encoded the same raw files, wherever they lie now."""
+    if record.rounding is Rounding.EXACT:
+        return False
+    now = [raw_file(path, role=role) for path, role in files_with_roles(data)]
+    return [(file.digest, file.role) for file in record.raw_files] == [(file.digest, file.role) for file in now]
 
 
 def refuse_other_vocabularies(run: RunFolder) -> None:

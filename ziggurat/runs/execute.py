@@ -27,7 +27,9 @@ from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.preprocessing_io import save_preprocessing, saved_fingerprint
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing, saved_fingerprint
+from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.source import reading_lines
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
@@ -132,13 +134,21 @@ def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
     return config.data
 
 
-def prepare_run(config: RunConfig, *, progress: Progress | None = None, num_processes: int = 1) -> PreparedData:
+def prepare_run(
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+    num_processes: int = 1,
+    fitted: Preprocessing | None = None,
+) -> PreparedData:
     """Raw files to encoded training, validation and test data; cached, so that a second run starts at once.
 
     Args:
         config: of the run.
         progress: shows it.
         num_processes: that make this call at the same time, and share the work.
+        fitted: what the run was fitted to when it began. Where its data gives the same again but for the rounding of
+            statistics, those of the run are taken.
     """
     progress = progress or NoProgress()
     data = raw_files(config, progress=progress)
@@ -152,13 +162,20 @@ def prepare_run(config: RunConfig, *, progress: Progress | None = None, num_proc
             phase = what
         progress.update(done)
 
-    prepared = prepare(
-        data,
-        schema=config.table_schema,
-        folder=cache_folder() / "prepared",
-        progress=on_progress,
-        num_processes=num_processes,
-    )
+    def prepared_with(numbers: Mapping[str, NumericState] | None) -> PreparedData:
+        return prepare(
+            data,
+            schema=config.table_schema,
+            folder=cache_folder() / "prepared",
+            progress=on_progress,
+            num_processes=num_processes,
+            numbers=numbers,
+        )
+
+    prepared = prepared_with(None)
+    fitted_anew = prepared.preprocessing
+    if fitted is not None and fitted.numbers != fitted_anew.numbers and not fitted.difference(fitted_anew):
+        prepared = prepared_with(fitted.numbers)
     progress.end()
     for warning in prepared.summary.warnings:
         progress.say(f"warning: {warning}")
@@ -214,10 +231,13 @@ def train_run(
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
             progress.say(sources_text(run, changes))
-        prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
+        goes_on = changes is not None and has_begun
+        fitted = load_preprocessing(run.preprocessing) if goes_on and run.preprocessing.exists() else None
+        prepared = ranks.first_then_all(
+            lambda shown: prepare_run(config, progress=shown, fitted=fitted), progress=progress
+        )
         ranks.require_same_data(prepared)
-        compared = changes is not None and has_begun
-        if compared and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
+        if goes_on and (note := ranks.on_first(lambda: _compare_data(run, prepared, config=config))):
             progress.say(note)
         config, rung_lines = _with_rungs(config, prepared, ranks=ranks)
         functions = {"loss": loss, "metrics": metrics, "progress": progress, "lock": lock}
@@ -254,6 +274,10 @@ def train_run(
             progress.say(f"warning: {line}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
+
+
+def _compare_data(run: RunFolder, prepared: PreparedData, *, config: RunConfig) -> str:
+    return refuse_other_data(run, prepared, data=raw_files(config, progress=NoProgress()))
 
 
 def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[Difference] | None]:

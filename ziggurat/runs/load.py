@@ -43,7 +43,7 @@ from ziggurat.runs.data_record import (
     rows_of_split,
 )
 from ziggurat.runs.display import html_of, text_of
-from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
 from ziggurat.runs.quality.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.quality.slices import SliceConfig, Slicer
@@ -70,7 +70,7 @@ from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
-from ziggurat.training.report.progress import Progress
+from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.team import Team
 
 _log = logging.getLogger(__name__)
@@ -189,9 +189,15 @@ class Run:
 
     def _prepared(self, split: str, progress: Progress | None) -> PreparedData:
         """The run's own data, which is still what it was trained on; `split` is what is asked for."""
-        prepared = prepare_run(self.config, progress=self.team.progress(progress))
+        prepared = prepare_run(self.config, progress=self.team.progress(progress), fitted=self.preprocessing)
         way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {self.folder} FILE"
-        refuse_other_data(RunFolder(self.folder), prepared, asked=f"the run's own {split} rows", ways_out=(way_out,))
+        refuse_other_data(
+            RunFolder(self.folder),
+            prepared,
+            data=raw_files(self.config, progress=NoProgress()),
+            asked=f"the run's own {split} rows",
+            ways_out=(way_out,),
+        )
         return prepared
 
     def _rows(self, prepared: PreparedData, split: str) -> Any:

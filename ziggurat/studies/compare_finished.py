@@ -22,11 +22,12 @@ import numpy as np
 
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import Format
 from ziggurat.recipes.run_config import RunConfig, load_config
-from ziggurat.runs.data_record import DataRecord
+from ziggurat.runs.data_record import DataRecord, Rounding
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.load import load_run
 from ziggurat.runs.planning.plan_inputs import prepared_data
@@ -209,7 +210,7 @@ def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
         num_rows=test["num_rows"],
         best_step=best,
         computed_with=computed_with(run),
-        content=record.facts() if (record := DataRecord.load(run.data)) is not None else {},
+        content=_content_of(run),
     )
 
 
@@ -243,6 +244,15 @@ def _refuse_other_data(first: FinishedRun, mine: dict[str, str], other: Finished
         raise _other_data((first, other), f"{first.num_rows:,} and {other.num_rows:,} test rows")
 
 
+def _content_of(run: RunFolder) -> dict[str, str]:
+    """Return what the run's rows hold; digests of values that followed the processor say nothing of another run's."""
+    record = DataRecord.load(run.data)
+    if record is None:
+        return {}
+    is_exact = record.rounding is Rounding.EXACT
+    return {name: value for name, value in record.facts().items() if is_exact or not name.endswith(" content")}
+
+
 def _comparable(content: Mapping[str, str]) -> dict[str, str]:
     """Digests of values; data that was prepared before there were any has one of its files, which says nothing."""
     return {name: value for name, value in content.items() if not value.startswith("manifest ")}
@@ -262,11 +272,11 @@ def _other_data(runs: Sequence[FinishedRun], found: str) -> ConfigError:
 
 def _refuse_other_vocabulary(folders: Sequence[Path], runs: Sequence[FinishedRun]) -> None:
     """Equal schemas that were fitted to other values: the files changed between the runs."""
-    found: dict[str, str] = {}
+    found: dict[str, Preprocessing] = {}
     for folder, run in zip(folders, runs, strict=True):
         schema, path = str(run.config.table_schema), RunFolder(folder).preprocessing
-        fingerprint = load_preprocessing(path).fingerprint
-        if found.setdefault(schema, fingerprint) != fingerprint:
+        fitted = load_preprocessing(path)
+        if found.setdefault(schema, fitted).difference(fitted):
             raise _other_data(runs, "the same schema, fitted to different training rows: a file changed in between")
 
 
@@ -286,7 +296,7 @@ def _tests(
     parts: list[Any] = []
     for folder in folders:
         run = load_run(folder, models=models)
-        if run.preprocessing.fingerprint != data.preprocessing.fingerprint:
+        if run.preprocessing.difference(data.preprocessing):
             return
         label = label_index(metric, run.model.inputs)
         kept = [

@@ -15,7 +15,7 @@ import json
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ziggurat.config import JSON, to_json
@@ -34,6 +34,7 @@ from ziggurat.data.preprocess.fit.work import PLAN, PublishedError, Work
 from ziggurat.data.preprocess.prepared import PreparedSummary, SplitSummary, write_prepared
 from ziggurat.data.preprocess.preprocessing import FeatureCounters
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
+from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
@@ -47,7 +48,7 @@ from ziggurat.ops.text.choose import text_kernel
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
-_FORMAT = 3  # raise it when the same raw rows are encoded in another way: old caches are not reused
+_FORMAT = 4  # raise it when the same raw rows are encoded in another way: old caches are not reused
 _NOT_COMPARED = ("train", "valid", "test", "copies", "negative_rate")  # the rate is part of the schema by then
 _ENCODING_THREADS = 2
 
@@ -100,12 +101,16 @@ class Sources:
         return [self._config.source(paths, bad_rows=bad_rows) if paths else None for paths in self.by_split]
 
 
-def fingerprint_of(config: DataConfig, schema: Schema, sources: Sources) -> str:
-    """16 hex digits that change with the settings, the schema and the raw files."""
+def fingerprint_of(
+    config: DataConfig, schema: Schema, sources: Sources, *, numbers: Mapping[str, NumericState] | None = None
+) -> str:
+    """16 hex digits that change with the settings, the schema, the raw files and the statistics that are given."""
     # How the files were named (relative, absolute, by a glob) changes nothing; which split each is for does.
     files = [[facts_of(path) for path in paths] for paths in sources.by_split]
     settings = {name: value for name, value in to_json(config).items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
+    if numbers is not None:
+        state["numbers"] = {name: to_json(each) for name, each in sorted(numbers.items())}
     if schema.items is not None and schema.time:
         state["latest_items"] = 1  # prepared before they were kept: prepare again
     if any(table.encoding is Encoding.GROWING for table in schema.tables):
@@ -123,6 +128,7 @@ class Build:
         work: the folder of what is finished; shared with other processes.
         progress: called with (phase, rows done, rows in all or None).
         sizes: of the shards.
+        numbers: statistics of dense features to encode with, in place of those of the training rows.
     """
 
     def __init__(
@@ -134,12 +140,14 @@ class Build:
         work: Work,
         progress: ProgressCallback,
         sizes: ShardSizes,
+        numbers: Mapping[str, NumericState] | None = None,
     ) -> None:
         self._config, self._schema, self._sources = config, schema, sources
         self._work, self._progress, self._sizes = work, progress, sizes
         self._aside = work.target.with_name(f"{work.target.name}_bad_rows")
         self._out = work.folder / "out"
-        self._fitted = FittedFiles(work.folder, schema=schema, out=self._out / "preprocessing")
+        self._numbers = numbers
+        self._fitted = FittedFiles(work.folder, schema=schema, out=self._out / "preprocessing", given_numbers=numbers)
         self._encoded_rows = 0
         self._counting = threading.Lock()
         self._made_of: Sequences | None = None
@@ -398,7 +406,7 @@ class Build:
             )
 
     def _refuse_changed_files(self, fingerprint: str) -> None:
-        if fingerprint_of(self._config, self._schema, self._sources) != fingerprint:
+        if fingerprint_of(self._config, self._schema, self._sources, numbers=self._numbers) != fingerprint:
             raise DataError(
                 expected="raw files that stay as they are while they are prepared",
                 found="one of them changed",

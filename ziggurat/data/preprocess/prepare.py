@@ -22,6 +22,7 @@ uncompressed text.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from ziggurat.arguments import check_arguments
@@ -34,6 +35,7 @@ from ziggurat.data.preprocess.fit.work import Work, damaged_line
 from ziggurat.data.preprocess.negatives import with_negative_rate
 from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
 from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.schema import Schema
 
@@ -50,6 +52,7 @@ def prepare(
     progress: ProgressCallback | None = None,
     shard_bytes: int = SHARD_BYTES,
     num_processes: int = 1,
+    numbers: Mapping[str, NumericState] | None = None,
 ) -> PreparedData:
     """Prepare raw data, or open what was prepared from the same before.
 
@@ -66,6 +69,7 @@ def prepare(
             depend on it.
         num_processes: that make this call. With several, plain text files of more than `shard_bytes` are cut at line
             ends, a part for each, unless a quote occurs in them. The result does not depend on it.
+        numbers: statistics of all dense features to encode with, of a run that goes on; None fits them.
 
     Raises:
         MissingFileError: a raw file is absent.
@@ -83,7 +87,7 @@ def prepare(
     schema = with_negative_rate(schema, config.negative_rate)
     is_auto, config = config.split.by is SplitBy.AUTO, config.resolved(schema)
     sources = Sources(config)
-    fingerprint = fingerprint_of(config, schema, sources)
+    fingerprint = fingerprint_of(config, schema, sources, numbers=numbers)
     target = Path(folder) / fingerprint
     if not target.exists():
         sources.refuse_missing_roles(schema)
@@ -97,7 +101,7 @@ def prepare(
                 except ZigguratError as error:
                     note = _discard_damaged(work, error, fingerprint=fingerprint)
             sizes = ShardSizes(least_bytes=shard_bytes, processes=num_processes)
-            build = Build(config, schema, sources=sources, work=work, progress=told, sizes=sizes)
+            build = Build(config, schema, sources=sources, work=work, progress=told, sizes=sizes, numbers=numbers)
             build.run(fingerprint, made_of=sequences)
             note = note or (_WENT_ON if work.resumed else "")
             if work.damaged:

@@ -250,6 +250,21 @@ class Preprocessing:
             self._fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
         return self._fingerprint
 
+    def difference(self, other: Preprocessing) -> str:
+        """Say in what another preprocessing differs; "" where it was fitted to the same rows by the same schema.
+
+        Schema and vocabularies must be equal. Statistics are floating-point numbers, and only have to be close.
+        """
+        if self.schema.to_state() != other.schema.to_state():
+            return "the schema"
+        for table, vocabulary in self.vocabularies.items():
+            if vocabulary.digest() != other.vocabularies[table].digest():
+                return f"the vocabulary of table {table!r}"
+        for feature, state in self.numbers.items():
+            if not state.is_close(other.numbers[feature]):
+                return f"the statistics of feature {feature!r}"
+        return ""
+
     def _encode_feature(
         self,
         feature: Feature,

@@ -62,7 +62,8 @@ def scan_rows_reference(
 def round_query(query: Float[Tensor, "*Q D"]) -> tuple[Int64[Tensor, "*Q D"], Float[Tensor, "*Q"], Float[Tensor, "*Q"]]:
     """The INT8 numbers of a query (or of each of several), what one of them is worth, and their length."""
     largest = query.float().abs().amax(-1).clamp(min=LEAST_LARGEST)
-    codes = torch.round(query.float() * (LARGEST_CODE / largest).unsqueeze(-1)).to(torch.int64)
+    inverse = torch.full_like(largest, LARGEST_CODE).div(largest)  # not LARGEST_CODE / x, which multiplies by 1 / x
+    codes = torch.round(query.float() * inverse.unsqueeze(-1)).to(torch.int64)
     return codes, largest / LARGEST_CODE, (codes * codes).sum(-1).float().sqrt()
 
 

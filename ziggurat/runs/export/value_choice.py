@@ -21,7 +21,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.data_record import DataRecord, refuse_other_data
-from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.held_out_likes import HeldOutLikes, LikesWanted, held_out_likes, scored_candidates
 from ziggurat.runs.export.value_fit import ValueFit, fit_value, quoted
@@ -182,9 +182,16 @@ def fitted(asked: ValueAsked, *, chain: Chain, data: RunData, progress: Progress
 
 
 def _prepared(run: Run, progress: Progress) -> PreparedData:
-    prepared = prepare_run(located(run.config, folder=run.folder), progress=progress)
+    config = located(run.config, folder=run.folder)
+    prepared = prepare_run(config, progress=progress, fitted=run.preprocessing)
     ways_out = ("restore the raw files", "name the formula: --value FORMULA")
-    refuse_other_data(RunFolder(run.folder), prepared, asked="the run's own validation rows", ways_out=ways_out)
+    refuse_other_data(
+        RunFolder(run.folder),
+        prepared,
+        data=raw_files(config, progress=progress),
+        asked="the run's own validation rows",
+        ways_out=ways_out,
+    )
     return prepared
 
 

@@ -130,8 +130,8 @@ def probe_run(run: Run, *, config: EmbeddingProbeConfig | None = None, progress:
             where=str(run.folder),
             ways_out="towers are for models with embedding tables",
         )
-    prepared = prepare_run(located(run.config, folder=run.folder), progress=progress)
-    if prepared.preprocessing.fingerprint != run.preprocessing.fingerprint:
+    prepared = prepare_run(located(run.config, folder=run.folder), progress=progress, fitted=run.preprocessing)
+    if run.preprocessing.difference(prepared.preprocessing):
         raise DataError(
             expected="the training data that the run was trained on",
             found="data that preprocessing encodes in another way (files or schema changed)",

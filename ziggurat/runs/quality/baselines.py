@@ -27,6 +27,7 @@ import torch
 
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -35,7 +36,7 @@ from ziggurat.features.schema import Sequence as SequenceFeature
 from ziggurat.models import LogisticRegressionConfig
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
-from ziggurat.runs.execute import prepare_run, train_run
+from ziggurat.runs.execute import prepare_run, raw_files, train_run
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, Precision, TrainingConfig
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.metrics.accumulator import auc, metric_names
@@ -118,10 +119,12 @@ def train_baseline(
     config = load_config(run.path, models=models)
     check_baseline(config)
     quiet = _Quiet(progress or NoProgress())
-    prepared = prepare_run(config, progress=quiet)
+    fitted = load_preprocessing(run.preprocessing)
+    prepared = prepare_run(config, progress=quiet, fitted=fitted)
     refuse_other_data(
         run,
         prepared,
+        data=raw_files(config, progress=quiet),
         asked="a baseline on the rows of the run",
         ways_out=("restore the raw files", "train the run again, in another folder"),
     )

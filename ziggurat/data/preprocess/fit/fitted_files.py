@@ -23,6 +23,7 @@ from ziggurat.data.preprocess.fit.fitter import Fitted, Fitter, vocabulary_table
 from ziggurat.data.preprocess.fit.shard_fit import draft_of
 from ziggurat.data.preprocess.preprocessing import FeatureCounters, Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
+from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.features.schema import Schema
 
 _STATE_FILE = "state.arrow"
@@ -35,10 +36,14 @@ class FittedFiles:
         work: folder of the work.
         schema: of the rows.
         out: folder of the preprocessing.
+        given_numbers: statistics of dense features to keep in place of those that were learnt.
     """
 
-    def __init__(self, work: Path, *, schema: Schema, out: Path) -> None:
+    def __init__(
+        self, work: Path, *, schema: Schema, out: Path, given_numbers: Mapping[str, NumericState] | None = None
+    ) -> None:
         self._work, self._schema, self._out = work, schema, out
+        self._given_numbers = given_numbers
         self._preprocessing: Preprocessing | None = None
         self._rows_of: tuple[int, dict[str, np.ndarray]] | None = None  # of the shard that was asked for last
         self._reading = threading.Lock()
@@ -80,7 +85,8 @@ class FittedFiles:
 
     def _keep(self, fitted: Fitted, *, numbers: Sequence[Mapping[str, np.ndarray]] | None) -> None:
         self._out.parent.mkdir(parents=True, exist_ok=True)
-        self._preprocessing = Preprocessing(self._schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers)
+        kept = fitted.numbers if self._given_numbers is None else self._given_numbers
+        self._preprocessing = Preprocessing(self._schema, vocabularies=fitted.vocabularies, numbers=kept)
         save_preprocessing(self._preprocessing, self._out)
         tables = vocabulary_tables(self._schema)
         for shard, of_table in enumerate([None] if numbers is None else numbers):

@@ -15,6 +15,9 @@ Fitting does not depend on how the rows come, in which chunks, order or parts: m
 no more): the same rows whatever the order, standard error of a rank at most 0.001. So what parts of the data have
 learnt (`NumericParts`) adds up to what all rows would have taught, bit for bit.
 
+Nor does it depend on the processor: all of this is additions, multiplications and divisions, each rounded by itself,
+and logarithms that are made of these (`ops/logarithm.py`). So is what becomes of a number when it is encoded.
+
 Criteo's buckets: the 3 Idiots' winning solution of the 2014 Criteo challenge.
 """
 
@@ -28,10 +31,12 @@ import numpy as np
 from ziggurat.data.preprocess.values.cells import LARGEST_FLOAT32
 from ziggurat.features.hashing import mix
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, Dense, NumericTransform
+from ziggurat.ops import logarithm
 from ziggurat.ops.exact_sums import ExactSums, exact_sums
 
 NUM_QUANTILES = 1001
 SAMPLE_ROWS = 1 << 18
+_CLOSE = 1e-7  # of the largest statistic of a feature; a float of 32 bits is rounded by 6e-8 at most
 _STANDARDISED = (NumericTransform.STANDARDISE, NumericTransform.LOG1P_STANDARDISE)
 _LOGARITHMIC = (NumericTransform.LOG1P, NumericTransform.LOG1P_STANDARDISE)
 _FROM_QUANTILES = (NumericTransform.QUANTILE, NumericTransform.QUANTILE_BUCKETS)
@@ -53,10 +58,26 @@ class NumericState:
     sd: float = 1.0
     quantiles: tuple[float, ...] = ()
 
+    def is_close(self, other: NumericState) -> bool:
+        """Return whether another fit of the same rows may have given the other one; its numbers were rounded anew.
+
+        Versions before took logarithms by the processor's own instructions, and read a float of 32 bits as the number
+        that it stores in place of the decimal that it was written from: both move a statistic by less than `_CLOSE`.
+        """
+        moments = (self.mean, self.sd), (other.mean, other.sd)
+        return _are_close(*moments) and _are_close(self.quantiles, other.quantiles)
+
+
+def _are_close(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    if len(first) != len(second):
+        return False
+    largest = max(map(abs, first), default=0.0)
+    return all(abs(one - other) <= _CLOSE * largest for one, other in zip(first, second, strict=True))
+
 
 def log1p(values: np.ndarray) -> np.ndarray:
     """The logarithm that keeps the sign, sign(x)·ln(1 + |x|)."""
-    return np.copysign(np.log1p(np.abs(values)), values)
+    return np.copysign(logarithm.log1p(np.abs(values)), values)
 
 
 def to_floats(values: np.ndarray, feature: Dense, state: NumericState) -> np.ndarray:
@@ -87,7 +108,8 @@ def criteo_buckets(values: np.ndarray) -> np.ndarray:
     """(N,) int64 bucket numbers ⌊ln(x)²⌋ for x > 2, else x cut to an integer; meaningless where NaN."""
     values = np.nan_to_num(values, nan=0.0)
     large = values > 2
-    squared = np.floor(np.log(np.where(large, values, 3.0)) ** 2)
+    logarithms = logarithm.log(np.where(large, values, 3.0))
+    squared = np.floor(logarithms * logarithms)
     return np.where(large, squared, np.clip(np.trunc(values), -(2.0**62), 2.0**62)).astype(np.int64)
 
 
@@ -105,9 +127,24 @@ def _ranks(values: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
     if len(quantiles) == 0:
         return np.zeros_like(values)
     levels = np.linspace(0.0, 1.0, len(quantiles))
-    from_below = np.interp(values, quantiles, levels)
-    from_above = -np.interp(-values, -quantiles[::-1], -levels[::-1])
+    from_below = _interpolated(values, quantiles, levels)
+    from_above = -_interpolated(-values, -quantiles[::-1], -levels[::-1])
     return (from_below + from_above) / 2
+
+
+def _interpolated(values: np.ndarray, places: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Return what `np.interp` does; a compiler may fuse its product and sum, and must not here."""
+    last = len(places) - 1
+    at = np.searchsorted(places, values, side="right") - 1  # the last place <= the value; -1: there is none
+    low = np.clip(at, 0, max(last - 1, 0))
+    high = np.minimum(low + 1, last)
+    width = places[high] - places[low]
+    rise = levels[high] - levels[low]
+    slope = np.divide(rise, width, out=np.zeros_like(width), where=width > 0)
+    between = slope * (values - places[low]) + levels[low]
+    found = np.where(places[np.clip(at, 0, last)] == values, levels[np.clip(at, 0, last)], between)
+    found = np.where(at < 0, levels[0], found)
+    return np.where(at >= last, levels[last], found)
 
 
 @dataclass(frozen=True, kw_only=True)
