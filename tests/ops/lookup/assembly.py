@@ -1,4 +1,4 @@
-"""Compile a Triton kernel for an H100 or H200 (sm_90) without one, and read its assembly: registers, spills, widths."""
+"""Compile a Triton kernel for a GPU that is not there, and read its assembly: registers, spills, widths."""
 
 # pyright: reportMissingImports=false
 
@@ -37,6 +37,36 @@ class Assembly:
         )
 
 
+def compiled(
+    kernel: Any,
+    *,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    architecture: int = ARCHITECTURE,
+    **options: Any,
+) -> Any:
+    """Compile a kernel as Triton would for a GPU of that architecture, which need not be there.
+
+    Args:
+        kernel: a function under `triton.jit`.
+        types: of its arguments, "*fp32" for a pointer; pointers are aligned to 16 bytes, as torch's are, and integers
+            whose type ends in ":16" are multiples of 16.
+        constants: its `tl.constexpr` arguments.
+        architecture: 90 is sm_90.
+        options: of the compiler.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name].removesuffix(":16") for name in names}
+    aligned = [name for name in names if name not in constants and (types[name][0] == "*" or types[name][-3:] == ":16")]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
 def assemble(
     kernel: Any,
     folder: Path,
@@ -46,38 +76,21 @@ def assemble(
     architecture: int = ARCHITECTURE,
     **options: Any,
 ) -> Assembly:
-    """Compile a kernel.
-
-    Args:
-        kernel: a function under `triton.jit`.
-        folder: for files.
-        types: of its arguments, "*fp32" for a pointer; pointers are aligned to 16 bytes, as torch's are, and integers
-            whose type ends in ":16" are multiples of 16.
-        constants: its `tl.constexpr` arguments.
-        architecture: 90 is sm_90.
-        options: of the compiler.
-    """
-    import triton
+    """Compile a kernel (`compiled`) and read its assembly; `folder` is for files."""
     import triton.backends.nvidia
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types[name].removesuffix(":16") for name in names}
-    aligned = [name for name in names if name not in constants and (types[name][0] == "*" or types[name][-3:] == ":16")]
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    found = compiled(kernel, types=types, constants=constants, architecture=architecture, **options)
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"
+    ptxas = tools / ("ptxas-blackwell" if architecture >= 100 else "ptxas")  # as Triton chooses
     text, binary = folder / "kernel.ptx", folder / "kernel.cubin"
-    text.write_text(compiled.asm["ptx"])
-    command = [tools / "ptxas", "-v", f"--gpu-name=sm_{architecture}{'a' * (architecture >= 90)}", text, "-o", binary]
+    text.write_text(found.asm["ptx"])
+    command = [ptxas, "-v", f"--gpu-name=sm_{architecture}{'a' * (architecture >= 90)}", text, "-o", binary]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     code = subprocess.run([tools / "cuobjdump", "-sass", binary], capture_output=True, text=True, check=True).stdout
     registers = re.search(r"Used (\d+) registers", said)
     assert registers, said
     spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", said))
-    reductions = re.findall(r'"tt\.reduce".*?tt\.reduce\.return', compiled.asm["ttgir"], re.DOTALL)
+    reductions = re.findall(r'"tt\.reduce".*?tt\.reduce\.return', found.asm["ttgir"], re.DOTALL)
     return Assembly(
         registers=int(registers[1]),
         spilled_bytes=spilled,

@@ -55,7 +55,7 @@ def test_auto_takes_triton_on_cuda_where_it_can_be_imported(monkeypatch: pytest.
     chosen = choose_kernel(KernelChoice.AUTO, setting=ON_CUDA, shape=BatchShape())
     assert chosen.kernel.choice is KernelChoice.TRITON
     assert "cuda" in chosen.reason
-    assert chosen.launches.startswith("sm_90: nobody measured")
+    assert chosen.launches.startswith("sm_90: measured on")
     double = dataclasses.replace(ON_CUDA, dtype=torch.float64)
     chosen = choose_kernel(KernelChoice.AUTO, setting=double, shape=BatchShape())
     assert chosen.kernel.choice is KernelChoice.TORCH

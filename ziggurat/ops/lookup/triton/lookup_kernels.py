@@ -21,6 +21,18 @@ def _end_of(weight, at, there):
 
 
 @triton.jit
+def _ends_of(weight, begin, there, row_bytes: tl.constexpr):
+    """The two FP16 numbers with which a row of codes begins: one read where rows begin at multiples of 4 bytes."""
+    if row_bytes % 4 == 0:
+        both = tl.load((weight + begin).to(tl.pointer_type(tl.uint32), bitcast=True), mask=there, other=0)
+        low = (both & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        high = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        low, high = _end_of(weight, begin, there), _end_of(weight, begin + 2, there)
+    return low, high
+
+
+@triton.jit
 def _numbers_of_rows(
     weight,
     row,
@@ -36,19 +48,19 @@ def _numbers_of_rows(
         mask = there[:, None] & (d < dim)
         return numbers_of(tl.load(weight + row[:, None] * dim + d, mask=mask, other=0))
     else:
-        begin = row * row_bytes
-        low, high = _end_of(weight, begin, there), _end_of(weight, begin + 2, there)
+        begin = (row * row_bytes)[:, None]
+        low, high = _ends_of(weight, begin, there[:, None], row_bytes)
         if row_format == "int8":
-            code = tl.load(weight + begin[:, None] + 4 + d, mask=there[:, None] & (d < dim), other=0)
+            code = tl.load(weight + begin + 4 + d, mask=there[:, None] & (d < dim), other=0)
             most: tl.constexpr = 255
         else:
             h = tl.arange(0, padded_dim // 2)[None, :]
-            pair = tl.load(weight + begin[:, None] + 4 + h, mask=there[:, None] & (h < (dim + 1) // 2), other=0)
+            pair = tl.load(weight + begin + 4 + h, mask=there[:, None] & (h < (dim + 1) // 2), other=0)
             code = tl.interleave(pair & 15, pair >> 4)
             most: tl.constexpr = 15
         step = tl.div_rn(high - low, tl.full(low.shape, most, tl.float32))
-        number = low[:, None] + step[:, None] * code.to(tl.float32)
-        return tl.where(code == most, high[:, None], number)
+        number = low + step * code.to(tl.float32)
+        return tl.where(code == most, high, number)
 
 
 @triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values"])
