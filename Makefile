@@ -12,6 +12,7 @@
 #   make test-bare     what trains, with torch 2.11, Triton 3.6, numpy, pyarrow and little else, in .venv-bare
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
+#   make bench-gpu     both: what needs a GPU and what is measured on one, part by part, in five minutes (GPU_OUT=folder)
 #   make index    write docs/files.md and docs/experiments/list.md: every file, every experiment, a line each
 #   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton test-bare test-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton test-bare test-gpu bench-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -115,6 +116,11 @@ GPU_TESTS := tests/gpu tests/ops tests/parallel/exchange/test_packing.py tests/t
 
 test-gpu:
 	$(GPU_PYTHON) -m pytest -m gpu -rs $(GPU_TESTS)
+
+# Tests and benchmarks on a GPU that is there for minutes: each part a process with its own limit, five minutes in all.
+GPU_OUT ?= build/gpu
+bench-gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu.session $(GPU_OUT)
 
 lint: setup
 	$(BIN)/ruff check .

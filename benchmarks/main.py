@@ -6,6 +6,7 @@ Also `python -m benchmarks.main …` from the root of a checkout. `list` shows t
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -67,6 +68,8 @@ WITH_OPTIONS = (
     "gpu",
     "tables",
 )
+# These write what they have found after each case: their `run` takes `save`.
+SAVED_BY_CASE = ("gpu",)
 
 
 def main(arguments: list[str]) -> int:
@@ -92,11 +95,13 @@ def main(arguments: list[str]) -> int:
         for name in NAMES if options.name == "all" else [options.name]:
             module = importlib.import_module(f"benchmarks.{name}")
             own = {"options": module.parse_options(rest)} if name in WITH_OPTIONS else {}
-            report = module.run(quick=options.quick, **own)
             target = options.json
             if target and options.name == "all":
                 Path(target).mkdir(parents=True, exist_ok=True)
                 target = str(Path(target) / f"{name}.json")
+            if name in SAVED_BY_CASE:
+                own["save"] = functools.partial(write_report, json_path=target, quick=options.quick)
+            report = module.run(quick=options.quick, **own)
             print(write_report(report, json_path=target, quick=options.quick).read_text())
     except ZigguratError as error:
         print(f"{type(error).__name__}\n{error}", file=sys.stderr)

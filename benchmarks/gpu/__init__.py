@@ -11,6 +11,9 @@
     loss_curve              the same batches on the CPU and on the GPU
     resume                  saved in the middle, loaded, trained on: the same bits
 
+`NAME_gpu` is what the same calls take the GPU, by events, without the host's time. What is found is written after each
+case. `--parts` chooses some; `python -m benchmarks.gpu.session OUT` gives each part a process and a limit of its own.
+
 Contestants take turns, round by round, in this process (a GPU drifts with its clock, too); a ratio is the median of
 the rounds' ratios. Where there is no GPU every case is skipped, with the reason; `--quick` then runs tiny cases on the
 CPU, to show that this code works, and says so in every name: nothing of it is to be quoted.
@@ -22,17 +25,17 @@ CPU, to show that this code works, and says so in every name: nothing of it is t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from benchmarks.gpu import lookups, products, steps, truth
-from benchmarks.gpu.contest import Machine, machine_of
+from benchmarks.gpu.contest import Machine, Measure, machine_of
 from benchmarks.harness import say
 from benchmarks.report import Report
 
-_PARTS = (lookups.cases, steps.cases, products.cases, truth.cases)
+PARTS = {"products": products.cases, "truth": truth.cases, "lookups": lookups.cases, "steps": steps.cases}
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -41,15 +44,38 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tune", type=Path, metavar="FILE", help="time launches of kernels and write their table there"
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--parts", default="", metavar="NAMES", help=f"parts or cases alone, separated by commas: {', '.join(PARTS)}"
+    )
+    options = parser.parse_args(arguments)
+    options.parts = tuple(name for name in options.parts.split(",") if name)
+    known = {*PARTS, *(name for part in PARTS.values() for name, _ in part())}
+    if unknown := sorted(set(options.parts) - known):
+        parser.error(f"no such parts: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    return options
 
 
-def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
-    """Measure every case, or say why not."""
+def run(
+    *,
+    quick: bool = False,
+    options: argparse.Namespace | None = None,
+    save: Callable[[Report], object] | None = None,
+) -> Report:
+    """Measure every case, or say why not; a case that fails stands among those left out, and is raised at the end.
+
+    Args:
+        quick: fewer rounds, smaller cases.
+        options: of `parse_options`.
+        save: called with what was found so far after each case, so that a run that is stopped leaves it.
+
+    Raises:
+        ExceptionGroup: of cases that failed.
+    """
+    parts = () if options is None else options.parts
     report = Report(
-        benchmark="gpu",
+        benchmark="_".join(("gpu", *parts)).replace(" ", "_"),
         claim="One GPU: lookups against its memory, a step against plain and tuned torch, the same losses and bits.",
-        command="ziggurat bench gpu",
+        command=f"ziggurat bench gpu --parts {','.join(parts)}" if parts else "ziggurat bench gpu",
     )
     machine = machine_of(quick=quick)
     if isinstance(machine, str):
@@ -60,21 +86,35 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
         return _tuned(report, machine, options.tune)
     if machine.device.type == "cpu":
         report.notes.append("there is no GPU: tiny cases on the CPU show that this code works; no figure is a claim")
-    for part in _PARTS:
-        for name, measure in part():
-            say(f"  {name}")
-            try:
-                found = measure(machine)
-            except torch.OutOfMemoryError as error:
-                report.skipped.append(f"{name}: {str(error).splitlines()[0]}")
+    failures: list[Exception] = []
+    for name, measure in _chosen(parts):
+        say(f"  {name}")
+        try:
+            found = measure(machine)
+        except Exception as error:
+            report.skipped.append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            if not isinstance(error, torch.OutOfMemoryError):
+                failures.append(error)
+        else:
+            if isinstance(found, str):
+                report.skipped.append(f"{name}: {found}")
             else:
-                if isinstance(found, str):
-                    report.skipped.append(f"{name}: {found}")
-                else:
-                    report.cases += found
-            if machine.device.type == "cuda":
-                torch.cuda.empty_cache()
+                report.cases += found
+        if save is not None:
+            save(report)
+        if machine.device.type == "cuda":
+            torch.cuda.empty_cache()
+    if failures:
+        raise ExceptionGroup("cases of `ziggurat bench gpu` failed", failures)
     return report
+
+
+def _chosen(names: Sequence[str]) -> Iterator[tuple[str, Measure]]:
+    """Return all cases, or those of parts and cases that were named."""
+    for part, make in PARTS.items():
+        for name, measure in make():
+            if not names or part in names or name in names:
+                yield name, measure
 
 
 def _tuned(report: Report, machine: Machine, path: Path) -> Report:

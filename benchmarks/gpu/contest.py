@@ -13,6 +13,8 @@ from benchmarks.harness import percentiles
 from benchmarks.report import Case
 from benchmarks.workload import Workload
 
+_CYCLES_PER_S = 2e9  # of a GPU at its highest clock, about: a slower one is busy for longer
+_MOST_BUSY_S = 0.5
 Measure = Callable[["Machine"], "list[Case] | str"]
 
 
@@ -60,6 +62,28 @@ class Machine:
         self.wait()
         return (time.perf_counter() - begin) / repeats
 
+    def gpu_seconds(self, work: Callable[[], object], *, repeats: int, call_s: float) -> float:
+        """Return what one call takes the GPU, by events around `repeats` of them.
+
+        The GPU is kept busy until all calls are given to it, so that the host's time is not part of it. Calls that
+        wait for the GPU do not come ahead of it: theirs is the time of the call.
+
+        Args:
+            work: the call.
+            repeats: how many.
+            call_s: about how long the host takes for one.
+        """
+        busy_s = min(repeats * call_s * 1.5, _MOST_BUSY_S)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.wait()
+        torch.cuda._sleep(int(busy_s * _CYCLES_PER_S))
+        begin.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        self.wait()
+        return begin.elapsed_time(end) / 1e3 / repeats
+
 
 def machine_of(*, quick: bool) -> Machine | str:
     """The GPU; the CPU where there is none and the run is quick; else why there is nothing to measure."""
@@ -71,8 +95,21 @@ def machine_of(*, quick: bool) -> Machine | str:
     return f"{built}; --quick runs tiny cases on the CPU, to show that the code works"
 
 
-def in_turns(machine: Machine, work: Mapping[str, Callable[[], object]], *, warmups: int = 3) -> dict[str, list[float]]:
-    """Seconds of each contestant, one a round; who begins rotates."""
+def in_turns(
+    machine: Machine,
+    work: Mapping[str, Callable[[], object]],
+    *,
+    warmups: int = 3,
+    gpu: dict[str, list[float]] | None = None,
+) -> dict[str, list[float]]:
+    """Return the seconds of each contestant's calls, one a round; who begins rotates.
+
+    Args:
+        machine: with the device.
+        work: contestants by name.
+        warmups: calls of each before the first round.
+        gpu: filled with the GPU's seconds of the same calls, measured after each turn; stays empty on the CPU.
+    """
     repeats = 10 if machine.is_gpu else 1
     for each in work.values():
         for _ in range(warmups):
@@ -82,6 +119,38 @@ def in_turns(machine: Machine, work: Mapping[str, Callable[[], object]], *, warm
     for number in range(machine.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             found[name].append(machine.seconds(work[name], repeats=repeats))
+            if gpu is not None and machine.is_gpu:
+                took = machine.gpu_seconds(work[name], repeats=repeats, call_s=found[name][-1])
+                gpu.setdefault(name, []).append(took)
+    return found
+
+
+def kernels(
+    machine: Machine,
+    name: str,
+    work: Mapping[str, Callable[[], object]],
+    *,
+    peer: str,
+    amount: float,
+    goal: float = 0.0,
+    warmups: int = 3,
+) -> list[Case]:
+    """Return a case of calls, as a step pays them, and on a GPU one of what they take the GPU (`…_gpu`), with the goal.
+
+    Args:
+        machine: with the device.
+        name: of the case.
+        work: contestants by name, "ours" among them.
+        peer: the other's name.
+        amount: samples of a call.
+        goal: the promised ratio, of kernels.
+        warmups: calls of each before the first round.
+    """
+    on_gpu: dict[str, list[float]] = {}
+    calls = in_turns(machine, work, warmups=warmups, gpu=on_gpu)
+    found = [faster(machine, name, calls, peer=peer, amount=amount, goal=0.0 if on_gpu else goal)]
+    if on_gpu:
+        found.append(faster(machine, f"{name}_gpu", on_gpu, peer=peer, amount=amount, goal=goal))
     return found
 
 

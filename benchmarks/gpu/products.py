@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu.contest import Machine, Measure, faster, in_turns
+from benchmarks.gpu.contest import Machine, Measure, kernels
 from benchmarks.report import Case
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.interactions import cross, cross_triton, dot_triton
@@ -46,8 +46,8 @@ def fm_norm_against_eager(machine: Machine) -> list[Case] | str:
         work(FMKernel.TRITON)
     except MissingDependencyError as error:
         return str(error.found)
-    seconds = in_turns(machine, {"ours": lambda: work(FMKernel.TRITON), "torch": lambda: work(FMKernel.TORCH)})
-    return [faster(machine, "fm_norm", seconds, peer="torch", amount=batch, goal=GOAL_FM_NORM)]
+    contest = {"ours": lambda: work(FMKernel.TRITON), "torch": lambda: work(FMKernel.TORCH)}
+    return kernels(machine, "fm_norm", contest, peer="torch", amount=batch, goal=GOAL_FM_NORM)
 
 
 def dots_against_eager(machine: Machine) -> list[Case] | str:
@@ -65,7 +65,7 @@ def dots_against_eager(machine: Machine) -> list[Case] | str:
         name: lambda form=form: torch.autograd.grad(form(leaves, **options), leaves, upstream)
         for name, form in forms.items()
     }
-    return [faster(machine, "dots", in_turns(machine, work), peer="torch", amount=batch)]
+    return kernels(machine, "dots", work, peer="torch", amount=batch)
 
 
 def cross_against_eager(machine: Machine) -> list[Case] | str:
@@ -88,8 +88,8 @@ def cross_against_eager(machine: Machine) -> list[Case] | str:
         return torch.autograd.grad(crossed, leaves, upstream)
 
     forms = {"ours": cross.cross_layers, "torch": cross.cross_layers_reference}
-    seconds = in_turns(machine, {name: lambda form=form: work(form) for name, form in forms.items()})
-    return [faster(machine, "cross_layers", seconds, peer="torch", amount=batch)]
+    contest = {name: lambda form=form: work(form) for name, form in forms.items()}
+    return kernels(machine, "cross_layers", contest, peer="torch", amount=batch)
 
 
 def messages_against_eager(machine: Machine) -> list[Case] | str:
@@ -112,4 +112,4 @@ def messages_against_eager(machine: Machine) -> list[Case] | str:
         return encode_pieces(wires, numbers, sizes=sizes)
 
     work = {"ours": lambda: pack(gradient, WireCode.FP8, places=places), "torch": by_torch}
-    return [faster(machine, "messages", in_turns(machine, work), peer="torch", amount=rows)]
+    return kernels(machine, "messages", work, peer="torch", amount=rows)

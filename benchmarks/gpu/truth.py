@@ -15,10 +15,12 @@ from benchmarks.report import Case
 from benchmarks.workload import Workload, make_batches
 from ziggurat.features.batch import Batch
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.testing.rounding import move_by_one_unit
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 from ziggurat.training.state import prepare_to_load, restore_state, snapshot_tensors
 from ziggurat.training.step.train_step import TrainStep
 
+_MOVED_RUNS = 3
 _SMALL = Workload(dim=16, num_rows=1000, batch_size=256, learning_rate=1e-3)
 
 
@@ -39,24 +41,25 @@ def _step(workload: Workload, device: torch.device) -> TrainStep:
 
 
 def loss_curve(machine: Machine) -> list[Case]:
-    """The largest difference of a loss, against how far two CPU runs are apart whose samples stand in another order.
+    """Return the largest difference of a loss, against how far CPU runs are apart that round otherwise.
 
-    Sums in another order are all that a GPU may change; so the noise is that of the CPU's own sums.
+    A GPU may round every sum and product otherwise. So do runs whose samples stand in another order, and runs whose
+    weights begin one unit of the last place away, up or down at random: the largest difference of those to the plain
+    run is the noise, and a GPU may be ten times as far.
     """
     workload, batches = _batches(machine)
     cpu = torch.device("cpu")
     turned = [each.take(torch.arange(each.batch_size - 1, -1, -1)) for each in batches]
-    curves = [
-        [float(step(batch.to(device)).loss) for batch in given]
-        for step, device, given in (
-            (_step(workload, cpu), cpu, batches),
-            (_step(workload, cpu), cpu, turned),
-            (_step(workload, machine.device), machine.device, batches),
-        )
-    ]
-    noise = max(abs(one - other) for one, other in zip(curves[0], curves[1], strict=True))
-    apart = max(abs(one - other) for one, other in zip(curves[0], curves[2], strict=True))
-    allowed = 10 * max(noise, 1e-6)  # rounding grows from step to step; TF32 or a wrong update are 100 times as far
+    plain = _curve(_step(workload, cpu), batches, cpu)
+    others = [_curve(_step(workload, cpu), turned, cpu)]
+    for seed in range(_MOVED_RUNS):
+        step = _step(workload, cpu)
+        move_by_one_unit(step.model, seed=seed)
+        others.append(_curve(step, batches, cpu))
+    found = _curve(_step(workload, machine.device), batches, machine.device)
+    noise = max(_apart(plain, other) for other in others)
+    apart = _apart(plain, found)
+    allowed = 10 * noise
     share = allowed / max(apart, 1e-12)
     return [
         case(
@@ -65,11 +68,19 @@ def loss_curve(machine: Machine) -> list[Case]:
             [share],
             ours=apart,
             peer=allowed,
-            peer_name="10 times the noise of sums in another order",
+            peer_name="10 times the noise of rounding on a CPU",
             goal=1.0,
             unit="largest difference of a loss",
         )
     ]
+
+
+def _curve(step: TrainStep, batches: list[Batch], device: torch.device) -> list[float]:
+    return [float(step(batch.to(device)).loss) for batch in batches]
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    return max(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))
 
 
 def resume(machine: Machine) -> list[Case]:

@@ -66,7 +66,9 @@ def tuned(machine: Machine) -> FamilyLaunches:
         say(f"  launches of {part.value}")
         work = make(machine)
         calls = {str(launch): functools.partial(work, launch) for launch in CANDIDATES[part]}
-        seconds = in_turns(machine, calls, warmups=3 if machine.is_gpu else 0)
+        on_gpu: dict[str, list[float]] = {}
+        seconds = in_turns(machine, calls, warmups=3 if machine.is_gpu else 0, gpu=on_gpu)
+        seconds = on_gpu or seconds
         launches[part] = fastest(dict(zip(CANDIDATES[part], seconds.values(), strict=True)), default=DEFAULT[part])
         times[part.value] = {name: round(1e6 * statistics.median(each), 1) for name, each in seconds.items()}
     return FamilyLaunches(launches=launches, measured=_facts(machine) | {"microseconds": times})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu.contest import Machine, machine_of
+from benchmarks.gpu import session
+from benchmarks.gpu.contest import Machine, case, machine_of
 from benchmarks.gpu.tune import fastest
-from benchmarks.report import Report, write_report
+from benchmarks.report import Case, Report, write_report
 from ziggurat.ops.machine.launches import Launch
 
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -77,3 +80,61 @@ def test_quick_runs_every_case_on_the_cpu_and_claims_nothing() -> None:
     assert {text.split(":")[0] for text in report.skipped} == {
         *("launches", "sorted_ahead", "fm_norm", "dots", "cross_layers", "messages")
     }
+
+
+@WITHOUT
+def test_what_was_found_is_saved_after_each_case_and_a_case_that_fails_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(machine: Machine) -> list[Case]:
+        raise ValueError("on purpose")
+
+    def measures(machine: Machine) -> list[Case]:
+        return [case(machine, "one", [2.0], ours=2.0, peer=1.0, peer_name="torch")]
+
+    monkeypatch.setattr(gpu, "PARTS", {"a": lambda: iter([("bad", fails)]), "b": lambda: iter([("good", measures)])})
+    saved: list[tuple[int, int]] = []
+    with pytest.raises(ExceptionGroup) as error:
+        gpu.run(quick=True, save=lambda report: saved.append((len(report.cases), len(report.skipped))))
+    assert saved == [(0, 1), (1, 1)]
+    assert isinstance(error.value.exceptions[0], ValueError)
+    options = gpu.parse_options(["--parts", "good"])
+    report = gpu.run(quick=True, options=options)
+    assert report.benchmark == "gpu_good"
+    assert [each.ours for each in report.cases] == [2.0]
+
+
+def test_a_part_that_does_not_exist_is_refused_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.parse_options(["--parts", "dots,dotz"])
+    assert "no such parts: dotz" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        session.main(["out", "--parts", "lookup"])
+    assert "no such parts: lookup" in capsys.readouterr().err
+
+
+def test_a_session_survives_parts_that_fail_or_hang_and_keeps_what_they_wrote(tmp_path: Path) -> None:
+    hang = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
+    chosen = [
+        session.Part(name="fails", arguments=("-c", "raise SystemExit('on purpose')"), limit_s=30),
+        session.Part(name="hangs", arguments=("-c", hang), limit_s=1.5),
+        session.Part(name="works", arguments=("-c", "print('found')"), limit_s=30),
+    ]
+    begin = time.monotonic()
+    assert session.run_parts(chosen, out=tmp_path, seconds=100) == 1
+    assert time.monotonic() - begin < 30
+    found = json.loads((tmp_path / "session.json").read_text())
+    assert found["fails"]["exit"] == 1
+    assert "on purpose" in found["fails"]["output"]
+    assert str(found["hangs"]["exit"]).startswith("killed after")
+    assert found["hangs"]["output"] == "begun\n"
+    assert found["works"]["exit"] == 0
+    assert (tmp_path / "works.log").read_text() == "found\n"
+    assert session.run_parts(chosen[:1], out=tmp_path, seconds=0) == 1
+    assert json.loads((tmp_path / "session.json").read_text()) == {"fails": {"left_out": True}}
+
+
+def test_a_session_runs_the_tests_that_need_a_gpu(tmp_path: Path) -> None:
+    tests = next(part for part in session.parts(tmp_path) if part.name == "tests")
+    assert "tests/gpu" in tests.arguments
+    assert sum(part.limit_s for part in session.parts(tmp_path) if part.is_default) <= 450  # cut to what is left
