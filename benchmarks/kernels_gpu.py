@@ -544,7 +544,7 @@ def step(run: Run, *, ready: Path | None = None, go: Path | None = None) -> None
     steps: dict[str, Callable[[], object]] = {}
     for name in ("default", "cuda_graphs") if run.is_gpu else ("off",):
         model = build(workload, kernel=KernelChoice.AUTO).to(run.device)
-        settings = {"precision": "bf16" if run.is_gpu else "fp32", "compile": name}
+        settings: dict[str, object] = {"precision": "bf16" if run.is_gpu else "fp32", "compile": name}
         train = TrainStep(model, training_config(workload, settings))
         upload = Upload(run.device, is_beside=True)
         steps[name] = _fed(train, upload, batches)
