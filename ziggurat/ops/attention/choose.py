@@ -13,6 +13,7 @@ from ziggurat.ops.attention.cpp import AttentionPath, attention_op, why_not
 from ziggurat.ops.attention.padded import jagged_attention_padded
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, check_problem
 from ziggurat.ops.attention.reference import jagged_attention_reference
+from ziggurat.ops.attention.triton import jagged_attention_triton, why_not_triton
 
 
 def jagged_attention(
@@ -27,12 +28,13 @@ def jagged_attention(
     bias: AttentionBias | None = None,
     path: AttentionPath | None = None,
 ) -> Float[Tensor, "M H dv"]:
-    """`jagged_attention_reference` by the fastest implementation: C++ on the CPU, else one of torch's operations.
+    """`jagged_attention_reference` by the fastest implementation: C++ on the CPU, Triton on a CUDA device.
 
-    That is the padded one where the host knows how long sequences on a GPU are, and else the reference itself.
+    Where neither serves, torch's own operations do: padded where the host knows how long sequences are, else the
+    reference itself.
 
     Products are in the dtype of q, k and v (BF16 with sums in FP32). Under torch.compile and torch.export the kernel is
-    one operation, `ziggurat::jagged_attention`.
+    one operation, `ziggurat::jagged_attention` or `ziggurat::jagged_attention_triton`.
 
     Args:
         q: queries.
@@ -57,6 +59,8 @@ def jagged_attention(
             where="jagged attention",
             ways_out=("give the largest length that the model is made for", "leave it out for softmax"),
         )
+    if q.device.type == "cuda" and not why_not_triton(q, v):
+        return jagged_attention_triton(q, k, v, layout=layout, form=form, scale=scale, divisor=divisor, bias=bias)
     if why_not(q):
         if not torch.compiler.is_compiling():
             check_problem(q, k, v, layout=layout, bias=bias)

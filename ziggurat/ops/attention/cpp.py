@@ -311,14 +311,14 @@ attention_op.register_autograd(_differentiate, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.ziggurat.jagged_attention, get_raw=True)
-def _flops(q: Tensor, k: Tensor, v: Tensor, *others: Any, **named: Any) -> int:
+def forward_flops(q: Tensor, k: Tensor, v: Tensor, *others: Any, **named: Any) -> int:
     """FLOPs of the pairs that see each other."""
     del named
     return 2 * q.shape[1] * (q.shape[2] + v.shape[2]) * _pairs(k, *others)
 
 
 @register_flop_formula(torch.ops.ziggurat.jagged_attention_backward, get_raw=True)
-def _flops_backward(
+def backward_flops(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any, **named: Any
 ) -> int:
     """FLOPs backward: scores and their gradients, and the gradients of queries, keys and values."""

@@ -16,7 +16,7 @@ arXiv 2411.01783.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,12 @@ from torch import Tensor
 from ziggurat.ops.attention.cpp import attention_backward_op, attention_op, why_not
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, parts_of
 from ziggurat.ops.attention.reference import part_scores, pointwise
+from ziggurat.ops.attention.triton import (
+    attention_triton_backward_op,
+    attention_triton_op,
+    triton_inputs,
+    why_not_triton,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,9 @@ def gather_part(
     """
     is_softmax = settings.form is AttentionForm.SOFTMAX
     with torch.no_grad():
+        if _is_for_triton(q, v):
+            out, lse = attention_triton_op(q, k, v, *_triton_inputs(layout, bias, settings))
+            return Gathered(out, lse if is_softmax else None)
         if why_not(q):
             return _gather_reference(q, k, v, layout=layout, settings=settings, bias=bias)
         out, lse = attention_op(q, k, v, *_tensors(layout, bias), *_numbers(layout, settings))
@@ -100,11 +109,16 @@ def part_gradients(
         bias: as in `gather_part`.
     """
     with torch.no_grad():
-        if why_not(qkv[0]):
+        if not _is_for_triton(qkv[0], qkv[2]) and why_not(qkv[0]):
             return _gradients_reference(grad, whole, qkv, layout=layout, settings=settings, bias=bias)
         lse = grad.new_empty(0, 0, dtype=torch.float32) if whole.lse is None else whole.lse
-        given = (*_tensors(layout, bias), *_numbers(layout, settings))
-        dq, dk, dv, d_pos, d_time = attention_backward_op(grad, whole.out, lse, *qkv, *given)
+        if _is_for_triton(qkv[0], qkv[2]):
+            given = _triton_inputs(layout, bias, settings)
+            found = attention_triton_backward_op(grad, whole.out, lse.float(), *qkv, *given)
+        else:
+            given = (*_tensors(layout, bias), *_numbers(layout, settings))
+            found = attention_backward_op(grad, whole.out, lse, *qkv, *given)
+        dq, dk, dv, d_pos, d_time = found
     of_biases = (None if bias.w_pos is None else d_pos, None if bias.w_time is None else d_time)
     return PartGradients(dq, dk, dv, *of_biases)
 
@@ -129,6 +143,14 @@ def merge(whole: Gathered, part: Gathered, *, rows: slice | Tensor) -> None:
     shares = ((each - safe).exp().unsqueeze(-1) for each in (before, added))
     whole.out[rows] = sum(share * out for share, out in zip(shares, (whole.out[rows], part.out), strict=True))
     whole.lse[rows] = both
+
+
+def _is_for_triton(q: Tensor, v: Tensor) -> bool:
+    return q.device.type == "cuda" and not why_not_triton(q, v)
+
+
+def _triton_inputs(layout: JaggedLayout, bias: AttentionBias, settings: AttentionSettings) -> tuple[Any, ...]:
+    return triton_inputs(layout, bias, form=settings.form, scale=settings.scale, divisor=settings.divisor)
 
 
 def _tensors(layout: JaggedLayout, bias: AttentionBias) -> tuple[Tensor | None, ...]:

@@ -1,34 +1,57 @@
-"""Pointwise attention over jagged sequences by Triton, forward and backward: for CUDA devices, and asked for by name.
+"""Attention over jagged sequences by Triton, forward and backward: what CUDA devices take.
 
-    forward_kernel    a program for 32 queries of a head of a sequence: goes through its keys
-    keys_kernel       a program for 32 keys: goes through the queries, sums dK and dV in registers
-    queries_kernel    a program for a head of a sequence: goes through its queries, sums dQ, and adds dS by place and by
-                      bucket to a share of dw_pos and dw_time that is its own; shares are added up afterwards
+    forward_kernel    a program for a tile of queries of a head: the keys that they see, by tensor cores
+    queries_kernel    the same tiles: dQ
+    keys_kernel       a program for a tile of keys: the queries that see them; dK and dV in registers
+    biases_kernel     a program for a block diagonal of a sequence: dS of all heads, by place and by bucket
+    places_kernel     adds up the shares of places
 
-No atomics: the same bits on repeat. `jagged_attention_reference` is the definition; the kernels run on the CPU under
-Triton's interpreter (`TRITON_INTERPRET=1`), which is how their test runs. They were not measured on a GPU yet, so
-`jagged_attention` does not choose them: call `jagged_attention_triton`. Where it cannot run, that is an error.
+Only tiles in the interval that is seen are read, those that are seen whole without a mask; nothing is padded and no
+L × L matrix is written. Scores are computed again in the backward pass, so that what is kept is q, k, v, for softmax
+also the results and the logarithms of the sums: memory is linear in L. Every number of a result is summed by one
+program in one order, and shares of the biases' gradients are added in the order of the sequences: no atomics, the same
+bits on repeat.
 
-Sources: arXiv 2402.17152, section 3.2; Triton: Tillet, Kung and Cox, MAPL 2019.
+BF16 and FP16 are multiplied by tensor cores and summed in FP32; weights are rounded to the dtype before they meet the
+values. FP32 is multiplied in TF32 where torch is set to (`torch.backends.cuda.matmul`), else in FP32.
+
+`jagged_attention_reference` is the definition; the kernels run on the CPU under Triton's interpreter
+(`TRITON_INTERPRET=1`), which is how their test runs. How they are launched: `launches.py`.
+
+Sources: arXiv 2402.17152, section 3.2; tiles, online softmax and the recomputed scores: Dao, FlashAttention-2, arXiv
+2307.08691; Triton: Tillet, Kung and Cox, MAPL 2019.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from ziggurat.errors import ConfigError, MissingDependencyError
-from ziggurat.ops.attention.problem import AttentionBias, JaggedLayout, check_problem
+from ziggurat.errors import MissingDependencyError
+from ziggurat.ops.attention.cpp import backward_flops, forward_flops
+from ziggurat.ops.attention.launches import AttentionLaunch, AttentionPart, kind_of, launch_of
+from ziggurat.ops.attention.problem import (
+    AttentionBias,
+    AttentionForm,
+    AttentionMask,
+    JaggedLayout,
+    Spans,
+    check_problem,
+)
 from ziggurat.ops.attention.time_buckets import bucket_cells
-from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
+from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.to_device import to_device
 
-_KERNELS = "ziggurat.ops.attention.triton_kernels"
-_BLOCK = 32
+ATTENTION_KERNELS = "ziggurat.ops.attention.triton_kernels"
 _MOST_DIM = 256
+_MOST_PIECES = 4
+_PROGRAMS = 512  # of biases_kernel: longer diagonals are cut until there are so many
+_PLACES = 64  # of w_pos that a program of places_kernel sums
 
 
 def jagged_attention_triton(
@@ -37,24 +60,27 @@ def jagged_attention_triton(
     v: Float[Tensor, "N H dv"],
     *,
     layout: JaggedLayout,
+    form: AttentionForm,
     scale: float,
-    divisor: float,
+    divisor: float = 1.0,
     bias: AttentionBias | None = None,
 ) -> Float[Tensor, "M H dv"]:
-    """Attend by the pointwise form of `jagged_attention_reference`, with Triton.
+    """Attend as `jagged_attention_reference` does, with Triton.
+
+    Under torch.compile and torch.export it is one operation, `ziggurat::jagged_attention_triton`.
 
     Args:
         q: queries.
         k: keys.
         v: values.
         layout: where sequences begin, and what sees what.
+        form: how scores become weights.
         scale: α.
-        divisor: n.
+        divisor: n; 1 for softmax.
         bias: of position and time.
 
     Raises:
         MissingDependencyError: Triton cannot run here.
-        ConfigError: the sequences are parts.
         DataError: shapes, offsets, targets or times do not belong together.
     """
     reason = why_not_triton(q, v)
@@ -65,20 +91,13 @@ def jagged_attention_triton(
             where="jagged attention by Triton",
             ways_out=("call jagged_attention: the same numbers", "move the model to a CUDA device"),
         )
-    check_problem(q, k, v, layout=layout, bias=bias)
-    if layout.spans is not None:
-        raise ConfigError(
-            expected="whole sequences",
-            found="parts of sequences (spans)",
-            where="jagged attention by Triton",
-            ways_out=("call jagged_attention, which knows parts",),
-        )
-    return _Pointwise.apply(q, k, v, layout, bias or AttentionBias(), *_weights(bias), (scale, divisor))
+    given = triton_inputs(layout, bias or AttentionBias(), form=form, scale=scale, divisor=divisor)
+    return attention_triton_op(q, k, v, *given)[0]
 
 
 def why_not_triton(q: Tensor, v: Tensor) -> str:
     """The reason why the Triton kernels cannot serve these inputs; "" if they can."""
-    if reason := why_no_triton(_KERNELS, q, what="queries"):
+    if reason := why_no_triton(ATTENTION_KERNELS, q, what="queries"):
         return reason
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"queries of {q.dtype}"
@@ -87,89 +106,370 @@ def why_not_triton(q: Tensor, v: Tensor) -> str:
     return ""
 
 
-def _weights(bias: AttentionBias | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if bias is None else (bias.w_pos, bias.w_time)
+def triton_inputs(
+    layout: JaggedLayout, bias: AttentionBias, *, form: AttentionForm, scale: float, divisor: float
+) -> tuple[Any, ...]:
+    """Inputs of `attention_triton_op` behind q, k and v.
+
+    Args:
+        layout: where sequences begin, and what sees what.
+        bias: of position and time.
+        form: how scores become weights.
+        scale: α.
+        divisor: n.
+    """
+    is_timed = bias.w_time is not None
+    return (
+        layout.offsets,
+        layout.query_offsets,
+        layout.num_targets,
+        bias.w_pos,
+        bias.w_time,
+        bias.query_times if is_timed else None,
+        bias.key_times if is_timed else None,
+        None if layout.spans is None else layout.spans.stacked(),
+        scale,
+        divisor,
+        form.value,
+        layout.rule.context,
+        layout.rule.max_attention_length,
+        -1 if layout.longest is None else layout.longest,
+    )
+
+
+@torch.library.custom_op("ziggurat::jagged_attention_triton", mutates_args=())
+def attention_triton_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor | None,
+    targets: Tensor | None,
+    w_pos: Tensor | None,
+    w_time: Tensor | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    spans: Tensor | None,
+    scale: float,
+    divisor: float,
+    form: str,
+    context: int,
+    reach: int,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    """Results (M, H, d_v), and for softmax the logarithms of the sums (M, H)."""
+    mask = AttentionMask(context=context, max_attention_length=reach)
+    parts = None if spans is None else Spans(query_starts=spans[0], key_starts=spans[1], lengths=spans[2])
+    layout = JaggedLayout(
+        offsets=offsets,
+        query_offsets=query_offsets,
+        num_targets=targets,
+        mask=mask,
+        spans=parts,
+        longest=None if longest < 0 else longest,
+    )
+    bias = AttentionBias(w_pos=w_pos, w_time=w_time, query_times=query_times, key_times=key_times)
+    check_problem(q, k, v, layout=layout, bias=bias)
+    q, k, v = (_last_is_dense(each) for each in (q, k, v))
+    call = _Call(q, v, layout=layout, bias=bias, form=form, scale=scale, divisor=divisor, spans=spans)
+    out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+    lse = q.new_empty(q.shape[:2] if form == AttentionForm.SOFTMAX else (0, 0), dtype=torch.float32)
+    launch = call.launch(AttentionPart.FORWARD)
+    tiles = call.tiles(launch.rows)
+    call.run(
+        "forward_kernel",
+        launch,
+        programs=tiles * call.sequences * call.heads,
+        tensors=(q, k, v, out, lse),
+        numbers=(call.sequences, tiles, *call.numbers, *_strides(q, k, v, out)),
+    )
+    return out, lse
+
+
+@torch.library.custom_op("ziggurat::jagged_attention_triton_backward", mutates_args=())
+def attention_triton_backward_op(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor | None,
+    targets: Tensor | None,
+    w_pos: Tensor | None,
+    w_time: Tensor | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    spans: Tensor | None,
+    scale: float,
+    divisor: float,
+    form: str,
+    context: int,
+    reach: int,
+    longest: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, w_pos and w_time; the last two are empty where there is no such bias."""
+    layout = JaggedLayout(
+        offsets=offsets,
+        query_offsets=query_offsets,
+        num_targets=targets,
+        mask=AttentionMask(context=context, max_attention_length=reach),
+        longest=None if longest < 0 else longest,
+    )
+    bias = AttentionBias(w_pos=w_pos, w_time=w_time, query_times=query_times, key_times=key_times)
+    grad = grad.to(q.dtype)
+    lse = lse.contiguous()
+    q, k, v, grad, out = (_last_is_dense(each) for each in (q, k, v, grad, out))
+    call = _Call(q, v, layout=layout, bias=bias, form=form, scale=scale, divisor=divisor, spans=spans)
+    dq, dk, dv = (each.new_empty(each.shape) for each in (q, k, v))
+    delta = torch.empty_like(lse)
+    launch = call.launch(AttentionPart.QUERIES)
+    tiles = call.tiles(launch.rows)
+    call.run(
+        "queries_kernel",
+        launch,
+        programs=tiles * call.sequences * call.heads,
+        tensors=(q, k, v, grad, out, lse, delta, dq),
+        numbers=(call.sequences, tiles, *call.numbers, *_strides(q, k, v, grad, out)),
+    )
+    launch = call.launch(AttentionPart.KEYS)
+    tiles = call.tiles(launch.columns)
+    call.run(
+        "keys_kernel",
+        launch,
+        programs=tiles * call.sequences * call.heads,
+        tensors=(q, k, v, grad, lse, delta, dk, dv),
+        numbers=(call.sequences, tiles, *call.numbers, *_strides(q, k, v, grad)),
+    )
+    d_pos, d_time = _bias_gradients(call, (q, k, v, grad, lse, delta), has_earlier=query_offsets is not None)
+    return dq, dk, dv, d_pos, d_time
 
 
 class _Call:
     """What all kernels take besides their own tensors."""
 
-    def __init__(self, q: Tensor, v: Tensor, *, layout: JaggedLayout, bias: AttentionBias, numbers: Any) -> None:
-        scale, divisor = numbers
-        empty = torch.zeros(1, dtype=torch.int64, device=q.device)
-        zero = torch.zeros(1, device=q.device)
-        cells = bucket_cells(len(bias.w_time)) if bias.w_time is not None else (empty, zero)
-        positions = 0 if bias.w_pos is None else len(bias.w_pos)
-        self.heads, self.sequences = q.shape[1], len(layout.offsets) - 1
-        lengths = layout.offsets.diff(), layout.of_queries.diff()
-        self.blocks, self.query_blocks = (-(-_longest(each, layout) // _BLOCK) for each in lengths)
-        tensors = (
-            *(layout.offsets, layout.of_queries, empty if layout.num_targets is None else layout.num_targets),
-            *(zero if each is None else each.detach().float().contiguous() for each in _weights(bias)),
-            *(empty if each is None else each for each in (bias.query_times, bias.key_times)),
-            *(to_device(each, q.device) for each in cells),
+    def __init__(
+        self,
+        q: Tensor,
+        v: Tensor,
+        *,
+        layout: JaggedLayout,
+        bias: AttentionBias,
+        form: str,
+        scale: float,
+        divisor: float,
+        spans: Tensor | None,
+    ) -> None:
+        self.device = q.device
+        self.heads = q.shape[1]
+        self.sequences = len(layout.offsets) - 1
+        self.longest = _longest(layout) if self.sequences else 0
+        self.context = layout.rule.context
+        self.has_targets = layout.num_targets is not None
+        self.has_spans = spans is not None
+        self.positions = 0 if bias.w_pos is None else len(bias.w_pos)
+        self.buckets = 0 if bias.w_time is None else len(bias.w_time)
+        places, weights = layout.offsets, q  # stand for what is not there, and are not read
+        self.places = (
+            layout.offsets,
+            layout.of_queries,
+            places if layout.num_targets is None else layout.num_targets,
+            places if spans is None else spans,
         )
-        rule = layout.rule
-        numbers = (self.heads, rule.context, rule.max_attention_length, (positions - 1) // 2, scale, 1.0 / divisor)
-        self.arguments = (*tensors, *numbers)
-        self.constants = {
+        self.biases = (
+            weights if bias.w_pos is None else bias.w_pos.detach().float().contiguous(),
+            weights if bias.w_time is None else bias.w_time.detach().float().contiguous(),
+            places if bias.query_times is None else bias.query_times.contiguous(),
+            places if bias.key_times is None else bias.key_times.contiguous(),
+            places if bias.w_time is None else _cells_on(self.buckets, q.device),
+        )
+        half = (self.positions - 1) // 2
+        self.half = max(0, half)
+        self.numbers = (layout.rule.context, layout.rule.max_attention_length, self.half, scale, 1.0 / divisor)
+        precision = _precision(q)
+        is_biased = bool(self.positions or self.buckets)
+        self.kind = kind_of(q.dtype, width=max(q.shape[2], v.shape[2]), is_biased=is_biased, precision=precision)
+        self.constants: dict[str, Any] = {
+            "heads": self.heads,
             "dim": q.shape[2],
             "value_dim": v.shape[2],
             "padded": power_of_two(q.shape[2]),
             "padded_value": power_of_two(v.shape[2]),
-            "has_targets": layout.num_targets is not None,
-            "has_pos": bias.w_pos is not None,
-            "has_time": bias.w_time is not None,
-            "block": _BLOCK,
+            "has_targets": self.has_targets,
+            "has_spans": self.has_spans,
+            "has_pos": self.positions > 0,
+            "has_time": self.buckets > 0,
+            "form": form,
+            "precision": precision,
         }
 
+    def launch(self, part: AttentionPart) -> AttentionLaunch:
+        """How a part is launched."""
+        return launch_of(part, self.kind)
 
-def _longest(lengths: Tensor, layout: JaggedLayout) -> int:
-    """The most rows of a sequence; asks the device where the host was not told."""
+    def tiles(self, size: int) -> int:
+        """Tiles of the longest sequence."""
+        return -(-self.longest // size)
+
+    def run(
+        self,
+        name: str,
+        launch: AttentionLaunch,
+        *,
+        programs: int,
+        tensors: tuple[Tensor, ...],
+        numbers: tuple[float, ...],
+    ) -> None:
+        """Launch a kernel that goes through tiles of rows and columns."""
+        if not programs:
+            return
+        kernel = getattr(kernels_of(ATTENTION_KERNELS), name)
+        kernel[(programs,)](
+            *tensors,
+            *self.places,
+            *self.biases,
+            *numbers,
+            **self.constants,
+            rows_tile=launch.rows,
+            columns_tile=launch.columns,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+        )
+
+
+def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of w_pos and w_time; empty where there is no such bias."""
+    device = call.device
+    d_pos = torch.zeros(call.positions, device=device)
+    d_time = torch.zeros(call.buckets, device=device)
+    launch = call.launch(AttentionPart.BIASES)
+    tile = launch.rows
+    tiles = call.tiles(tile)
+    if not tiles or not (call.positions or call.buckets):
+        return d_pos, d_time
+    # Where all rows see only what is before them, no tile right of the diagonal is seen.
+    lead = tiles - 1 if call.context or call.has_spans or has_earlier else 0
+    bands = tiles + lead
+    pieces = min(_MOST_PIECES, max(1, _PROGRAMS // (tiles * call.sequences)), tiles)
+    shares = call.sequences * pieces
+    of_places = torch.zeros(shares * bands * 2 * tile if call.positions else 1, device=device)
+    of_columns = torch.zeros(shares * tiles * tile if call.positions and call.has_targets else 1, device=device)
+    of_own = torch.zeros(shares * tiles if call.positions and call.has_targets else 1, device=device)
+    kernels = kernels_of(ATTENTION_KERNELS)
+    q, k, v, grad = inputs[:4]
+    for of_targets in (False, True) if call.positions and call.has_targets else (False,):
+        programs = (tiles if of_targets else bands) * shares
+        of_time = torch.zeros(programs if call.buckets else 0, max(1, call.buckets), device=device)
+        kernels.biases_kernel[(programs,)](
+            *inputs,
+            of_places,
+            of_columns,
+            of_own,
+            of_time,
+            *call.places,
+            *call.biases,
+            call.sequences,
+            tiles,
+            lead,
+            pieces,
+            *call.numbers,
+            *_strides(q, k, v, grad),
+            **call.constants,
+            tile=tile,
+            buckets=call.buckets,
+            padded_buckets=power_of_two(max(1, call.buckets)),
+            of_targets=of_targets,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+        )
+        if call.buckets:
+            d_time += of_time.sum(0)
+    if call.positions:
+        kernels.places_kernel[(-(-call.positions // _PLACES),)](
+            of_places,
+            of_columns,
+            d_pos,
+            *call.places,
+            call.sequences,
+            tiles,
+            lead,
+            call.half,
+            call.positions,
+            has_targets=call.has_targets,
+            has_spans=call.has_spans,
+            pieces=pieces,
+            tile=tile,
+            block=_PLACES,
+        )
+        if call.has_targets:
+            d_pos[call.half] += of_own.sum()  # all targets stand at one position
+    return d_pos, d_time
+
+
+def _precision(q: Tensor) -> str:
+    """How FP32 is multiplied: as torch is set."""
+    if q.dtype is not torch.float32 or is_interpreted():
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def _last_is_dense(tensor: Tensor) -> Tensor:
+    """The same numbers, those of a head side by side."""
+    return tensor if tensor.stride(2) == 1 or tensor.shape[2] == 1 else tensor.contiguous()
+
+
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.stride(dim) for tensor in tensors for dim in (0, 1))
+
+
+@functools.cache
+def _cells_on(num_buckets: int, device: torch.device) -> Tensor:
+    """`bucket_cells` in 64 bits each, the bucket below and the threshold above; made once."""
+    buckets, thresholds = bucket_cells(num_buckets)
+    packed = (thresholds.view(torch.int32).long() << 32) | buckets.long()
+    return to_device(packed, device)
+
+
+def _longest(layout: JaggedLayout) -> int:
+    """The most rows of a sequence, of keys or queries; asks the device where the host was not told."""
     if layout.longest is not None:
         return layout.longest
-    return int(lengths.max()) if len(lengths) else 0
+    lengths = torch.stack([layout.offsets.diff(), layout.of_queries.diff()])
+    return int(lengths.max())
 
 
-class _Pointwise(torch.autograd.Function):
-    @staticmethod
-    def forward(  # type: ignore[override]  # torch declares *args
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: JaggedLayout,
-        bias: AttentionBias,
-        w_pos: Tensor | None,
-        w_time: Tensor | None,
-        numbers: tuple[float, float],
-    ) -> Tensor:
-        q, k, v = (each.contiguous() for each in (q, k, v))
-        call = _Call(q, v, layout=layout, bias=bias, numbers=numbers)
-        ctx.save_for_backward(q, k, v)
-        ctx.call, ctx.weights = call, (w_pos, w_time)
-        out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
-        if call.query_blocks:
-            grid = (call.query_blocks, call.sequences * call.heads)
-            kernels_of(_KERNELS).forward_kernel[grid](q, k, v, out, *call.arguments, **call.constants)
-        return out
+@attention_triton_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+    is_softmax = others[10] == AttentionForm.SOFTMAX
+    return result, q.new_empty((q.shape[0], q.shape[1]) if is_softmax else (0, 0), dtype=torch.float32)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v = ctx.saved_tensors
-        call, (w_pos, w_time) = ctx.call, ctx.weights
-        positions, buckets = (0 if each is None else len(each) for each in (w_pos, w_time))
-        grad = grad.to(q.dtype).contiguous()
-        dq, dk, dv = (torch.zeros_like(each) for each in (q, k, v))
-        tasks = call.sequences * call.heads
-        d_pos, d_time = (torch.zeros(max(1, tasks), max(1, size), device=q.device) for size in (positions, buckets))
-        if call.query_blocks:
-            inputs, kernels = (q, k, v, grad), kernels_of(_KERNELS)
-            sizes = {"positions": positions, "buckets": buckets}
-            kernels.queries_kernel[(tasks,)](*inputs, dq, d_pos, d_time, *call.arguments, **call.constants, **sizes)
-            kernels.keys_kernel[(call.blocks, tasks)](*inputs, dk, dv, *call.arguments, **call.constants)
-        of_weights = (
-            None if weight is None else found.sum(0).to(weight.dtype)
-            for weight, found in ((w_pos, d_pos), (w_time, d_time))
-        )
-        return dq, dk, dv, None, None, *of_weights, None
+
+@attention_triton_backward_op.register_fake
+def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    w_pos, w_time = others[3], others[4]
+    of_biases = (q.new_empty(0 if each is None else len(each), dtype=torch.float32) for each in (w_pos, w_time))
+    return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
+
+
+_NUM_TENSORS = 11  # of the inputs of attention_triton_op
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.options = inputs[_NUM_TENSORS:]
+    ctx.save_for_backward(*inputs[:_NUM_TENSORS], *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    *inputs, out, lse = ctx.saved_tensors
+    dq, dk, dv, d_pos, d_time = attention_triton_backward_op(grad, out, lse, *inputs, *ctx.options)
+    w_pos, w_time = inputs[6], inputs[7]
+    of_biases = (None if w_pos is None else d_pos.to(w_pos.dtype), None if w_time is None else d_time.to(w_time.dtype))
+    return (dq, dk, dv, None, None, None, *of_biases, None, None, None, *[None] * len(ctx.options))
+
+
+attention_triton_op.register_autograd(_differentiate, setup_context=_keep)
+register_flop_formula(torch.ops.ziggurat.jagged_attention_triton, get_raw=True)(forward_flops)
+register_flop_formula(torch.ops.ziggurat.jagged_attention_triton_backward, get_raw=True)(backward_flops)

@@ -1,214 +1,614 @@
-"""The Triton kernels of `triton.py`. Importing this needs the package triton; only `triton.py` does, when asked to."""
+"""The Triton kernels of `triton.py`. Importing this needs the package triton; only `triton.py` does, when asked to.
 
+    forward_kernel    a program for a tile of queries of one head: goes through the keys that they see
+    queries_kernel    the same tiles, backward: dQ, and for softmax δ_i = ⟨dO_i, O_i⟩
+    keys_kernel       a program for a tile of keys: goes through the queries that see them; dK and dV
+    biases_kernel     a program for a block diagonal of a sequence, all heads: sums of dS by place and by bucket
+    places_kernel     adds up what block diagonals hold for each place of w_pos
+
+Rows (queries) and columns (keys) are counted from the beginning of their sequence where masks are concerned, and from
+the first that is there where memory is. Tiles that all rows see whole come first and need no mask; those at the edges
+of what is seen follow, in one loop: left of the whole ones, right of them, and the rows' own columns where targets
+stand behind all that they see.
+"""
+
+# ruff: noqa: PLR0915  # a kernel is one program
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _rows_seen(rows, length, history, context, reach):
-    """The interval of columns that each row sees besides itself, and its position for the bias."""
-    context = tl.minimum(context, history)
-    shift = tl.maximum(context - 1, 0)
-    position = tl.minimum(rows, history)
-    high = tl.where(rows < context, history, tl.minimum(rows + 1, history))
-    first = position - reach
-    low = tl.where((reach > 0) & (rows >= context) & (first > shift), first, 0)
-    return low, high, position
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _buckets(asked, times, cell_bucket, cell_next):
-    """The bucket of every duration, found from its cell (`time_buckets.py`)."""
-    apart = asked[:, None] - times[None, :]
-    size = tl.maximum(tl.where(apart < 0, -apart, apart).to(tl.float32), 1.0)
-    cell = (size.to(tl.int32, bitcast=True) >> 20) - 1016
-    return tl.load(cell_bucket + cell) + (size >= tl.load(cell_next + cell)).to(tl.int32)
+def _clip(value, low, high):
+    return tl.minimum(tl.maximum(value, low), high)
 
 
 @triton.jit
-def _scores(
-    q, k, rows, columns, seen, history, asked, times, w_pos, w_time, cell_bucket, cell_next, scale, half,
-    has_pos: tl.constexpr, has_time: tl.constexpr,
+def _sequence(
+    offsets, query_offsets, targets, spans, b, sequences, has_targets: tl.constexpr, has_spans: tl.constexpr
 ):  # fmt: skip
-    """Scores of a tile, and which pairs see each other."""
-    low, high, position = seen
-    inside = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-    inside = inside | (columns[None, :] == rows[:, None])
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if has_pos:
-        at = half + tl.minimum(columns, history)[None, :] - position[:, None]
-        s += tl.load(w_pos + at, mask=inside, other=0.0)
-    if has_time:
-        s += tl.load(w_time + _buckets(asked, times, cell_bucket, cell_next))
-    return s, inside
+    """First key and query in memory, how many there are, where they stand in their sequence, its length and history."""
+    first_key = tl.load(offsets + b)
+    first_query = tl.load(query_offsets + b)
+    num_keys = (tl.load(offsets + b + 1) - first_key).to(tl.int32)
+    num_queries = (tl.load(query_offsets + b + 1) - first_query).to(tl.int32)
+    query_start = num_keys - num_queries
+    key_start = num_keys * 0
+    length = num_keys
+    if has_spans:
+        query_start = tl.load(spans + b).to(tl.int32)
+        key_start = tl.load(spans + sequences + b).to(tl.int32)
+        length = tl.load(spans + 2 * sequences + b).to(tl.int32)
+    history = length
+    if has_targets:
+        history = length - tl.load(targets + b).to(tl.int32)
+    return first_key, num_keys, first_query, num_queries, query_start, key_start, length, history
 
 
 @triton.jit
-def _load(of, first, index, count, head, heads, width: tl.constexpr, padded: tl.constexpr):
-    """Rows `first + index` of one head, (len(index), padded); zeros outside."""
-    c = tl.arange(0, padded)
-    at = ((first + index)[:, None] * heads + head) * width + c[None, :]
-    mask = ((index >= 0) & (index < count))[:, None] & (c < width)[None, :]
-    return tl.load(of + at, mask=mask, other=0.0)
+def _rows_seen(rows, history, context, reach):
+    """The interval of columns that each row sees besides itself."""
+    shift = tl.maximum(context - 1, 0)
+    first = tl.minimum(rows, history) - reach
+    high = tl.where(rows < context, history, tl.minimum(rows + 1, history))
+    low = tl.where((reach > 0) & (rows >= context) & (first > shift), first, 0)
+    return low, high
 
 
 @triton.jit
-def _store(to, values, first, index, count, head, heads, width: tl.constexpr, padded: tl.constexpr):
+def _columns_of_rows(first_row, last_row, history, context, reach, key_start, num_keys, tile: tl.constexpr):
+    """Where the tiles of columns lie that rows see: left, whole, right and own ones, in the order of memory.
+
+    Returns:
+        begin of the left tiles and how many, begin of whole ones and how many, right, own.
+    """
+    first_low, _first_high = _rows_seen(first_row, history, context, reach)
+    last_low, last_high = _rows_seen(last_row, history, context, reach)
+    most = tl.where(first_row < context, history, last_high)
+    least = tl.where(last_row < context, history, tl.minimum(tl.maximum(first_row, context) + 1, history))
+    left = _clip(first_low - key_start, 0, num_keys)
+    whole = _clip(last_low - key_start, 0, num_keys)
+    whole_end = _clip(least - key_start, 0, num_keys)
+    end = _clip(most - key_start, 0, num_keys)
+    num_left = tl.cdiv(whole - left, tile)
+    whole = left + num_left * tile
+    num_whole = tl.maximum(whole_end - whole, 0) // tile
+    right = whole + num_whole * tile
+    num_right = tl.cdiv(tl.maximum(end - right, 0), tile)
+    own = tl.maximum(tl.maximum(first_row, history) - key_start, right + num_right * tile)
+    own_end = tl.where(last_row >= history, _clip(last_row + 1 - key_start, 0, num_keys), 0)
+    num_own = tl.cdiv(tl.maximum(own_end - own, 0), tile)
+    return left, num_left, whole, num_whole, right, num_right, own, num_own
+
+
+@triton.jit
+def _rows_of_columns(
+    first, last, history, length, context, reach, query_start, num_queries, tile: tl.constexpr
+):  # fmt: skip
+    """Where the tiles of rows lie that see columns `first` to `last`: those of the context, left, whole and right ones.
+
+    Returns:
+        rows of the context that are asked and how many tiles of them, begin of left tiles and how many, whole, right.
+    """
+    shift = tl.maximum(context - 1, 0)
+    of_targets, _all_of_history = _rows_seen(history, history, context, reach)  # all targets stand at one position
+    is_history = first < history
+    begin = tl.where(is_history, tl.where(first < context, 0, tl.maximum(first, context)), first)
+    end = tl.minimum(history, reach + tl.maximum(shift, last) + 1)
+    end = tl.where((reach == 0) | (of_targets <= last), length, end)
+    end = tl.where(is_history, end, last + 1)
+    whole_end = tl.minimum(history, reach + tl.maximum(shift, first) + 1)
+    whole_end = tl.where((reach == 0) | (of_targets <= first), length, whole_end)
+    whole_end = tl.where(last < history, whole_end, 0)
+    of_context = tl.where(is_history & (first >= context), _clip(context - query_start, 0, num_queries), 0)
+    num_context = tl.cdiv(of_context, tile)
+    left = _clip(begin - query_start, 0, num_queries)
+    whole = _clip(last - query_start, left, num_queries)
+    end = _clip(end - query_start, 0, num_queries)
+    whole_end = _clip(whole_end - query_start, 0, num_queries)
+    whole = tl.where(whole < whole_end, whole, left)
+    num_left = tl.cdiv(whole - left, tile)
+    whole = left + num_left * tile
+    num_whole = tl.maximum(whole_end - whole, 0) // tile
+    right = whole + num_whole * tile
+    num_right = tl.cdiv(tl.maximum(end - right, 0), tile)
+    return of_context, num_context, left, num_left, whole, num_whole, right, num_right
+
+
+@triton.jit
+def _load_tile(
+    of, begin, index, limit, row_stride, dim: tl.constexpr, padded: tl.constexpr, masked: tl.constexpr
+):  # fmt: skip
+    """Rows `begin + index` of a matrix whose rows are `row_stride` apart, (len(index), padded); zeros outside."""
     c = tl.arange(0, padded)
-    at = ((first + index)[:, None] * heads + head) * width + c[None, :]
-    mask = ((index >= 0) & (index < count))[:, None] & (c < width)[None, :]
+    at = (begin + index)[:, None] * row_stride + c[None, :]
+    if masked:
+        return tl.load(of + at, mask=((begin + index) < limit)[:, None] & (c < dim)[None, :], other=0.0)
+    if dim < padded:
+        return tl.load(of + at, mask=(c < dim)[None, :], other=0.0)
+    return tl.load(of + at)
+
+
+@triton.jit
+def _store_tile(to, values, begin, index, limit, row_stride, dim: tl.constexpr, padded: tl.constexpr):
+    c = tl.arange(0, padded)
+    at = (begin + index)[:, None] * row_stride + c[None, :]
+    mask = ((begin + index) < limit)[:, None] & (c < dim)[None, :]
     tl.store(to + at, values.to(to.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _sequence(offsets, query_offsets, targets, b, has_targets: tl.constexpr):
-    """First key, length, first query, queries, and length of the history of a sequence."""
-    first_key, first_query = tl.load(offsets + b), tl.load(query_offsets + b)
-    length, asked = tl.load(offsets + b + 1) - first_key, tl.load(query_offsets + b + 1) - first_query
-    history = length
-    if has_targets:
-        history = length - tl.load(targets + b)
-    return first_key, length, first_query, asked, history
+def _buckets(asked, times, cells):
+    """The bucket of every duration, found from its cell (`time_buckets.py`): bucket below, threshold above."""
+    apart = asked - times
+    size = tl.maximum(tl.where(apart < 0, -apart, apart).to(tl.float32), 1.0)
+    cell = tl.load(cells + ((size.to(tl.int32, bitcast=True) >> 20) - 1016))
+    threshold = (cell >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return cell.to(tl.int32) + (size >= threshold).to(tl.int32)
+
+
+@triton.jit
+def _scores(
+    products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale,
+    has_pos: tl.constexpr, has_time: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile from its products; rows and columns are positions, and broadcast against each other."""
+    s = products * scale
+    if has_pos:
+        # Clipped for rows and columns of a tile that are not there.
+        place = half + _clip(tl.minimum(columns, history), 0, half) - _clip(tl.minimum(rows, history), 0, half)
+        s += tl.load(w_pos + place)
+    if has_time:
+        s += tl.load(w_time + _buckets(asked, times, cells))
+    return s
+
+
+@triton.jit
+def _is_seen(rows, columns, history, context, reach):
+    low, high = _rows_seen(rows, history, context, reach)
+    return ((columns >= low) & (columns < high)) | (columns == rows)
+
+
+@triton.jit
+def _gate(s):
+    """The logistic function."""
+    return 1.0 / (1.0 + tl.exp2(s * -LOG2_E))
+
+
+@triton.jit
+def _weights_and_slopes(s, g, lse, delta, form: tl.constexpr):
+    """Weights, and gradients of scores from gradients `g` of weights; both times n for pointwise forms."""
+    if form == "silu":
+        gate = _gate(s)
+        weights = s * gate
+        slopes = g * (gate + weights * (1.0 - gate))
+    elif form == "relu":
+        weights = tl.maximum(s, 0.0)
+        slopes = tl.where(s > 0.0, g, 0.0)
+    else:
+        weights = tl.exp2((s - lse) * LOG2_E)
+        slopes = weights * (g - delta)
+    return weights, slopes
 
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, offsets, query_offsets, targets, w_pos, w_time, query_times, key_times, cell_bucket, cell_next,
-    heads, context, reach, half, scale, inverse,
-    dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
-    has_targets: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr, block: tl.constexpr,
+    q, k, v, out, lse, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times, cells,
+    sequences, tiles, context, reach, half, scale, inverse,
+    q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
+    heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
+    has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
 ):  # fmt: skip
-    """Results of `block` queries of one head of one sequence."""
-    b, head = tl.program_id(1) // heads, tl.program_id(1) % heads
-    first_key, length, first_query, asked, history = _sequence(offsets, query_offsets, targets, b, has_targets)
-    index = tl.program_id(0) * block + tl.arange(0, block)
-    rows = length - asked + index
-    seen = _rows_seen(rows, length, history, context, reach)
-    queries = _load(q, first_query, index, asked, head, heads, dim, padded)
-    asked_at = rows
+    """Results of `rows_tile` queries of one head of one sequence; late queries, which see most, are taken first."""
+    pid = tl.program_id(0)
+    tile = tiles - 1 - pid // (sequences * heads)
+    b = (pid // heads) % sequences
+    head = pid % heads
+    first_key, num_keys, first_query, num_queries, query_start, key_start, _length, history = _sequence(
+        offsets, query_offsets, targets, spans, b, sequences, has_targets, has_spans
+    )
+    begin = tile * rows_tile
+    if begin >= num_queries:
+        return
+    context = tl.minimum(context, history)
+    q += first_query * q_row + head * q_head
+    k += first_key * k_row + head * k_head
+    v += first_key * v_row + head * v_head
+    index = tl.arange(0, rows_tile)
+    across = tl.arange(0, columns_tile)
+    rows = (query_start + begin + index)[:, None]
+    queries = _load_tile(q, begin, index, num_queries, q_row, dim, padded, True)
+    asked = rows
     if has_time:
-        asked_at = tl.load(query_times + first_query + index, mask=index < asked, other=0)
-    sums = tl.zeros((block, padded_value), dtype=tl.float32)
-    if tl.program_id(0) * block < asked:
-        for begin in range(0, length, block):
-            columns = begin + tl.arange(0, block)
-            keys = _load(k, first_key, columns, length, head, heads, dim, padded)
-            values = _load(v, first_key, columns, length, head, heads, value_dim, padded_value)
+        asked = tl.load(query_times + first_query + begin + index, mask=begin + index < num_queries, other=0)[:, None]
+    last_row = query_start + tl.minimum(begin + rows_tile, num_queries) - 1
+    left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
+        query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
+    )
+    sums = tl.zeros((rows_tile, padded_value), dtype=tl.float32)
+    most = tl.full((rows_tile,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((rows_tile,), dtype=tl.float32)
+    for masked in tl.static_range(2):
+        for i in range(num_whole if masked == 0 else num_left + num_right + num_own):
+            if masked == 0:
+                at = whole + i * columns_tile
+            else:
+                at = tl.where(i < num_left, left, right - num_left * columns_tile) + i * columns_tile
+                at = tl.where(i < num_left + num_right, at, own + (i - num_left - num_right) * columns_tile)
+            keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
+            values = _load_tile(v, at, across, num_keys, v_row, value_dim, padded_value, masked)
+            columns = (key_start + at + across)[None, :]
             times = columns
             if has_time:
-                times = tl.load(key_times + first_key + columns, mask=columns < length, other=0)
-            s, inside = _scores(
-                queries, keys, rows, columns, seen, history, asked_at, times, w_pos, w_time, cell_bucket, cell_next,
-                scale, half, has_pos, has_time,
-            )  # fmt: skip
-            weights = tl.where(inside, s / (1.0 + tl.exp(-s)) * inverse, 0.0)
-            sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-    _store(out, sums, first_query, index, asked, head, heads, value_dim, padded_value)
-
-
-@triton.jit
-def _slopes(s, inside, g, inverse):
-    """Weights and gradients of scores, from scores and gradients of weights."""
-    gate = 1.0 / (1.0 + tl.exp(-s))
-    weights = tl.where(inside, s * gate * inverse, 0.0)
-    return weights, tl.where(inside, g * gate * (1.0 + s * (1.0 - gate)) * inverse, 0.0)
+                times = tl.load(key_times + first_key + at + across, mask=at + across < num_keys, other=0)[None, :]
+            products = tl.dot(queries, tl.trans(keys), input_precision=precision)
+            s = _scores(
+                products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
+            )
+            if form == "softmax":
+                if masked:
+                    seen = _is_seen(rows, columns, history, context, reach) & (at + across < num_keys)[None, :]
+                    s = tl.where(seen, s, float("-inf"))
+                s *= LOG2_E
+                higher = tl.maximum(most, tl.max(s, axis=1))
+                base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that saw nothing yet
+                weights = tl.exp2(s - base[:, None])
+                shrink = tl.exp2(most - base)
+                total = total * shrink + tl.sum(weights, axis=1)
+                sums *= shrink[:, None]
+                most = higher
+            else:
+                weights = s * _gate(s) if form == "silu" else tl.maximum(s, 0.0)
+                if masked:
+                    weights = tl.where(_is_seen(rows, columns, history, context, reach), weights, 0.0)
+            sums = tl.dot(weights.to(values.dtype), values, sums, input_precision=precision)
+    if form == "softmax":
+        sums = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        logarithms = tl.where(total > 0.0, most * LN_2 + tl.log(total), float("-inf"))
+        tl.store(lse + (first_query + begin + index) * heads + head, logarithms, mask=begin + index < num_queries)
+    else:
+        sums *= inverse
+    out += first_query * out_row + head * out_head
+    _store_tile(out, sums, begin, index, num_queries, out_row, value_dim, padded_value)
 
 
 @triton.jit
 def queries_kernel(
-    q, k, v, grad, dq, d_pos, d_time, offsets, query_offsets, targets, w_pos, w_time, query_times, key_times,
-    cell_bucket, cell_next, heads, context, reach, half, scale, inverse,
-    dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
-    has_targets: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr, block: tl.constexpr,
-    positions: tl.constexpr, buckets: tl.constexpr,
+    q, k, v, grad, out, lse, delta, dq, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
+    cells, sequences, tiles, context, reach, half, scale, inverse,
+    q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head, out_row, out_head,
+    heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
+    has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries of one head of one sequence, and its share of the biases' gradients.
-
-    One program goes through all bands, and adds to its own share alone: no atomics, so the same bits on repeat.
-    """
+    """Gradients of `rows_tile` queries of one head of one sequence."""
     pid = tl.program_id(0)
-    b, head = pid // heads, pid % heads
-    first_key, length, first_query, asked, history = _sequence(offsets, query_offsets, targets, b, has_targets)
-    for band in range(0, asked, block):
-        index = band + tl.arange(0, block)
-        rows = length - asked + index
-        seen = _rows_seen(rows, length, history, context, reach)
-        queries = _load(q, first_query, index, asked, head, heads, dim, padded)
-        grads = _load(grad, first_query, index, asked, head, heads, value_dim, padded_value)
-        asked_at = rows
-        if has_time:
-            asked_at = tl.load(query_times + first_query + index, mask=index < asked, other=0)
-        sums = tl.zeros((block, padded), dtype=tl.float32)
-        for begin in range(0, length, block):
-            columns = begin + tl.arange(0, block)
-            keys = _load(k, first_key, columns, length, head, heads, dim, padded)
-            values = _load(v, first_key, columns, length, head, heads, value_dim, padded_value)
+    tile = tiles - 1 - pid // (sequences * heads)
+    b = (pid // heads) % sequences
+    head = pid % heads
+    first_key, num_keys, first_query, num_queries, query_start, key_start, _length, history = _sequence(
+        offsets, query_offsets, targets, spans, b, sequences, has_targets, has_spans
+    )
+    begin = tile * rows_tile
+    if begin >= num_queries:
+        return
+    context = tl.minimum(context, history)
+    q += first_query * q_row + head * q_head
+    k += first_key * k_row + head * k_head
+    v += first_key * v_row + head * v_head
+    grad += first_query * grad_row + head * grad_head
+    index = tl.arange(0, rows_tile)
+    across = tl.arange(0, columns_tile)
+    rows = (query_start + begin + index)[:, None]
+    is_there = begin + index < num_queries
+    queries = _load_tile(q, begin, index, num_queries, q_row, dim, padded, True)
+    grads = _load_tile(grad, begin, index, num_queries, grad_row, value_dim, padded_value, True)
+    sums_of_row = 0.0
+    mean = 0.0
+    if form == "softmax":
+        out += first_query * out_row + head * out_head
+        results = _load_tile(out, begin, index, num_queries, out_row, value_dim, padded_value, True)
+        means = tl.sum(grads.to(tl.float32) * results.to(tl.float32), axis=1)
+        of_rows = (first_query + begin + index) * heads + head
+        tl.store(delta + of_rows, means, mask=is_there)
+        logarithms = tl.load(lse + of_rows, mask=is_there, other=float("inf"))
+        logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)  # a row that sees nothing
+        sums_of_row = logarithms[:, None]
+        mean = means[:, None]
+    asked = rows
+    if has_time:
+        asked = tl.load(query_times + first_query + begin + index, mask=is_there, other=0)[:, None]
+    last_row = query_start + tl.minimum(begin + rows_tile, num_queries) - 1
+    left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
+        query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
+    )
+    sums = tl.zeros((rows_tile, padded), dtype=tl.float32)
+    for masked in tl.static_range(2):
+        for i in range(num_whole if masked == 0 else num_left + num_right + num_own):
+            if masked == 0:
+                at = whole + i * columns_tile
+            else:
+                at = tl.where(i < num_left, left, right - num_left * columns_tile) + i * columns_tile
+                at = tl.where(i < num_left + num_right, at, own + (i - num_left - num_right) * columns_tile)
+            keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
+            values = _load_tile(v, at, across, num_keys, v_row, value_dim, padded_value, masked)
+            columns = (key_start + at + across)[None, :]
             times = columns
             if has_time:
-                times = tl.load(key_times + first_key + columns, mask=columns < length, other=0)
-            s, inside = _scores(
-                queries, keys, rows, columns, seen, history, asked_at, times, w_pos, w_time, cell_bucket, cell_next,
-                scale, half, has_pos, has_time,
-            )  # fmt: skip
-            inside = inside & (index < asked)[:, None] & (columns < length)[None, :]
-            _, slopes = _slopes(s, inside, tl.dot(grads, tl.trans(values), input_precision="ieee"), inverse)
-            sums += tl.dot(slopes.to(keys.dtype), keys, input_precision="ieee")
-            if has_pos:
-                places = half + tl.minimum(columns, history)[None, :] - tl.minimum(rows, history)[:, None]
-                lowest = tl.min(tl.min(tl.where(inside, places, positions), axis=1), axis=0)
-                highest = tl.max(tl.max(tl.where(inside, places, -1), axis=1), axis=0)
-                for place in range(lowest, highest + 1):
-                    of_place = tl.sum(tl.sum(tl.where(places == place, slopes, 0.0), axis=1), axis=0)
-                    to = d_pos + pid * positions + place
-                    tl.store(to, tl.load(to) + of_place)
-            if has_time:
-                found = _buckets(asked_at, times, cell_bucket, cell_next)
-                lowest = tl.min(tl.min(tl.where(inside, found, buckets), axis=1), axis=0)
-                highest = tl.max(tl.max(tl.where(inside, found, -1), axis=1), axis=0)
-                for bucket in range(lowest, highest + 1):
-                    of_bucket = tl.sum(tl.sum(tl.where(found == bucket, slopes, 0.0), axis=1), axis=0)
-                    to = d_time + pid * buckets + bucket
-                    tl.store(to, tl.load(to) + of_bucket)
-        _store(dq, sums * scale, first_query, index, asked, head, heads, dim, padded)
+                times = tl.load(key_times + first_key + at + across, mask=at + across < num_keys, other=0)[None, :]
+            products = tl.dot(queries, tl.trans(keys), input_precision=precision)
+            g = tl.dot(grads, tl.trans(values), input_precision=precision)
+            s = _scores(
+                products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
+            )
+            _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
+            if masked:
+                seen = _is_seen(rows, columns, history, context, reach)
+                if form == "softmax":
+                    seen = seen & (at + across < num_keys)[None, :]
+                slopes = tl.where(seen, slopes, 0.0)
+            if keys.dtype == tl.float16:
+                slopes *= inverse  # before it is rounded: n times the gradient may be more than FP16 has
+            sums = tl.dot(slopes.to(keys.dtype), keys, sums, input_precision=precision)
+    if k.dtype.element_ty != tl.float16:
+        sums *= inverse
+    dq += (first_query * heads + head) * dim
+    _store_tile(dq, sums * scale, begin, index, num_queries, heads * dim, dim, padded)
 
 
 @triton.jit
 def keys_kernel(
-    q, k, v, grad, dk, dv, offsets, query_offsets, targets, w_pos, w_time, query_times, key_times, cell_bucket,
-    cell_next, heads, context, reach, half, scale, inverse,
-    dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
-    has_targets: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr, block: tl.constexpr,
+    q, k, v, grad, lse, delta, dk, dv, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
+    cells, sequences, tiles, context, reach, half, scale, inverse,
+    q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
+    heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
+    has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `block` keys and values of one head of one sequence."""
-    b, head = tl.program_id(1) // heads, tl.program_id(1) % heads
-    first_key, length, first_query, asked, history = _sequence(offsets, query_offsets, targets, b, has_targets)
-    columns = tl.program_id(0) * block + tl.arange(0, block)
-    keys = _load(k, first_key, columns, length, head, heads, dim, padded)
-    values = _load(v, first_key, columns, length, head, heads, value_dim, padded_value)
+    """Gradients of `columns_tile` keys and values of one head of one sequence.
+
+    Early keys, which most rows see, are taken first: tiles are counted from the end of each sequence.
+    """
+    pid = tl.program_id(0)
+    b = (pid // heads) % sequences
+    head = pid % heads
+    first_key, num_keys, first_query, num_queries, query_start, key_start, length, history = _sequence(
+        offsets, query_offsets, targets, spans, b, sequences, has_targets, has_spans
+    )
+    tile = tl.cdiv(num_keys, columns_tile) - tiles + pid // (sequences * heads)
+    if tile < 0:
+        return
+    begin = tile * columns_tile
+    context = tl.minimum(context, history)
+    q += first_query * q_row + head * q_head
+    k += first_key * k_row + head * k_head
+    v += first_key * v_row + head * v_head
+    grad += first_query * grad_row + head * grad_head
+    lse += first_query * heads + head
+    delta += first_query * heads + head
+    index = tl.arange(0, columns_tile)
+    across = tl.arange(0, rows_tile)
+    columns = (key_start + begin + index)[:, None]
+    keys = _load_tile(k, begin, index, num_keys, k_row, dim, padded, True)
+    values = _load_tile(v, begin, index, num_keys, v_row, value_dim, padded_value, True)
     times = columns
     if has_time:
-        times = tl.load(key_times + first_key + columns, mask=columns < length, other=0)
-    of_keys = tl.zeros((block, padded), dtype=tl.float32)
-    of_values = tl.zeros((block, padded_value), dtype=tl.float32)
-    if tl.program_id(0) * block < length:
-        for band in range(0, asked, block):
-            index = band + tl.arange(0, block)
-            rows = length - asked + index
-            seen = _rows_seen(rows, length, history, context, reach)
-            queries = _load(q, first_query, index, asked, head, heads, dim, padded)
-            grads = _load(grad, first_query, index, asked, head, heads, value_dim, padded_value)
-            asked_at = rows
+        times = tl.load(key_times + first_key + begin + index, mask=begin + index < num_keys, other=0)[:, None]
+    last = key_start + tl.minimum(begin + columns_tile, num_keys) - 1
+    of_context, num_context, left, num_left, whole, num_whole, right, num_right = _rows_of_columns(
+        key_start + begin, last, history, length, context, reach, query_start, num_queries, rows_tile
+    )
+    of_keys = tl.zeros((columns_tile, padded), dtype=tl.float32)
+    of_values = tl.zeros((columns_tile, padded_value), dtype=tl.float32)
+    for masked in tl.static_range(2):
+        for i in range(num_whole if masked == 0 else num_left + num_right + num_context):
+            limit = num_queries
+            if masked == 0:
+                at = whole + i * rows_tile
+            else:
+                at = tl.where(i < num_left, left, right - num_left * rows_tile) + i * rows_tile
+                is_context = i >= num_left + num_right
+                at = tl.where(is_context, (i - num_left - num_right) * rows_tile, at)
+                limit = tl.where(is_context, of_context, num_queries)
+            queries = _load_tile(q, at, across, limit, q_row, dim, padded, masked)
+            grads = _load_tile(grad, at, across, limit, grad_row, value_dim, padded_value, masked)
+            rows = (query_start + at + across)[None, :]
+            is_there = at + across < limit
+            asked = rows
             if has_time:
-                asked_at = tl.load(query_times + first_query + index, mask=index < asked, other=0)
-            s, inside = _scores(
-                queries, keys, rows, columns, seen, history, asked_at, times, w_pos, w_time, cell_bucket, cell_next,
-                scale, half, has_pos, has_time,
-            )  # fmt: skip
-            inside = inside & (index < asked)[:, None]
-            weights, slopes = _slopes(s, inside, tl.dot(grads, tl.trans(values), input_precision="ieee"), inverse)
-            of_values += tl.dot(tl.trans(weights.to(grads.dtype)), grads, input_precision="ieee")
-            of_keys += tl.dot(tl.trans(slopes.to(queries.dtype)), queries, input_precision="ieee")
-    _store(dk, of_keys * scale, first_key, columns, length, head, heads, dim, padded)
-    _store(dv, of_values, first_key, columns, length, head, heads, value_dim, padded_value)
+                asked = tl.load(query_times + first_query + at + across, mask=is_there, other=0)[None, :]
+            sums_of_row = 0.0
+            mean = 0.0
+            if form == "softmax":
+                logarithms = tl.load(lse + (at + across) * heads, mask=is_there, other=float("inf"))
+                logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)
+                sums_of_row = logarithms[None, :]
+                mean = tl.load(delta + (at + across) * heads, mask=is_there, other=0.0)[None, :]
+            products = tl.dot(keys, tl.trans(queries), input_precision=precision)
+            g = tl.dot(values, tl.trans(grads), input_precision=precision)
+            s = _scores(
+                products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
+            )
+            weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
+            if masked:
+                seen = _is_seen(rows, columns, history, context, reach) & is_there[None, :]
+                weights = tl.where(seen, weights, 0.0)
+                slopes = tl.where(seen, slopes, 0.0)
+            if keys.dtype == tl.float16:
+                slopes *= inverse
+            of_values = tl.dot(weights.to(grads.dtype), grads, of_values, input_precision=precision)
+            of_keys = tl.dot(slopes.to(queries.dtype), queries, of_keys, input_precision=precision)
+    if k.dtype.element_ty != tl.float16:
+        of_keys *= inverse
+    dk += (first_key * heads + head) * dim
+    dv += (first_key * heads + head) * value_dim
+    _store_tile(dk, of_keys * scale, begin, index, num_keys, heads * dim, dim, padded)
+    _store_tile(dv, of_values * inverse, begin, index, num_keys, heads * value_dim, value_dim, padded_value)
+
+
+@triton.jit
+def biases_kernel(
+    q, k, v, grad, lse, delta, d_places, d_columns, d_own, d_time, offsets, query_offsets, targets, spans,
+    w_pos, w_time, query_times, key_times, cells, sequences, tiles, lead, pieces, context, reach, half, scale, inverse,
+    q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
+    heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
+    has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    form: tl.constexpr, precision: tl.constexpr, tile: tl.constexpr, buckets: tl.constexpr,
+    padded_buckets: tl.constexpr, of_targets: tl.constexpr,
+):  # fmt: skip
+    """Sums of dS over all heads: of a piece of a block diagonal by place, and by bucket.
+
+    All tiles of a block diagonal hold the same places at the same elements, so they are added up as tiles, and the
+    diagonals of the sum are added up once, at the end. Targets stand at one position, so theirs are sums of columns:
+    `of_targets` asks for these, a block of columns a program; else rows behind the first target are left out.
+    """
+    pid = tl.program_id(0)
+    b = pid % sequences
+    piece = (pid // sequences) % pieces
+    band = pid // (sequences * pieces)
+    first_key, num_keys, first_query, num_queries, query_start, key_start, _length, history = _sequence(
+        offsets, query_offsets, targets, spans, b, sequences, has_targets, has_spans
+    )
+    context = tl.minimum(context, history)
+    if of_targets:
+        apart = 0
+        first_tile = _clip(history + 1 - query_start, 0, num_queries) // tile
+        last_tile = tl.cdiv(num_queries, tile)
+        if band * tile >= num_keys:
+            return
+    else:
+        apart = band - lead  # of tiles of rows and tiles of columns
+        first_tile = tl.maximum(apart, 0)
+        last_tile = tl.minimum(tl.cdiv(num_queries, tile), tl.cdiv(num_keys, tile) + apart)
+        if has_pos and has_targets:
+            last_tile = tl.minimum(last_tile, tl.cdiv(_clip(history + 1 - query_start, 0, num_queries), tile))
+    share = tl.cdiv(tl.maximum(last_tile - first_tile, 0), pieces)
+    first_tile += piece * share
+    last_tile = tl.minimum(last_tile, first_tile + share)
+    if first_tile >= last_tile:
+        return
+    index = tl.arange(0, tile)
+    of_buckets = tl.arange(0, padded_buckets)
+    sums = tl.zeros((tile, tile), dtype=tl.float32)
+    histogram = tl.zeros((padded_buckets,), dtype=tl.float32)
+    for row_tile in range(first_tile, last_tile):
+        row_at = row_tile * tile
+        at = (row_tile - apart) * tile
+        if of_targets:
+            at = band * tile
+        first_row = query_start + row_at
+        last_row = query_start + tl.minimum(row_at + tile, num_queries) - 1
+        first_column = key_start + at
+        last_column = key_start + tl.minimum(at + tile, num_keys) - 1
+        low, first_high = _rows_seen(first_row, history, context, reach)
+        _last_low, high = _rows_seen(last_row, history, context, reach)
+        high = tl.maximum(high, first_high)
+        is_any = (low <= last_column) & (high > first_column)
+        is_any = is_any | ((first_row <= last_column) & (first_column <= last_row))
+        if is_any:
+            rows = (query_start + row_at + index)[:, None]
+            columns = (key_start + at + index)[None, :]
+            is_row = row_at + index < num_queries
+            is_column = at + index < num_keys
+            seen = _is_seen(rows, columns, history, context, reach) & is_row[:, None] & is_column[None, :]
+            if has_pos and has_targets:
+                seen = seen & ((rows > history) if of_targets else (rows <= history))
+            asked = rows
+            times = columns
+            added = tl.zeros((tile, tile), dtype=tl.float32)
+            found = tl.zeros((tile, tile), dtype=tl.int32)
+            if has_time:
+                asked = tl.load(query_times + first_query + row_at + index, mask=is_row, other=0)[:, None]
+                times = tl.load(key_times + first_key + at + index, mask=is_column, other=0)[None, :]
+                found = _buckets(asked, times, cells)
+            added = _scores(
+                added, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
+            )
+            slopes_of_heads = tl.zeros((tile, tile), dtype=tl.float32)
+            for head in range(heads):
+                queries = _load_tile(
+                    q + first_query * q_row + head * q_head, row_at, index, num_queries, q_row, dim, padded, True
+                )
+                keys = _load_tile(k + first_key * k_row + head * k_head, at, index, num_keys, k_row, dim, padded, True)
+                grads = _load_tile(
+                    grad + first_query * grad_row + head * grad_head,
+                    row_at, index, num_queries, grad_row, value_dim, padded_value, True,
+                )  # fmt: skip
+                values = _load_tile(
+                    v + first_key * v_row + head * v_head, at, index, num_keys, v_row, value_dim, padded_value, True
+                )
+                sums_of_row = 0.0
+                mean = 0.0
+                if form == "softmax":
+                    to = (first_query + row_at + index) * heads + head
+                    logarithms = tl.load(lse + to, mask=is_row, other=float("inf"))
+                    logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)
+                    sums_of_row = logarithms[:, None]
+                    mean = tl.load(delta + to, mask=is_row, other=0.0)[:, None]
+                s = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale + added
+                g = tl.dot(grads, tl.trans(values), input_precision=precision)
+                _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
+                slopes_of_heads += slopes
+            slopes_of_heads = tl.where(seen, slopes_of_heads, 0.0)
+            if has_pos:
+                sums += slopes_of_heads
+            if has_time:
+                lowest = tl.min(tl.min(tl.where(seen, found, buckets), axis=1), axis=0)
+                highest = tl.max(tl.max(tl.where(seen, found, -1), axis=1), axis=0)
+                for bucket in range(lowest, highest + 1):
+                    of_bucket = tl.sum(tl.sum(tl.where(found == bucket, slopes_of_heads, 0.0), axis=1), axis=0)
+                    histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
+    if has_time:
+        slot = (band * pieces + piece) * sequences + b
+        tl.store(d_time + slot.to(tl.int64) * buckets + of_buckets, histogram * inverse, mask=of_buckets < buckets)
+    if has_pos:
+        if of_targets:
+            slot = (b * pieces + piece) * tiles + band
+            of_columns = tl.sum(sums, axis=0) * inverse
+            tl.store(d_columns + slot.to(tl.int64) * tile + index, of_columns)
+            is_target = key_start + band * tile + index >= history
+            tl.store(d_own + slot, tl.sum(tl.where(is_target, of_columns, 0.0), axis=0))
+        else:
+            # Element (i, c) becomes (i, (i + c) mod tile): what lies on one diagonal lies in one column then.
+            shifted = (index[:, None] + index[None, :]) % tile
+            turned = tl.gather(sums, shifted, axis=1)
+            is_above = index[:, None] + index[None, :] < tile
+            to = d_places + ((b * pieces + piece).to(tl.int64) * (tiles + lead) + band) * (2 * tile)
+            tl.store(to + tile + index, tl.sum(tl.where(is_above, turned, 0.0), axis=0) * inverse)
+            tl.store(to + index, tl.sum(tl.where(is_above, 0.0, turned), axis=0) * inverse)
+
+
+@triton.jit
+def places_kernel(
+    d_places, d_columns, d_pos, offsets, query_offsets, targets, spans, sequences, tiles, lead, half, positions,
+    has_targets: tl.constexpr, has_spans: tl.constexpr, pieces: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Sums over sequences of what block diagonals, and columns that targets see, hold for `block` places of w_pos."""
+    places = tl.program_id(0) * block + tl.arange(0, block)
+    distance = places - half
+    sums = tl.zeros((block,), dtype=tl.float32)
+    for b in range(sequences):
+        _first_key, num_keys, _first_query, _num_queries, query_start, key_start, _length, history = _sequence(
+            offsets, query_offsets, targets, spans, b, sequences, has_targets, has_spans
+        )
+        # Rows less columns, counted in memory, are i − j = apart: on diagonals of two bands of tiles.
+        apart = key_start - query_start - distance + tile * (lead + 1)
+        band = apart // tile - 1
+        for piece in tl.static_range(pieces):
+            of_piece = d_places + tl.cast(b * pieces + piece, tl.int64) * (tiles + lead) * (2 * tile)
+            for further in tl.static_range(2):
+                place = tile * (1 + further) - apart % tile
+                is_there = (apart >= 0) & (band + further >= 0) & (band + further < tiles + lead) & (place < 2 * tile)
+                at = (band + further) * (2 * tile) + place
+                sums += tl.load(of_piece + at, mask=is_there & (places < positions), other=0.0)
+            if has_targets:
+                column = distance + history - key_start
+                is_seen = (distance < 0) & (column >= 0) & (column < num_keys)
+                of_piece = d_columns + tl.cast(b * pieces + piece, tl.int64) * tiles * tile
+                sums += tl.load(of_piece + column, mask=is_seen & (places < positions), other=0.0)
+    tl.store(d_pos + places, sums, mask=places < positions)

@@ -1,0 +1,114 @@
+"""How the Triton kernels of attention are launched: sizes of tiles, warps of a program, stages of its loads.
+
+A kernel of attention holds a tile of rows (queries) and goes through tiles of columns (keys), or the other way round.
+What is fastest depends on the width of heads, the dtype and whether there are biases, so the table below has an entry
+for each part and kind. These numbers change the order in which products are summed, so they change last bits; on one
+machine they are constants, and a result has the same bits on repeat.
+
+`benchmarks/attention_gpu.py` times the candidates on the GPU that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+
+from ziggurat.ops.kernel_choice import power_of_two
+
+
+class AttentionPart(StrEnum):
+    """Kernels of attention that are launched alike."""
+
+    FORWARD = "forward"
+    QUERIES = "queries"  # backward, dQ
+    KEYS = "keys"  # backward, dK and dV
+    BIASES = "biases"  # backward, dw_pos and dw_time; rows and columns are equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLaunch:
+    """How one kernel is launched.
+
+    Args:
+        rows: queries of a tile; a power of two, 16 at least.
+        columns: keys of a tile; the same.
+        warps: of a program.
+        stages: tiles that are loaded ahead, the one that is computed among them.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns}, {self.warps} warps, {self.stages} stages"
+
+
+class AttentionKind(NamedTuple):
+    """What decides, besides the part, how a kernel is launched."""
+
+    products: str  # "half": BF16 or FP16; "tf32", "ieee": FP32
+    width: int  # of a head, padded: 16, 32, 64, 128, 256
+    is_biased: bool
+
+
+def kind_of(dtype: torch.dtype, *, width: int, is_biased: bool, precision: str) -> AttentionKind:
+    """The kind of a problem.
+
+    Args:
+        dtype: of q, k and v.
+        width: of a head of q, k or v, the larger one.
+        is_biased: by position or time.
+        precision: of products of FP32: "tf32" or "ieee".
+    """
+    products = precision if dtype is torch.float32 else "half"
+    return AttentionKind(products, power_of_two(width), is_biased)
+
+
+_TRIED: ContextVar[dict[AttentionPart, AttentionLaunch]] = ContextVar("tried launches")
+
+
+@contextmanager
+def launched_as(tried: dict[AttentionPart, AttentionLaunch]) -> Iterator[None]:
+    """Launch some parts otherwise than the table says, for whoever measures or tests launches.
+
+    Args:
+        tried: of the parts that are meant, for every kind.
+    """
+    token = _TRIED.set(_TRIED.get({}) | tried)
+    try:
+        yield
+    finally:
+        _TRIED.reset(token)
+
+
+def launch_of(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:
+    """How a part is launched for a kind of problem."""
+    tried = _TRIED.get({}).get(part)
+    if tried is not None:
+        return tried
+    if kind.products == "ieee":
+        return _ieee(part, kind)
+    wide = kind.width >= 128
+    if kind.width > 128 or kind.products == "tf32":
+        return AttentionLaunch(rows=64 if kind.width <= 64 else 32, columns=32, warps=4, stages=2)
+    if part is AttentionPart.FORWARD:
+        if kind.is_biased:
+            return AttentionLaunch(rows=128, columns=64, warps=8, stages=2)
+        return AttentionLaunch(rows=128, columns=64, warps=8 if wide else 4, stages=3)
+    if part is AttentionPart.BIASES:
+        return AttentionLaunch(rows=64, columns=64, warps=4 if not wide else 8, stages=2)
+    return AttentionLaunch(rows=64, columns=64, warps=8 if wide else 4, stages=2)
+
+
+def _ieee(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:
+    """Products of FP32 by the arithmetic units: small tiles, whose sums stay in registers."""
+    tile = 32 if kind.width <= 128 else 16
+    return AttentionLaunch(rows=tile, columns=tile, warps=4, stages=1 if part is AttentionPart.BIASES else 2)
