@@ -41,7 +41,8 @@ from ziggurat.models import AttentionActivation, DINConfig, MLPConfig, Model, bu
 from ziggurat.ops.karmarkar_karp import karmarkar_karp_kernel
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.trainer import Trainer

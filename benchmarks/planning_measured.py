@@ -26,7 +26,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.planned_step import PARTS, SuiteConfig, measure_plans
 from benchmarks.report import Case, Report
 from ziggurat.config import to_json
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cluster.catalogue import local_cluster
 from ziggurat.planning.costs.analytic import AnalyticCostModel, AnalyticCosts, HopSettings
 from ziggurat.planning.costs.learned import LearnedCostModel

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ziggurat.errors import PlanError
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers, possible_tower_sizes, show_ranks
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement, Towers, possible_tower_sizes, show_ranks
 
 TABLES = {"user": "user", "item": "item", "last_item": "item"}
 

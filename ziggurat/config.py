@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.specification import Specification
 from ziggurat.typed import Range, Reader, hints_of
 
 C = TypeVar("C")
@@ -36,7 +37,7 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         entries = [entry for entry in dataclasses.fields(value) if entry.init]
         return {entry.name: to_json(getattr(value, entry.name)) for entry in entries}
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum | Specification):
         return value.value
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
@@ -127,7 +128,7 @@ def _shown(value: Any) -> str:
         return ",".join(f"{name}={_shown(item)}" for name, item in value.items())
     if isinstance(value, tuple):
         return (" | " if any(isinstance(item, tuple) for item in value) else ",").join(_shown(item) for item in value)
-    return value.value if isinstance(value, enum.Enum) else str(value)
+    return value.value if isinstance(value, enum.Enum | Specification) else str(value)
 
 
 def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str) -> Any:
@@ -183,7 +184,7 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
         if text.lower() in ("false", "no", "0", "off"):
             return False
         raise _wrong(path, "true or false", text, where)
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+    if isinstance(hint, type) and issubclass(hint, enum.Enum | Specification):
         return text  # the reader makes a member of it
     if hint in (int, float):
         try:
@@ -219,7 +220,7 @@ def _type_name(hint: Any) -> str:
         return f"list of NAME={_type_name(arguments[1])}"
     if origin is Literal:
         return " or ".join(map(repr, arguments))
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+    if isinstance(hint, type) and issubclass(hint, enum.Enum | Specification):
         return "|".join(str(member.value) for member in hint)
     return "none" if hint is type(None) else getattr(hint, "__name__", str(hint))
 

@@ -15,12 +15,12 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import PlanError
 from ziggurat.files import Format, Seal
+from ziggurat.placements import TABLE_WISE, Placement
 from ziggurat.typed import Rank, Ranks, checked
 
 _MOST_RANKS_SHOWN = 6
@@ -28,21 +28,6 @@ _checked = functools.partial(checked, error=PlanError)
 _WAYS_OUT = ("check the path and the file's syntax", "plan again: ziggurat plan, ziggurat towers partition")
 TOWERS = Format(name="ziggurat.towers", what="towers", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
 PLAN = Format(name="ziggurat.plan", what="a plan", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
-
-
-class Placement(StrEnum):
-    """How one table is spread over ranks."""
-
-    TABLE_WISE = "table_wise"  # whole, on one rank
-    COLUMN_WISE = "column_wise"  # columns cut into equal parts, one a rank
-    ROW_WISE = "row_wise"  # rows cut into equal blocks, one a rank
-    TABLE_ROW_WISE = "table_row_wise"  # the same over ranks of one host: partial sums are added up inside it
-    DATA_PARALLEL = "data_parallel"  # a copy on every rank (of the tower group); gradients of touched rows summed
-
-    @property
-    def cuts_rows(self) -> bool:
-        """True if each rank holds some rows with all their columns."""
-        return self in (Placement.ROW_WISE, Placement.TABLE_ROW_WISE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +118,7 @@ class TablePlacement:
     """
 
     table: str
-    placement: Placement = Placement.TABLE_WISE
+    placement: Placement = TABLE_WISE
     ranks: tuple[Rank, ...]
 
 
@@ -160,12 +145,12 @@ class Plan:
         twice = sorted(name for name, count in counts.items() if count > 1)
         _expect(not twice, "each table once", f"twice: {', '.join(twice)}", "plan")
         for entry in self.tables:
-            fits = len(set(entry.ranks)) == len(entry.ranks) and all(0 <= r < self.world_size for r in entry.ranks)
-            fits = fits and (len(entry.ranks) == 1 if entry.placement is Placement.TABLE_WISE else bool(entry.ranks))
+            found = f"ranks {list(entry.ranks)}, {entry.placement}"
+            are_ranks = all(0 <= rank < self.world_size for rank in entry.ranks)
             _expect(
-                fits,
-                f"different ranks from 0 to {self.world_size - 1}, exactly one for {Placement.TABLE_WISE.value}",
-                f"ranks {list(entry.ranks)}, {entry.placement.value}",
+                are_ranks and len(set(entry.ranks)) == len(entry.ranks),
+                f"different ranks from 0 to {self.world_size - 1}",
+                found,
                 f"plan, table {entry.table!r}",
             )
         if self.towers is not None:
@@ -180,13 +165,10 @@ class Plan:
             )
         size = self.ranks_per_group
         for entry in self.tables:
-            first = min(entry.ranks) // size * size
-            _expect(
-                entry.placement is not Placement.DATA_PARALLEL or entry.ranks == tuple(range(first, first + size)),
-                f"all ranks that look the table up, {list(range(first, first + size))}, in this order",
-                f"ranks {list(entry.ranks)}, {entry.placement.value}",
-                f"plan, table {entry.table!r}",
-            )
+            first = min(entry.ranks, default=0) // size * size
+            expected = entry.placement.check_ranks(entry.ranks, group=range(first, first + size))
+            found = f"ranks {list(entry.ranks)}, {entry.placement}"
+            _expect(not expected, expected, found, f"plan, table {entry.table!r}")
 
     @property
     def ranks_per_group(self) -> int:
@@ -239,7 +221,7 @@ class Plan:
     def __str__(self) -> str:
         """A table for people: where every table goes."""
         lines = [("table", "placement", "ranks")]
-        lines += [(entry.table, entry.placement.value, show_ranks(entry.ranks)) for entry in self.tables]
+        lines += [(entry.table, entry.placement.name, show_ranks(entry.ranks)) for entry in self.tables]
         widths = [max(len(line[column]) for line in lines) for column in range(2)]
         heading = f"plan for {self.world_size} ranks"
         if self.towers is not None:

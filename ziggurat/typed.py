@@ -6,7 +6,7 @@ an error in four parts names the field:
     int, float, str, bool    as they are; a whole number is taken for a float, numpy's numbers for Python's, a path for
                              text; no text for a number, no NaN, nothing beyond 64 bits
     Count, Dim, Length, …    whole numbers with bounds (`Range`): what no machine holds is refused before it is tried
-    StrEnum                  a member, or its text
+    StrEnum, Specification   a member, or its text
     tuple[X, ...]            a tuple or a list of X;  dict[str, X], list[X] likewise
     X | None                 None, or X
     dataclass                one, or a dict with its fields; of a union the one whose `kind` is given
@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.specification import Specification
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ class Reader:
             if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
                 raise self.wrong(path, "a group of names with values", data)
             return {name: self.read(arguments[1], item, f"{path}.{name}") for name, item in data.items()}
-        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if isinstance(hint, type) and issubclass(hint, enum.Enum | Specification):
             return self._member(hint, data, path)
         if dataclasses.is_dataclass(hint):
             return data if isinstance(data, typing.cast(type, hint)) else self.build(hint, data, path)
@@ -261,13 +262,13 @@ class Reader:
             return data
         return origin(items)
 
-    def _member(self, hint: type[enum.Enum], data: Any, path: str) -> enum.Enum:
+    def _member(self, hint: type[enum.Enum | Specification], data: Any, path: str) -> enum.Enum | Specification:
         try:
             if isinstance(data, hint):
                 return data
             if not isinstance(data, str):  # a frame would be compared with every member, each in its own way
                 raise ValueError(data)
-            return hint(data)
+            return hint.named(data) if issubclass(hint, Specification) else hint(data)
         except ValueError:
             choices = [str(member.value) for member in hint]
             near = nearest(
@@ -348,7 +349,7 @@ def fits(hint: Any) -> typing.Callable[[Any], bool]:
         return lambda value: type(value) is float and value == value
     if hint in (bool, str):
         return lambda value: type(value) is hint
-    if isinstance(hint, type) and (issubclass(hint, enum.Enum) or dataclasses.is_dataclass(hint)):
+    if isinstance(hint, type) and (issubclass(hint, enum.Enum | Specification) or dataclasses.is_dataclass(hint)):
         return lambda value: isinstance(value, hint)
     return lambda value: hint is Any
 

@@ -23,7 +23,8 @@ from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.step.train_step import TrainStep
 

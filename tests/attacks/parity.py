@@ -38,7 +38,8 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig

@@ -37,7 +37,7 @@ from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.trainer import Trainer
 

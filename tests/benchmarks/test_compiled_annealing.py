@@ -20,7 +20,7 @@ from benchmarks.compiled_annealing.plan_chain import price_states, why_no_chain
 from tests.planning.search.set_cost_model import RootCostModel, random_problem
 from ziggurat.errors import PlanError
 from ziggurat.ops.cpp_build import CppLibrary
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import PlanningProblem
 from ziggurat.planning.search.annealing import Budget

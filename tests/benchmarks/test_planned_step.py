@@ -8,7 +8,8 @@ import torch
 from benchmarks.planned_step import PARTS, SuiteConfig, batch_of, inputs_of, measure_plans
 from ziggurat.config import to_json
 from ziggurat.features.batch import validate_batch
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.costs.probe_tables import DrawConfig
 from ziggurat.testing.ranks import run_ranks
 

@@ -8,7 +8,7 @@ from benchmarks.compiled_annealing.plan_chain import price_states, why_no_chain
 from benchmarks.neuroshard_cost_model import NeuroShardCostModel, problem_of
 from benchmarks.planning import parse_options, run, together
 from benchmarks.planning_tasks import draw_tables, draw_tasks
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.search import SearchConfig, Strategy, search

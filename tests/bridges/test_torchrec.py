@@ -40,7 +40,8 @@ from ziggurat.errors import ConfigError, DataError, PlanError, TopologyError
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 
 CONFIGS = {"identity": IDENTITY, "linear": LINEAR, "cross": CROSS}
 

@@ -19,7 +19,8 @@ from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Axis, RankGroup, Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.paged_storage import PagedStorage
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.training.rank_runs import Case, die_at_step, stored, trainer_of
 from ziggurat.errors import CheckpointError, TopologyError
 from ziggurat.parallel.job import leave_job
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import run_ranks
 
 CASE = Case(towers=True, tower_size=1, dropout=0.1)

@@ -10,7 +10,8 @@ from tests.parallel.test_parity import TOWERS, build, inputs, placed
 from ziggurat.models import Model
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.rank_threads import building, run_ranks_as_threads

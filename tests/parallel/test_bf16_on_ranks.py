@@ -19,7 +19,8 @@ from ziggurat.parallel.exchange.wire import Rounding, WireConfig, WireFormat
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.report.ranks import rank_sections

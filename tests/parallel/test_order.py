@@ -19,7 +19,8 @@ from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.process_groups import time_limit_s
 from ziggurat.parallel.topology import Axis, Lane, Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.collectives import Collective, check_order, on_gpus, recorded_collectives
 from ziggurat.testing.pretend_cuda import pretend_cuda

@@ -21,7 +21,8 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.collectives import Collective, check_order, on_gpus, recorded_collectives
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Precision, TrainingConfig

@@ -17,7 +17,8 @@ from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks

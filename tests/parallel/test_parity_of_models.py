@@ -50,7 +50,8 @@ from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind, Ov
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig
-from ziggurat.plan import Placement, Plan, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks

@@ -15,7 +15,8 @@ from ziggurat.models.sequence.next_item_loss import NextItemNegatives
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks
 

@@ -15,7 +15,8 @@ from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.batches.samples import take_samples
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.collectives import on_gpus, recorded_collectives
 from ziggurat.testing.pretend_cuda import pretend_cuda

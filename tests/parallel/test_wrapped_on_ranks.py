@@ -10,7 +10,8 @@ from ziggurat.config import from_json, to_json
 from ziggurat.models import wrap
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks

@@ -13,7 +13,8 @@ from ziggurat.cli.planning.plan_verbs import _flat_lines
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, LogisticRegressionConfig, MLPConfig
-from ziggurat.plan import Placement, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Towers
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.plan_comparison import compare_plans

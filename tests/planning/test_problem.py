@@ -2,7 +2,7 @@ import pytest
 
 from ziggurat.errors import PlanError
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.problem import Assignment, PlanningProblem, TableProfile
 
 

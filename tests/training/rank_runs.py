@@ -21,7 +21,8 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement, Towers
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore
 from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
 from ziggurat.training.trainer import Trainer

@@ -16,7 +16,7 @@ from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.ledger import read_ledger
 from ziggurat.errors import ConfigError
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Compile
 from ziggurat.training.report.page import write_report

@@ -29,7 +29,7 @@ from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.config import Compile, EarlyStopConfig, NonFinite
 

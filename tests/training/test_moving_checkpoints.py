@@ -16,7 +16,7 @@ from tests.training.rank_runs import Case, as_data, stored, trainer_of
 from ziggurat.config import from_json
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointStore
 from ziggurat.training.state import RNG, prepare_to_load, restore_state, snapshot_tensors, state_tensors

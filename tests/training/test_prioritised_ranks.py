@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.training.rank_runs import Case, stored, trainer_of
 from ziggurat.parallel.prioritised.choice import Exchange
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.records.log import read_records
 from ziggurat.training.report.exchange import exchange_section

@@ -18,7 +18,7 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.training.config import DenseOptimizer, EarlyStopConfig, Precision

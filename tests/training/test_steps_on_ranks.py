@@ -19,7 +19,8 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig

@@ -39,7 +39,7 @@ from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Lane, Topology
 from ziggurat.parallel.towers import TowerTransform
-from ziggurat.plan import Placement, Plan
+from ziggurat.plan import Plan
 from ziggurat.typed import checked
 
 _NOT_COUNTED = "not counted: parallelize(…, count_costs=True) does"
@@ -210,13 +210,13 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
         )
     for entry in plan.tables:
         hosts = sorted({topology.host_of(rank) for rank in entry.ranks})
-        if entry.placement is Placement.TABLE_ROW_WISE and len(hosts) > 1:
+        if entry.placement.is_of_one_host and len(hosts) > 1:
             raise PlanError(
-                expected=f"ranks of one host for {entry.placement.value}; host {hosts[0]} has ranks "
+                expected=f"ranks of one host for {entry.placement}; host {hosts[0]} has ranks "
                 f"{', '.join(map(str, topology.ranks_of_host(hosts[0])))}",
                 found=f"ranks {list(entry.ranks)} on hosts {hosts}",
                 where=f"plan, table {entry.table!r}",
-                ways_out=("name ranks of one host", f"place the table {Placement.ROW_WISE.value}"),
+                ways_out=("name ranks of one host", "place the table row_wise"),
             )
 
 

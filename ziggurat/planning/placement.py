@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 from ziggurat.arguments import check_arguments
 from ziggurat.features.inputs import InputSpec
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers
+from ziggurat.placements import by_columns
+from ziggurat.plan import Plan, TablePlacement, Towers
 
 
 @check_arguments
@@ -60,7 +61,7 @@ def place_tables(
         size_of[rank] += sizes[name]
         chosen[name] = rank
     tables = tuple(
-        TablePlacement(table=table.name, placement=Placement.TABLE_WISE, ranks=(chosen[table.name],))
+        TablePlacement(table=table.name, placement=by_columns(1), ranks=(chosen[table.name],))
         for table in inputs.tables
     )
     return Plan(world_size=world_size, tables=tables, towers=towers, tower_size=tower_size)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ziggurat.errors import PlanError
-from ziggurat.plan import Placement
+from ziggurat.placements import ROW_WISE, by_columns
 from ziggurat.planning.placement import place_tables
 from ziggurat.planning.plan_model import PlannedModel, bytes_of_ranks, ms_of_ranks
 from ziggurat.planning.problem import Assignment, PlanningProblem
@@ -59,7 +59,7 @@ def fixed_plans(planned: PlannedModel) -> Iterator[tuple[str, tuple[Assignment, 
 
 def _spread(problem: PlanningProblem, index: int) -> Assignment:
     devices = problem.devices_of(index)
-    placement = Placement.ROW_WISE if len(devices) > 1 else Placement.TABLE_WISE
+    placement = ROW_WISE if len(devices) > 1 else by_columns(1)
     return Assignment(placement=placement, devices=devices)
 
 

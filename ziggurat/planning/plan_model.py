@@ -29,7 +29,8 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
-from ziggurat.plan import Placement, Plan, Towers, possible_tower_sizes
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, Towers, possible_tower_sizes
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.costs.analytic import AnalyticCostModel
@@ -271,7 +272,7 @@ def planning_problem(
         homes = {spec.table: ranks[spec.name] for spec in model.inputs.lookups}
         allowed = tuple(homes.get(table.name) for table in work.tables)
     most = memory.total + tables_bytes if tables_bytes else cluster.device.memory_bytes
-    usable = [each for each in placements if world > 1 or each is Placement.TABLE_WISE]
+    usable = [each for each in placements if world > 1 or each.fits_one_rank]
     problem = PlanningProblem(
         tables=work.tables,
         num_devices=world,

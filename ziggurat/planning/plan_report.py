@@ -41,7 +41,7 @@ class NextBest:
         if self.assignment is None:
             return "nothing else fits"
         sign = "+" if self.more_ms >= 0 else "−"
-        place = f"{self.assignment.placement.value} on {show_ranks(self.assignment.devices)}"
+        place = f"{self.assignment.placement.name} on {show_ranks(self.assignment.devices)}"
         return f"{place}: {sign}{abs(self.more_ms):.3f} ms"
 
 
@@ -102,7 +102,7 @@ class PlanReport:
                 row.table,
                 f"{row.num_rows:,} × {row.dim}",
                 row.row_format.value,
-                row.assignment.placement.value,
+                row.assignment.placement.name,
                 show_ranks(row.assignment.devices),
                 "–" if row.tower is None else str(row.tower),
                 f"{row.num_bytes / _MIB:,.1f}",

@@ -24,7 +24,8 @@ from functools import cached_property
 
 from ziggurat.errors import PlanError
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement, Towers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,8 @@ class TableProfile:
         return self.optimizer_bytes_per_row + dim * self.optimizer_bytes_per_element + beside
 
     def shard(self, placement: Placement, *, num_parts: int) -> ShardProfile:
-        """One of the equal parts that a placement cuts this table into (of blocks of rows, the largest)."""
-        rows = -(-self.num_rows // num_parts) if placement.cuts_rows else self.num_rows
-        dim = self.dim // num_parts if placement is Placement.COLUMN_WISE else self.dim
+        """Return the largest of the parts that a placement cuts this table into."""
+        rows, dim = placement.largest_part(num_rows=self.num_rows, num_columns=self.dim, num_parts=num_parts)
         return ShardProfile(table=self, placement=placement, num_rows=rows, dim=dim, num_parts=num_parts)
 
 
@@ -95,8 +95,7 @@ class ShardProfile:
     @property
     def pooling_factor(self) -> float:
         """Mean rows that this shard reads for one sample of the global batch."""
-        whole = self.placement in (Placement.TABLE_WISE, Placement.COLUMN_WISE)
-        return self.table.pooling_factor / (1 if whole else self.num_parts)
+        return self.table.pooling_factor * self.placement.lookups_share(self.num_parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +135,7 @@ class PlanningProblem:
     reserve_bytes: int = 0
     allowed: tuple[tuple[int, ...] | None, ...] = ()
     devices_per_host: int = 0
-    placements: tuple[Placement, ...] = (Placement.TABLE_WISE, Placement.COLUMN_WISE)
+    placements: tuple[Placement, ...] = tuple(each for each in Placement if each.is_searched)
     column_multiple: int = 4
     max_parts: int = 0
     has_limit: bool = False
@@ -177,25 +176,20 @@ class PlanningProblem:
         most = len(self.devices_of(table))
         most = min(most, self.max_parts) if self.max_parts else most
         parts, dim = [1], self.tables[table].dim
-        if Placement.COLUMN_WISE in self.placements and not self.tables[table].row_format.has_codes:
+        may_cut = any(each.cuts_columns for each in self.placements)
+        if may_cut and not self.tables[table].row_format.has_codes:
             while parts[-1] * 2 <= most and dim % (parts[-1] * 2 * self.column_multiple) == 0:
                 parts.append(parts[-1] * 2)
         return tuple(parts)
 
     def spread_options(self, table: int) -> tuple[Assignment, ...]:
-        """Ways to place a table that fix its devices: row_wise, table_row_wise a host, data_parallel."""
-        devices, options = self.devices_of(table), []
+        """Return the ways to place a table that fix its devices: row_wise, table_row_wise a host, data_parallel."""
+        devices = self.devices_of(table)
+        devices_per_host = self.devices_per_host or self.num_devices
+        options = []
         for placement in self.placements:
-            if placement is Placement.ROW_WISE and len(devices) > 1:
-                options.append(Assignment(placement=placement, devices=devices))
-            elif placement is Placement.TABLE_ROW_WISE:
-                size = self.devices_per_host or self.num_devices
-                hosts = [
-                    tuple(d for d in devices if d // size == host) for host in sorted({d // size for d in devices})
-                ]
-                options += [Assignment(placement=placement, devices=host) for host in hosts if len(host) > 1]
-            elif placement is Placement.DATA_PARALLEL and len(devices) > 1:
-                options.append(Assignment(placement=placement, devices=devices))
+            sets = placement.device_sets(devices, devices_per_host=devices_per_host)
+            options += [Assignment(placement=placement, devices=each) for each in sets]
         return tuple(options)
 
     def shards(self, table: int, assignment: Assignment) -> tuple[ShardProfile, ...]:

@@ -38,7 +38,8 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.batches import small_inputs
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks

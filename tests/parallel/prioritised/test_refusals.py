@@ -17,7 +17,8 @@ from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.cells import NOTHING, NOW, WAITS, num_packed, pack_codes, unpack_codes
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Precision, TrainingConfig

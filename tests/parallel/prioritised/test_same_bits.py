@@ -25,7 +25,8 @@ from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Precision, TrainingConfig

@@ -23,7 +23,8 @@ from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.table_shard import TableShard
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointStore

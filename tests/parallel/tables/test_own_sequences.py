@@ -18,7 +18,8 @@ from ziggurat.models import Embedded, Outputs, Unpooled, build_model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks

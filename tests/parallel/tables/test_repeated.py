@@ -29,7 +29,8 @@ from ziggurat.models.build import TowerModelConfig
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.tables.repeated import MIXED, PLAIN, parts_of_towers
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device, assert_same_sequences
 from ziggurat.testing.ranks import run_ranks

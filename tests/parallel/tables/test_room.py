@@ -12,7 +12,8 @@ from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
 from ziggurat.parallel.tables import room
 from ziggurat.parallel.tables.shards import cut_tables, share_of
 from ziggurat.parallel.topology import Axis, RankGroup, Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 
 INPUTS = InputSpec(
     single=(SingleSpec(name="user", table="user"), SingleSpec(name="item", table="item")),

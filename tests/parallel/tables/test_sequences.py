@@ -9,7 +9,8 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import BoundsError
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import assert_same_sequences
 from ziggurat.testing.ranks import run_ranks

@@ -16,7 +16,7 @@ from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.tables.ids import LocalIds
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.testing import pretend_cuda as pretended
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda

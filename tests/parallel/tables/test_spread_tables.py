@@ -24,7 +24,8 @@ from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.tables.buckets import sort_into_buckets
 from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks

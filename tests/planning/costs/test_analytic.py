@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.planning.clusters import round_cluster
 from ziggurat.errors import ConfigError
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cluster.cluster import Port
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.costs.analytic import AnalyticCostModel, AnalyticCosts, HopSettings, ShardWork

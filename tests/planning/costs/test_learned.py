@@ -11,7 +11,7 @@ import torch
 
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.lookup import TorchKernel
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.learned_training import LearningConfig, train_cost_model

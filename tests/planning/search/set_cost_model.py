@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 
 ALL = tuple(Placement)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.planning.clusters import round_cluster
 from ziggurat.errors import PlanError
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.costs.analytic import AnalyticCostModel, AnalyticCosts, HopSettings
 from ziggurat.planning.plan_model import bytes_of_ranks, states_of

@@ -4,7 +4,7 @@ import pytest
 
 from ziggurat.errors import PlanError
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.problem import PlanningProblem, TableProfile
 from ziggurat.planning.search.milp import AdditiveCostModel
 from ziggurat.planning.search.search import SearchConfig, Strategy, search

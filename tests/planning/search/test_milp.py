@@ -3,7 +3,7 @@ import pytest
 
 from tests.planning.search.set_cost_model import RootCostModel, random_problem
 from ziggurat.errors import ConfigError, PlanError
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.problem import Assignment, PlanningProblem, TableProfile
 from ziggurat.planning.search.milp import AdditiveCostModel, exact_plan
 from ziggurat.planning.search.search import SearchConfig, search

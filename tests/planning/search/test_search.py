@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.planning.search.set_cost_model import GuessingCostModel, RootCostModel, random_problem
 from ziggurat.errors import PlanError
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.annealing import Annealer, AnnealingConfig

@@ -27,7 +27,8 @@ from ziggurat.models import DLRMConfig, MLPConfig, build_model
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.trainer import Trainer
 

@@ -23,7 +23,8 @@ from ziggurat.bridges.torchrec.embedding import TowerEmbedding
 from ziggurat.bridges.torchrec.sharder import TowerEmbeddingSharder
 from ziggurat.errors import PlanError
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Placement
+from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.placement import place_tables
 
 
@@ -65,21 +66,21 @@ def tower_plan(
     shardings = EmbeddingModuleShardingPlan()
     for name in names:
         entry, local_size = placements[name], topology.ranks_per_host
-        match entry.placement:
-            case Placement.TABLE_WISE:
+        match entry.placement.torchrec:
+            case "table_wise":
                 generate = table_wise(rank=entry.ranks[0])
-            case Placement.COLUMN_WISE:
+            case "column_wise":
                 _check_columns(entry, weights[name].shape[1])
                 generate = column_wise(ranks=list(entry.ranks))
-            case Placement.DATA_PARALLEL:
-                raise PlanError(
-                    expected="table_wise, column_wise or row_wise",
-                    found=entry.placement.value,
-                    where=f"plan, table {name!r}",
-                    ways_out="place it table_wise: TorchRec would reduce a copied table over all ranks",
-                )
-            case Placement.ROW_WISE | Placement.TABLE_ROW_WISE:
+            case "table_row_wise":
                 generate, local_size = table_row_wise(host_index=_group(entry, topology)), topology.tower_size
+            case _:
+                raise PlanError(
+                    expected=", ".join(each.name for each in Placement if each.torchrec),
+                    found=entry.placement.name,
+                    where=f"plan, table {name!r}",
+                    ways_out="place it table_wise: TorchRec has no sharding that does the same",
+                )
         sharding = generate(weights[name], local_size, topology.world_size, device_type, sharder)
         sharding.compute_kernel = kernel.value
         for rank, shard in zip(entry.ranks, sharding.sharding_spec.shards, strict=True):

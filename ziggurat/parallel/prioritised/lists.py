@@ -24,7 +24,6 @@ from ziggurat.parallel.tables.ids import PendingIds
 from ziggurat.parallel.tables.sequences import PendingRows, Route, SequenceExchange
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
-from ziggurat.plan import Placement
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Lists:
         for name, each in asked.items():
             feature, route = self.features[name], self._sequences.finish_rows(each.rows)
             begins, begin = [0] * len(route.sent), 0
-            if feature.shards[0].placement is not Placement.COLUMN_WISE:
+            if not feature.shards[0].placement.cuts_columns:
                 for shard in feature.shards:  # vectors come in the order of the table's parts
                     begins[shard.rank], begin = begin, begin + route.sent[shard.rank]
             codes = torch.zeros(

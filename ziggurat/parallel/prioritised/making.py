@@ -19,10 +19,8 @@ from ziggurat.parallel.prioritised.lists import ListHop, Lists
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Topology, own_group
-from ziggurat.plan import Placement
 
 _PLAIN = "--parallel.exchange plain"
-_COPIED = Placement.DATA_PARALLEL
 _WIRES = (WireFormat.FP32, WireFormat.BF16, WireFormat.FP16)
 
 
@@ -126,12 +124,13 @@ def _check(
             where=where,
             ways_out=("--parallel.wire.backward-rounding nearest", _PLAIN),
         )
-    if topology.groups_span_hosts and Placement.TABLE_ROW_WISE in placements:
+    summed_in_host = sorted(each.name for each in placements if each.sums_in_host)
+    if topology.groups_span_hosts and summed_in_host:
         raise ConfigError(
             expected="tables that are not summed inside a host before they travel",
-            found=f"tables placed {Placement.TABLE_ROW_WISE.value}",
+            found=f"tables placed {', '.join(summed_in_host)}",
             where=where,
-            ways_out=(f"place them {Placement.ROW_WISE.value}", _PLAIN),
+            ways_out=("place them row_wise", _PLAIN),
         )
 
 
@@ -140,13 +139,13 @@ def _list_hops(
 ) -> dict[str, ListHop]:
     """The hop of every un-pooled feature whose table is not copied on every rank."""
     inputs, found = tables.inputs, {}
-    wanted = [spec for spec in inputs.sequences if tables.shards[spec.table][0].placement is not _COPIED]
+    wanted = [spec for spec in inputs.sequences if not tables.shards[spec.table][0].placement.is_copied]
     if not wanted:
         return {}
     behind = own_group(topology, Axis.WORLD, what="exchange vectors of lists behind the step")
     for spec in wanted:
         shards = tables.shards[spec.table]
-        unit, is_cut = shards[0].num_columns, shards[0].placement is Placement.COLUMN_WISE
+        unit, is_cut = shards[0].num_columns, shards[0].placement.cuts_columns
         fields = {
             shard.rank: (CellField(width=unit, column=0, target=shard.first_column if is_cut else 0),)
             for shard in shards

@@ -1,7 +1,7 @@
 """Buckets: the rows of a feature, sorted by the rank that holds them. For tables whose rows are spread over ranks.
 
-Blocks of rows have one size, so the owner of a row is a division. One stable sort by owner then brings together what
-goes to each rank, and keeps the order of the samples inside a bucket:
+The placement tells the owner of each row (a division, where blocks of rows have one size). One stable sort by owner
+then brings together what goes to each rank, and keeps the order of the samples inside a bucket:
 
     rows      7 0 9 | 3 | 8 1        3 samples; blocks of 5 rows on ranks a and b
     owner     b a b | a | b a
@@ -38,12 +38,12 @@ class Bucket:
 
 def owners(rows_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...]) -> Int[Tensor, "N"]:
     """Which of the shards of a table that is cut by rows holds each row."""
-    return rows_N.div(max(shards[0].num_rows, 1), rounding_mode="floor")
+    return shards[0].placement.owners(rows_N, [shard.part for shard in shards])
 
 
 def local_rows(rows_N: Int[Tensor, "N"], owners_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...]) -> Tensor:
     """Rows of the owner's block, whose first is padding (its own, or the table's)."""
-    return rows_N - owners_N * shards[0].num_rows + (owners_N > 0)
+    return shards[0].placement.local_rows(rows_N, owners_N, [shard.part for shard in shards])
 
 
 def check_bounds(rows_N: Tensor, *, table_rows: int, feature: str, lengths: Tensor | None, table: str) -> None:

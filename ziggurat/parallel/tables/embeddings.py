@@ -41,7 +41,7 @@ from ziggurat.parallel.tables.sequences import SequenceExchange
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import FieldShare, RankShare
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.plan import Plan
 
 if TYPE_CHECKING:
     from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
@@ -124,8 +124,8 @@ class ShardedEmbeddings(nn.Module):
         crosses_hosts = self._is_flat
         group = topology.tower
         shares = [tables.shares[rank] for rank in group.ranks]
-        placements = {parts[0].placement for parts in tables.shards.values()}
-        sums_in_host = topology.groups_span_hosts and Placement.TABLE_ROW_WISE in placements
+        some_are_summed = any(parts[0].placement.sums_in_host for parts in tables.shards.values())
+        sums_in_host = topology.groups_span_hosts and some_are_summed
         self._host_sums = None
         if sums_in_host:
             self._host_sums = HostSums(

@@ -30,7 +30,6 @@ from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import Wire, WireFormat, decode_pieces, encode_pieces
 from ziggurat.parallel.tables.shards import FieldShare, RankShare, Shard
 from ziggurat.parallel.topology import RankGroup
-from ziggurat.plan import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +188,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _is_summed(share: FieldShare) -> bool:
-    return share.shard.placement is Placement.TABLE_ROW_WISE
+    return share.shard.placement.sums_in_host
 
 
 def _unit(columns: int) -> int:

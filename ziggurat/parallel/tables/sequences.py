@@ -35,7 +35,6 @@ from ziggurat.parallel.tables.buckets import check_bounds, local_rows, owners, r
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Axis, Lane, Topology, sizes_device
-from ziggurat.plan import Placement
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class SequenceExchange:
     ) -> Tensor:
         """(N, D) vectors of rows of one table."""
         kind = shards[0].placement
-        if kind is Placement.DATA_PARALLEL and self._topology.num_groups == 1:
+        if kind.is_copied and self._topology.num_groups == 1:
             return self._tables.vectors(shards[0].table, rows_N, dtype=dtype)
         wanted, order, asked = self.wanted(rows_N, shards, host_rows_N=host_rows_N)
         route = self._send_rows(wanted, device=rows_N.device)
@@ -131,7 +130,7 @@ class SequenceExchange:
         flat = _Return.apply(self._anchor, values, route, self)
         parts = flat.split([number * values.shape[1] for number in route.sent])
         by_shard = [parts[shard.rank].view(-1, shard.num_columns) for shard in asked]
-        if kind is Placement.COLUMN_WISE:
+        if kind.cuts_columns:
             return torch.cat(by_shard, dim=1)
         vectors = torch.cat(by_shard)
         return vectors if order is None else vectors[torch.argsort(order)]
@@ -153,7 +152,7 @@ class SequenceExchange:
             pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
             return {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}, order, shards
         asked = shards
-        if kind is Placement.DATA_PARALLEL:
+        if kind.is_copied:
             size = self._topology.tower_size
             asked = tuple(shard for shard in shards if shard.rank % size == self._topology.rank % size)
         return {shard.rank: rows_N for shard in asked}, None, asked

@@ -36,7 +36,7 @@ from ziggurat.parallel.tables.room import check_room_of_ranks
 from ziggurat.parallel.tables.shards import RankShare, Shard, cut_tables, share_of
 from ziggurat.parallel.tables.table_shard import TableShard, table_shard
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Placement, Plan
+from ziggurat.plan import Plan
 
 
 class ShardedTables(nn.Module):
@@ -237,7 +237,7 @@ class ShardedTables(nn.Module):
         return {
             "rank": self._topology.rank,
             "shards": [
-                f"{shard.table} ({shard.placement.value}, {shard.num_rows} × {shard.num_columns})"
+                f"{shard.table} ({shard.placement}, {shard.num_rows} × {shard.num_columns})"
                 for group in self.mine.groups
                 for shard in group.shards
             ],
@@ -335,24 +335,24 @@ def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage
     for name, parts in shards.items():
         shard = parts[0]
         share = cache_of(make_storage, table=name, dim=shard.table_columns).share
-        if shard.placement is Placement.COLUMN_WISE and share:
+        if shard.placement.cuts_columns and share:
             raise PlanError(
                 expected="a placement that keeps rows whole, for tables with a cache of hot rows",
-                found=f"{shard.placement.value}, --tables.cache {share:g}",
+                found=f"{shard.placement}, --tables.cache {share:g}",
                 where=f"plan, table {name!r}",
                 ways_out=(
-                    f"place the table {Placement.ROW_WISE.value} or {Placement.TABLE_WISE.value}",
+                    "place the table row_wise or table_wise",
                     "leave --tables.cache out",
                 ),
             )
         row_format = format_of(make_storage, table=name, dim=shard.table_columns)
-        if shard.placement is Placement.COLUMN_WISE and row_format is not None and row_format.has_codes:
+        if shard.placement.cuts_columns and row_format is not None and row_format.has_codes:
             raise PlanError(
                 expected=f"a placement that keeps rows whole, for rows in {row_format.value}",
-                found=shard.placement.value,
+                found=shard.placement.name,
                 where=f"plan, table {name!r}",
                 ways_out=(
-                    f"place the table {Placement.ROW_WISE.value} or {Placement.TABLE_WISE.value}",
+                    "place the table row_wise or table_wise",
                     f"--tables.by-table {name}=bf16 (or split_bf16), whose numbers stand alone",
                 ),
             )

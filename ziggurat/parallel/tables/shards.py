@@ -20,14 +20,14 @@ at row 0 gets a padding row of its own in front, so row r of the table is row r 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
-from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.placements import Part, Placement
+from ziggurat.plan import Plan, TablePlacement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,7 @@ class Shard:
         table: the table's name.
         placement: how the table is cut.
         rank: who holds this part.
-        first_row: of the table.
-        num_rows: of the part.
-        first_column: of the table.
-        num_columns: of the part.
+        part: its box of the table.
         table_rows: rows of the whole table.
         table_columns: columns of the whole table.
     """
@@ -49,12 +46,29 @@ class Shard:
     table: str
     placement: Placement
     rank: int
-    first_row: int
-    num_rows: int
-    first_column: int
-    num_columns: int
+    part: Part
     table_rows: int
     table_columns: int
+
+    @property
+    def first_row(self) -> int:
+        """The first row of the part, in the table."""
+        return self.part.first_row
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of the part."""
+        return self.part.num_rows
+
+    @property
+    def first_column(self) -> int:
+        """The first column of the part, in the table."""
+        return self.part.first_column
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the part."""
+        return self.part.num_columns
 
     @property
     def rows(self) -> slice:
@@ -225,8 +239,8 @@ def cut_tables(plan: Plan, inputs: InputSpec, *, dim: int) -> dict[str, tuple[Sh
 def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...]]) -> RankShare:
     """What a rank holds and looks up; the same on every rank that asks."""
     mine = {name: shard for name, parts in shards.items() for shard in parts if shard.rank == rank}
-    columns = [shard for shard in mine.values() if shard.placement is Placement.COLUMN_WISE]
-    copies = [shard for shard in mine.values() if shard.placement is Placement.DATA_PARALLEL]
+    columns = [shard for shard in mine.values() if shard.placement.cuts_columns]
+    copies = [shard for shard in mine.values() if shard.placement.is_copied]
     rows = [shard for shard in mine.values() if shard not in columns and shard not in copies]
     by_rows = _table_group(rows, inputs, first_column=0)
     by_columns = _table_group(columns, inputs, first_column=by_rows.num_columns)
@@ -255,48 +269,19 @@ def _list_spec(share: FieldShare) -> JaggedSpec:
 
 
 def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shard, ...]:
-    kind, ranks = entry.placement, entry.ranks
-    rows, shape = table.num_rows, (table.num_rows, columns)
-    if kind is Placement.COLUMN_WISE:
-        if columns % len(ranks):
-            raise PlanError(
-                expected=f"a number of ranks that divides the {columns} columns of the table",
-                found=f"{len(ranks)} ranks",
-                where=f"plan, table {table.name!r}, column_wise",
-                ways_out="name other ranks, or place the table table_wise or row_wise",
-            )
-        width = columns // len(ranks)
-        return tuple(
-            _shard(table.name, kind, rank, rows=(0, rows), columns=(i * width, width), shape=shape)
-            for i, rank in enumerate(ranks)
+    try:
+        parts = entry.placement.parts(num_rows=table.num_rows, num_columns=columns, num_parts=len(entry.ranks))
+    except PlanError as error:
+        where = f"plan, table {table.name!r}, {entry.placement}"
+        raise PlanError(expected=error.expected, found=error.found, where=where, ways_out=error.ways_out) from None
+    return tuple(
+        Shard(
+            table=table.name,
+            placement=entry.placement,
+            rank=rank,
+            part=part,
+            table_rows=table.num_rows,
+            table_columns=columns,
         )
-    if kind.cuts_rows:
-        block = -(-rows // len(ranks))
-        bounds = [min(i * block, rows) for i in range(len(ranks) + 1)]
-        return tuple(
-            _shard(table.name, kind, rank, rows=(first, last - first), columns=(0, columns), shape=shape)
-            for rank, (first, last) in zip(ranks, itertools.pairwise(bounds), strict=True)
-        )
-    return tuple(_shard(table.name, kind, rank, rows=(0, rows), columns=(0, columns), shape=shape) for rank in ranks)
-
-
-def _shard(
-    table: str,
-    kind: Placement,
-    rank: int,
-    *,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    shape: tuple[int, int],
-) -> Shard:
-    return Shard(
-        table=table,
-        placement=kind,
-        rank=rank,
-        first_row=rows[0],
-        num_rows=rows[1],
-        first_column=columns[0],
-        num_columns=columns[1],
-        table_rows=shape[0],
-        table_columns=shape[1],
+        for rank, part in zip(entry.ranks, parts, strict=True)
     )

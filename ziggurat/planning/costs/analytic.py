@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from ziggurat.errors import ConfigError
-from ziggurat.plan import Placement
+from ziggurat.placements import Hop, StepBytes
 from ziggurat.planning.cluster.cluster import Cluster, Port
 from ziggurat.planning.problem import ShardProfile
 from ziggurat.typed import Count, checked
@@ -132,24 +132,41 @@ class AnalyticCosts:
             )
         self.ranks_per_host = min(cluster.devices_per_host, self.group_size)
         self.num_samples = self.world_size * settings.batch_size
+        self.hop = Hop(
+            world_size=self.world_size,
+            group_size=self.group_size,
+            ranks_per_host=self.ranks_per_host,
+            devices_per_host=min(cluster.devices_per_host, self.world_size),
+        )
 
     def work(self, shard: ShardProfile) -> ShardWork:
         """What a shard makes its rank do."""
-        table, device = shard.table, self.cluster.device
+        table, device, placement = shard.table, self.cluster.device, shard.placement
         rows = self.num_samples * shard.pooling_factor
-        samples = self.num_samples / shard.num_parts if self._is_copy(shard) else self.num_samples
+        touched_here, touched_anywhere = self._touched(shard)
+        samples = self.num_samples / shard.num_parts if placement.is_copied else self.num_samples
         out = float(samples * table.num_features * shard.dim)
         gather_per_s = device.memory_bytes_per_s * device.gather_efficiency
         row_bytes, state_bytes = table.row_format.row_bytes(shard.dim), table.state_bytes_per_row(shard.dim)
         read = rows * (row_bytes + device.row_overhead_bytes)
-        touched = self._touched(shard)[1] if self._is_copy(shard) else rows
+        touched = touched_anywhere if placement.is_copied else rows
         updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)
+        lists = table.num_features if table.pooling_factor != table.num_features else 0
+        step = StepBytes(
+            ids=_ID_BYTES * (rows + self.num_samples * lists),
+            pooled=out * self.settings.number_bytes,
+            copied=(touched_here + touched_anywhere) * (4.0 * shard.dim + _ID_BYTES),
+        )
+        moved = placement.bytes_moved(step, num_parts=shard.num_parts, hop=self.hop)
         return ShardWork(
             lookup_s=read / gather_per_s + 4.0 * out / device.memory_bytes_per_s,
             update_s=updated / gather_per_s,
-            **self._ids(shard, rows),
-            **self._sent(shard, out * self.settings.number_bytes),
-            **self._gathered(shard),
+            ids_inside=moved.ids[0],
+            ids_between=moved.ids[1],
+            sent_inside=moved.sent[0],
+            sent_between=moved.sent[1],
+            gathered_inside=moved.gathered[0],
+            gathered_between=moved.gathered[1],
         )
 
     def hop_s(self, *, inside: float, between: float, group_size: int = 0) -> float:
@@ -208,38 +225,6 @@ class AnalyticCosts:
         """Seconds that bytes take on the links, without latency."""
         between_s = between / self.cluster.between_bytes_per_s() if between else 0.0
         return max(inside / self.cluster.inside.effective_bytes_per_s, between_s)
-
-    # ------------------------------------------------------------------------------------------- bytes of a placement
-
-    def _is_copy(self, shard: ShardProfile) -> bool:
-        return shard.placement is Placement.DATA_PARALLEL
-
-    def _ids(self, shard: ShardProfile, rows: float) -> dict[str, float]:
-        if self._is_copy(shard):
-            return {}
-        table = shard.table
-        lists = table.num_features if table.pooling_factor != table.num_features else 0
-        received = _ID_BYTES * (rows + self.num_samples * lists)
-        near, size = self.cluster.devices_per_host, self.world_size
-        near = min(near, size)
-        return {"ids_inside": received * (near - 1) / size, "ids_between": received * (size - near) / size}
-
-    def _sent(self, shard: ShardProfile, out: float) -> dict[str, float]:
-        if self._is_copy(shard):
-            return {}
-        size, near, parts = self.group_size, self.ranks_per_host, shard.num_parts
-        between = (size - near) / size
-        if shard.placement is Placement.TABLE_ROW_WISE:
-            return {"sent_inside": out * (parts - 1) / parts, "sent_between": out / parts * between}
-        return {"sent_inside": out * (near - 1) / size, "sent_between": out * between}
-
-    def _gathered(self, shard: ShardProfile) -> dict[str, float]:
-        """Gradients of a copy's touched rows go to the ranks that sum them, and the sums come back to all."""
-        if not self._is_copy(shard):
-            return {}
-        moved = sum(self._touched(shard)) * (4.0 * shard.dim + _ID_BYTES)
-        size, near = self.group_size, self.ranks_per_host
-        return {"gathered_inside": moved * (near - 1) / size, "gathered_between": moved * (size - near) / size}
 
     def _touched(self, shard: ShardProfile) -> tuple[float, float]:
         """Different rows that a rank's own samples touch, and those of all ranks, at most."""

@@ -36,7 +36,6 @@ from jaxtyping import Float, Float32
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format, read_bytes, sha256_of, write_bytes
-from ziggurat.plan import Placement
 from ziggurat.planning.costs.measurements import without_number
 from ziggurat.planning.costs.shard_features import (
     NUM_CLASSES,
@@ -135,7 +134,7 @@ class LearnedCostModel:
         hidden, alone_ms = _relu(outputs[:, :NUM_HIDDEN]), base_ms[:, None] * np.exp(np.tanh(outputs[:, NUM_HIDDEN:]))
         times = multiplicity(distinct)[:, None]
         dims = np.array([[shard.dim] for shard in distinct], dtype=np.float32)
-        is_cut = np.array([[shard.placement is Placement.COLUMN_WISE] for shard in distinct])
+        is_cut = np.array([[shard.placement.cuts_columns] for shard in distinct])
         alone_ms = alone_ms * np.where(is_cut, self.card.cut_factor, 1.0)
         calls = np.zeros((len(distinct), NUM_CLASSES, NUM_SIZES), dtype=np.float32)
         sizes = np.concatenate([alone_ms, call_sizes(features)], axis=1) * times

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
-from ziggurat.plan import Placement
+from ziggurat.placements import by_columns
 from ziggurat.planning.costs.learned import (
     NUM_HIDDEN,
     NUM_SIZES,
@@ -228,9 +228,7 @@ def _groups(measurements: Measurements) -> _Groups:
             if key not in columns:
                 columns[key] = len(columns)
                 profile = pools[number][table].with_dim(dim)
-                shards.append(
-                    ShardProfile(table=profile, placement=Placement.TABLE_WISE, num_rows=profile.num_rows, dim=dim)
-                )
+                shards.append(ShardProfile(table=profile, placement=by_columns(1), num_rows=profile.num_rows, dim=dim))
             entries.append((group, columns[key]))
     counts = torch.zeros(len(measurements.lookups), len(shards))
     index = torch.tensor(entries).t()

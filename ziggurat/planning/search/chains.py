@@ -19,7 +19,7 @@ from enum import IntEnum
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ziggurat.plan import Placement
+from ziggurat.placements import by_columns
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
@@ -117,7 +117,7 @@ class Chains:
                 found.append(self.space.options[table][self.option[chain, table]][0])
                 continue
             devices = tuple(sorted(self.device[chain, self.parts_of(chain, table)].tolist()))
-            kind = Placement.COLUMN_WISE if len(devices) > 1 else Placement.TABLE_WISE
+            kind = by_columns(len(devices))
             found.append(Assignment(placement=kind, devices=devices))
         return found
 
@@ -356,11 +356,11 @@ class Chains:
             devices[slot], devices[other] = devices[other], devices[slot]
         elif change == Change.RESPREAD:
             target = (int(found.target[index]),)
-            whole = Assignment(placement=Placement.TABLE_WISE, devices=target)
+            whole = Assignment(placement=by_columns(1), devices=target)
             self._put(chain, table, self.space.options[table][other][0] if other >= 0 else whole)
         elif found.end_row[index] >= 0:
             ends = tuple(device for device in found.ends[found.end_row[index]].tolist() if device >= 0)
-            kind = Placement.COLUMN_WISE if len(ends) > 1 else Placement.TABLE_WISE
+            kind = by_columns(len(ends))
             self._put(chain, table, Assignment(placement=kind, devices=ends))
         elif change == Change.SPLIT:
             new = self.first[table] + self.count[chain, table]
@@ -377,7 +377,7 @@ class Chains:
     def _put(self, chain: int, table: int, assignment: Assignment) -> None:
         block = slice(self.first[table], self.first[table] + (1 << self.space.most_levels[table]))
         self.device[chain, block] = -1
-        if assignment.placement not in (Placement.TABLE_WISE, Placement.COLUMN_WISE):
+        if not assignment.placement.is_searched:
             number = [option for option, _ in self.space.options[table]].index(assignment)
             self.option[chain, table], self.count[chain, table] = number, 0
             return

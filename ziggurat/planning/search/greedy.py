@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float
 
-from ziggurat.plan import Placement
+from ziggurat.placements import by_columns
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.space import ColumnParts, SearchSpace, Shard
@@ -111,7 +111,7 @@ def kinds_of(space: SearchSpace, shards: Sequence[Shard]) -> tuple[np.ndarray, n
 def whole_tables(space: SearchSpace, shards: Sequence[Shard]) -> list[Assignment]:
     """Assignments of a plan without cuts."""
     devices = {shard.table: shard.device for shard in shards}
-    return [Assignment(placement=Placement.TABLE_WISE, devices=(devices[table],)) for table in range(space.num_tables)]
+    return [Assignment(placement=by_columns(1), devices=(devices[table],)) for table in range(space.num_tables)]
 
 
 def random_plan(space: SearchSpace, rng: np.random.Generator) -> list[Shard] | None:
@@ -156,13 +156,12 @@ def _cut_to_fit(filling: Filling, table: int) -> Assignment:
         if fits.sum() >= parts:
             cost = np.where(fits, filling.own_ms(kind), np.inf)
             devices = np.argsort(cost, kind="stable")[:parts].tolist()
-            placement = Placement.COLUMN_WISE if level else Placement.TABLE_WISE
-            return Assignment(placement=placement, devices=tuple(sorted(devices)))
+            return Assignment(placement=by_columns(parts), devices=tuple(sorted(devices)))
     for option, kind in sorted(space.options[table], key=lambda each: space.bytes[each[1]] * len(each[0].devices)):
         if filling.fits(table, kind)[list(option.devices)].all():
             return option
     free = np.where(space.allowed[table], space.room - filling.held, -np.inf)
-    return Assignment(placement=Placement.TABLE_WISE, devices=(int(free.argmax()),))
+    return Assignment(placement=by_columns(1), devices=(int(free.argmax()),))
 
 
 def _fill(

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32
 
-from ziggurat.plan import Placement
+from ziggurat.placements import by_columns
 from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search.search import search
@@ -86,10 +86,10 @@ class Places:
         problem = self.problem
         costs = self.costs()
         least = sorted(problem.devices_of(table), key=lambda device: (costs[device], device))
-        found = [Assignment(placement=Placement.TABLE_WISE, devices=(device,)) for device in least[:_LEAST]]
+        found = [Assignment(placement=by_columns(1), devices=(device,)) for device in least[:_LEAST]]
         for parts in problem.column_parts(table)[1:]:
             devices = tuple(sorted(least[:parts]))
-            found.append(Assignment(placement=Placement.COLUMN_WISE, devices=devices))
+            found.append(Assignment(placement=by_columns(len(devices)), devices=devices))
         found += problem.spread_options(table)
         found += [_whole(problem, table, max(least, key=lambda device: int(self.free[device])))]
         return [each for each in dict.fromkeys(found) if self.fits(table, each)]
@@ -201,4 +201,4 @@ def best_plan(problem: PlanningProblem, cost_model: CostModel, *, budget_s: floa
 
 def _whole(problem: PlanningProblem, table: int, device: int | None = None) -> Assignment:
     first = problem.devices_of(table)[0] if device is None else device
-    return Assignment(placement=Placement.TABLE_WISE, devices=(first,))
+    return Assignment(placement=by_columns(1), devices=(first,))

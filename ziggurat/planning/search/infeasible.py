@@ -15,7 +15,7 @@ from jaxtyping import Float32
 from ziggurat.errors import PlanError
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.plan import Placement
+from ziggurat.placements import Placement
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 from ziggurat.planning.search.greedy import starting_plan
 from ziggurat.planning.search.space import SearchSpace
@@ -246,16 +246,22 @@ def _cuts(problem: PlanningProblem, table: int, *, free: np.ndarray) -> list[str
     ways = []
     profile, devices = problem.tables[table], list(problem.devices_of(table))
     able = dataclasses.replace(problem, placements=tuple(Placement), max_parts=0)
-    if Placement.COLUMN_WISE not in problem.placements or problem.max_parts:
+    if not any(each.cuts_columns for each in problem.placements) or problem.max_parts:
         for parts in able.column_parts(table)[1:]:
             part = profile.bytes_of(num_rows=profile.num_rows, dim=profile.dim // parts)
             if (free[devices] >= part).sum() >= parts:
                 ways.append(f"allow column_wise: {parts} parts of {size_text(part)}")
                 break
-    if Placement.ROW_WISE not in problem.placements and len(devices) > 1:
-        part = profile.bytes_of(num_rows=-(-profile.num_rows // len(devices)), dim=profile.dim)
-        if (free[devices] >= part).all():
-            ways.append(f"allow row_wise: {len(devices)} parts of {size_text(part)}")
+    for placement in Placement:
+        if (
+            placement.cuts_rows
+            and placement not in problem.placements
+            and not placement.is_of_one_host
+            and len(devices) > 1
+        ):
+            part = profile.shard(placement, num_parts=len(devices)).memory_bytes
+            if (free[devices] >= part).all():
+                ways.append(f"allow {placement}: {len(devices)} parts of {size_text(part)}")
     return ways
 
 

@@ -25,7 +25,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 from ziggurat.errors import ConfigError, PlanError
-from ziggurat.plan import Placement
+from ziggurat.placements import by_columns
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment, ShardProfile
 from ziggurat.planning.search.infeasible import check_room, not_fitting
@@ -179,7 +179,7 @@ def _read(space: SearchSpace, columns: list[_Column], values: Float[np.ndarray, 
     found = []
     for table in range(space.num_tables):
         mine = tuple(devices[table])
-        placement = Placement.COLUMN_WISE if len(mine) > 1 else Placement.TABLE_WISE
+        placement = by_columns(len(mine))
         found.append(options.get(table) or Assignment(placement=placement, devices=mine))
     return found
 

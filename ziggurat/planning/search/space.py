@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from ziggurat.plan import Placement
+from ziggurat.placements import by_columns
 from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem, ShardProfile
 
@@ -121,7 +121,7 @@ class SearchSpace:
 
     def kind_of(self, table: int, assignment: Assignment) -> int:
         """The kind of an assignment's shards."""
-        if assignment.placement in (Placement.TABLE_WISE, Placement.COLUMN_WISE):
+        if assignment.placement.is_searched:
             return int(self.column_kind[table, len(assignment.devices).bit_length() - 1])
         return next(kind for option, kind in self.options[table] if option == assignment)
 
@@ -139,14 +139,14 @@ class SearchSpace:
         if self.parts is ColumnParts.DISTINCT:
             return len(problem.column_parts(table)) - 1
         level, dim = 0, problem.tables[table].dim
-        if Placement.COLUMN_WISE in problem.placements:
+        if any(each.cuts_columns for each in problem.placements):
             while dim % (2 ** (level + 1) * problem.column_multiple) == 0:
                 level += 1
         return level
 
     def _column_shard(self, table: int, level: int) -> ShardProfile:
-        placement = Placement.COLUMN_WISE if level else Placement.TABLE_WISE
-        return self.problem.tables[table].shard(placement, num_parts=1 << level)
+        num_parts = 1 << level
+        return self.problem.tables[table].shard(by_columns(num_parts), num_parts=num_parts)
 
     def _single_costs(self) -> Float[np.ndarray, " T"]:
         """What each whole table costs alone on the first device: the order in which greedy rules take them."""

@@ -19,7 +19,8 @@ from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
 from ziggurat.ops.machine.memory import size_of_text, unit_missing
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
-from ziggurat.plan import Placement, Towers
+from ziggurat.placements import Placement
+from ziggurat.plan import Towers
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, memory_ledger, plan_model
@@ -32,7 +33,7 @@ from ziggurat.runs.tables.memory_limit import rung_lines, tier_problem
 from ziggurat.training.config import Precision
 from ziggurat.training.step.precision_choice import MIN_BF16_SPEEDUP
 
-MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
+MEASURED_PLACEMENTS = tuple(each for each in Placement if each.is_searched)  # what a probe measures
 _MEASURED_IN_FP32 = "measured prices are those of rows in FP32; memory is counted in the formats of the tables"
 _POOLED = (1.0, 0.97, 0.93, 0.85, 0.7)  # shares of all devices' memory that formats are chosen for, until a plan fits
 _TRIAL_S = 0.2

@@ -65,7 +65,7 @@ def rank_sections(
     for name, shards in tables.shards.items():
         mib = 4 * shards[0].table_rows * shards[0].table_columns / 2**20
         ranks = ", ".join(str(shard.rank) for shard in shards)
-        plan[name] = f"{shards[0].placement.value}, rank {ranks}, {mib:,.2f} MiB"
+        plan[name] = f"{shards[0].placement}, rank {ranks}, {mib:,.2f} MiB"
     return {"Ranks": lines, "Plan": plan}
 
 

@@ -1,0 +1,118 @@
+"""Specification: one object that answers every question about one member of a kind (a placement, a row format, …).
+
+An enum only names its members; what they mean then lies in `if`s all over the package, and a new member is an edit of
+every one of them. A specification carries its meaning. Other code asks the object, never *which* object it is:
+
+    class Placement(Specification, kind="placement"):    the kind: the questions, and what most members answer
+    class RowWise(Placement): name = "row_wise"; …       a member: its answers, in a file of its own
+    Placement.add(RowWise())                             listed once
+
+    Placement("row_wise")           the member; as an attribute Placement.ROW_WISE
+    list(Placement)                 all members, in the order of their listing
+    str(member) == member.name      in plans, configs, files and on command lines a member is its name
+
+A member is one object: it is compared by identity and keeps it through `copy`, `pickle` and other processes. A package
+of the user's own adds members in the same way; a process that reads their names has to have imported that package.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypeVar
+
+from ziggurat.errors import ConfigError
+
+S = TypeVar("S", bound="Specification")
+
+
+class _Kind(ABCMeta):
+    """Lets a kind be iterated over and looked up by name, as an enum is: `list(Placement)`, `Placement("row_wise")`."""
+
+    _members: dict[str, Any]
+
+    def __call__(cls: Any, *arguments: Any, **named: Any) -> Any:
+        if "_members" in vars(cls):  # a kind, which has no instances of its own
+            return cls.named(*arguments, **named)
+        return super().__call__(*arguments, **named)
+
+    def __iter__(cls: type[S]) -> Iterator[S]:  # type: ignore[misc]
+        return iter(tuple(cls._members.values()))
+
+    def __len__(cls) -> int:
+        return len(cls._members)
+
+
+class Specification(metaclass=_Kind):
+    """A member of a kind. See the module's docstring.
+
+    Attributes:
+        name: what plans, configs, files and command lines call it.
+        kind: what all members are, for messages.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    _members: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, *, kind: str = "", **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if kind:
+            cls.kind = kind
+            cls._members = {}
+
+    @classmethod
+    def add(cls: type[S], member: S) -> S:
+        """List a member, so that it is found by its name; returns it.
+
+        Raises:
+            ConfigError: another member has that name.
+        """
+        known = cls._members.get(member.name)
+        if known is not None and type(known) is not type(member):
+            raise ConfigError(
+                expected=f"a {cls.kind} with a name of its own",
+                found=f"{type(member).__module__}.{type(member).__qualname__} and {type(known).__module__}."
+                f"{type(known).__qualname__}, both named {member.name!r}",
+                where=f"{cls.__name__}.add",
+                ways_out="give one of them another name",
+            )
+        member = cls._members.setdefault(member.name, member)
+        setattr(cls, member.name.upper(), member)
+        return member
+
+    @classmethod
+    def named(cls: type[S], name: str) -> S:
+        """Return the member of a name.
+
+        Raises:
+            ValueError: no member has it.
+        """
+        if name not in cls._members:
+            raise ValueError(f"{name!r} is no {cls.kind}; there are {', '.join(cls._members)}")
+        return cls._members[name]
+
+    @property
+    def value(self) -> str:
+        """The name, as an enum's member would call it."""
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}>"
+
+    def __copy__(self: S) -> S:
+        return self
+
+    def __deepcopy__(self: S, memo: dict[int, Any]) -> S:
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[type[Specification], str]]:
+        return _member, (type(self), self.name)
+
+
+def _member(cls: type[S], name: str) -> S:
+    """Find a member again in another process, which has imported its class by now."""
+    return cls.named(name)
