@@ -15,7 +15,7 @@ from benchmarks.report import Case
 from benchmarks.workload import Workload, make_batches
 from ziggurat.features.batch import Batch
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.testing.rounding import move_by_one_unit
+from ziggurat.testing.rounding import move_by_units
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 from ziggurat.training.state import prepare_to_load, restore_state, snapshot_tensors
 from ziggurat.training.step.train_step import TrainStep
@@ -54,7 +54,7 @@ def loss_curve(machine: Machine) -> list[Case]:
     others = [_curve(_step(workload, cpu), turned, cpu)]
     for seed in range(_MOVED_RUNS):
         step = _step(workload, cpu)
-        move_by_one_unit(step.model, seed=seed)
+        move_by_units(step.model, seed=seed)
         others.append(_curve(step, batches, cpu))
     found = _curve(_step(workload, machine.device), batches, machine.device)
     noise = max(_apart(plain, other) for other in others)

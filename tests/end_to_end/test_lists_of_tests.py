@@ -46,6 +46,11 @@ def test_every_test_that_needs_a_gpu_is_among_its_tests() -> None:
     assert named(files_with("mark.gpu") - files_of(listed("GPU_TESTS"))) == []
 
 
+def test_every_test_that_needs_a_gpu_stands_where_its_twins_run_with_the_versions_of_gpu_machines() -> None:
+    bare = files_of([*listed("BARE_TESTS"), *listed("TRITON_TESTS"), *listed("VIRTUAL_RANKS")])
+    assert named(files_with("mark.gpu") - bare) == []
+
+
 def test_tests_of_a_bare_machine_but_those_left_out_import_what_it_has() -> None:
     more = {file for file in files_of(listed("BARE_TESTS")) if packages_of(file) - BARE - set(OURS)}
     assert named(more) == sorted(listed("BARE_NEEDS_MORE"))

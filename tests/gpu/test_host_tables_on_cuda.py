@@ -34,7 +34,7 @@ def test_steps_have_the_bits_of_tables_on_the_gpu_and_do_not_wait(kernel: Kernel
             if number < 4:
                 late.append(step(batch, upcoming=upcoming))
                 continue
-            with no_waits():
+            with no_waits(cuda):
                 late.append(step(batch, upcoming=upcoming))
         assert all(each.finite for each in late)
         tables = model.embeddings.tables

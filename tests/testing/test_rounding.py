@@ -1,11 +1,11 @@
-"""move_by_one_unit changes each weight by the least that its type allows, the same way for the same seed."""
+"""move_by_units changes each weight by the least that its type allows, the same way for the same seed."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from ziggurat.testing.rounding import move_by_one_unit
+from ziggurat.testing.rounding import move_by_units
 
 
 def moved(seed: int) -> torch.Tensor:
@@ -13,7 +13,7 @@ def moved(seed: int) -> torch.Tensor:
     with torch.no_grad():
         model.weight.copy_(torch.linspace(-3, 3, 2100).view(7, 300))
         model.bias.zero_()
-    move_by_one_unit(model, seed=seed)
+    move_by_units(model, seed=seed)
     assert not model.bias.any()
     return model.weight.detach()
 
