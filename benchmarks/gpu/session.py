@@ -12,8 +12,8 @@
 
 The machine may have Python, torch, triton, numpy, pyarrow, jaxtyping, safetensors and pytest alone: nothing is
 installed, nothing is downloaded. A part that fails, hangs or is killed costs its own time, and the next one begins.
-Short parts stand first. OUT has `session.json` (each part's seconds, exit code and the end of its
-output, written again after every part), a log a part, and the JSON of the benchmarks.
+Short parts stand first. OUT has `session.json` (each part's seconds, exit code, report and the end of
+its output, written again after every part: this one file is enough to take away), a log a part, and their reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_TAIL = 4000  # characters of a part's output that stand in session.json
+_TAIL = 12_000  # characters of a part's output that stand in session.json
 _FACTS = (
     "import torch, sys; print(sys.version); print(torch.__version__, torch.version.cuda); "
     "print(torch.cuda.get_device_properties(0)); import triton; print('triton', triton.__version__)"
@@ -106,7 +106,10 @@ def run_parts(chosen: Sequence[Part], *, out: Path, seconds: float) -> int:
 def _run(part: Part, *, out: Path, limit_s: float) -> dict[str, object]:
     """Run a part in a process group of its own, so that what it started ends with it."""
     begin, log = time.monotonic(), out / f"{part.name}.log"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    places = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    report = out / f"{part.name}.json"
+    report.unlink(missing_ok=True)  # of an earlier session
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, *part.arguments],
@@ -123,7 +126,13 @@ def _run(part: Part, *, out: Path, limit_s: float) -> dict[str, object]:
             process.wait()
             code = f"killed after {limit_s:.0f} s"
     tail = log.read_bytes().decode(errors="replace")[-_TAIL:]
-    return {"exit": code, "seconds": round(time.monotonic() - begin, 1), "output": tail}
+    found = {"exit": code, "seconds": round(time.monotonic() - begin, 1), "output": tail}
+    if report.is_file():
+        try:
+            found["report"] = json.loads(report.read_text())
+        except ValueError:
+            found["report"] = f"{report.name} was cut off"
+    return found
 
 
 def _bench(out: Path, name: str, *, limit_s: float, is_default: bool = True, more: tuple[str, ...] = ()) -> Part:

@@ -115,10 +115,11 @@ def test_a_part_that_does_not_exist_is_refused_and_named(capsys: pytest.CaptureF
 
 def test_a_session_survives_parts_that_fail_or_hang_and_keeps_what_they_wrote(tmp_path: Path) -> None:
     hang = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
+    writes = f"open({str(tmp_path / 'works.json')!r}, 'w').write('[1]'); print('found')"
     chosen = [
         session.Part(name="fails", arguments=("-c", "raise SystemExit('on purpose')"), limit_s=30),
         session.Part(name="hangs", arguments=("-c", hang), limit_s=1.5),
-        session.Part(name="works", arguments=("-c", "print('found')"), limit_s=30),
+        session.Part(name="works", arguments=("-c", writes), limit_s=30),
     ]
     begin = time.monotonic()
     assert session.run_parts(chosen, out=tmp_path, seconds=100) == 1
@@ -129,6 +130,7 @@ def test_a_session_survives_parts_that_fail_or_hang_and_keeps_what_they_wrote(tm
     assert str(found["hangs"]["exit"]).startswith("killed after")
     assert found["hangs"]["output"] == "begun\n"
     assert found["works"]["exit"] == 0
+    assert found["works"]["report"] == [1]
     assert (tmp_path / "works.log").read_text() == "found\n"
     assert session.run_parts(chosen[:1], out=tmp_path, seconds=0) == 1
     assert json.loads((tmp_path / "session.json").read_text()) == {"fails": {"left_out": True}}
