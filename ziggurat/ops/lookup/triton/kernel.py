@@ -21,7 +21,7 @@ Bytes of an update at D columns, for N lookups of U rows: N·D gradients, 2·U·
 Small tables need no kernel of their own: a table of 3 rows is 3 long runs, in N / 256 programs. (Products with a matrix
 of counts would save the sort of 4-byte rows and write partial sums of rows × D for each block: more bytes from D = 32.)
 
-Its times on a GPU have not been measured; `docs/guides/gpu-tables.md` lists what is to be measured. Triton's
+`docs/guides/gpus.md` has what an H200 measured of it, `docs/guides/gpu-tables.md` what is to be measured. Triton's
 interpreter holds it to the reference, and compilation for sm_90 shows neither spills nor narrow loads
 (`make test-triton`).
 
