@@ -43,7 +43,7 @@ from ziggurat.ops.attention.problem import (
     Spans,
     check_problem,
 )
-from ziggurat.ops.attention.time_buckets import bucket_cells
+from ziggurat.ops.attention.time_buckets import bucket_begins
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.to_device import to_device
 
@@ -282,7 +282,7 @@ class _Call:
             weights if bias.w_time is None else bias.w_time.detach().float().contiguous(),
             places if bias.query_times is None else bias.query_times.contiguous(),
             places if bias.key_times is None else bias.key_times.contiguous(),
-            places if bias.w_time is None else _cells_on(self.buckets, q.device),
+            places if bias.w_time is None else _borders_on(self.buckets, q.device),
         )
         half = (self.positions - 1) // 2
         self.half = max(0, half)
@@ -300,6 +300,7 @@ class _Call:
             "has_spans": self.has_spans,
             "has_pos": self.positions > 0,
             "has_time": self.buckets > 0,
+            "buckets": self.buckets,
             "form": form,
             "precision": precision,
         }
@@ -377,7 +378,6 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
             *_strides(q, k, v, grad),
             **call.constants,
             tile=tile,
-            buckets=call.buckets,
             padded_buckets=power_of_two(max(1, call.buckets)),
             of_targets=of_targets,
             num_warps=launch.warps,
@@ -424,11 +424,9 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 @functools.cache
-def _cells_on(num_buckets: int, device: torch.device) -> Tensor:
-    """`bucket_cells` in 64 bits each, the bucket below and the threshold above; made once."""
-    buckets, thresholds = bucket_cells(num_buckets)
-    packed = (thresholds.view(torch.int32).long() << 32) | buckets.long()
-    return to_device(packed, device)
+def _borders_on(num_buckets: int, device: torch.device) -> Tensor:
+    """0 and `bucket_begins`; made once."""
+    return to_device(torch.cat([torch.zeros(1), bucket_begins(num_buckets)]), device)
 
 
 def _longest(layout: JaggedLayout) -> int:

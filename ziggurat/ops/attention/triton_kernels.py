@@ -15,11 +15,16 @@ stand behind all that they see.
 # ruff: noqa: PLR0915  # a kernel is one program
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
 
+import math
+
 import triton
 import triton.language as tl
 
+from ziggurat.ops.attention.time_buckets import BASE
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+BUCKETS_AN_OCTAVE = tl.constexpr(math.log(2.0) / BASE)
 
 
 @triton.jit
@@ -142,19 +147,21 @@ def _store_tile(to, values, begin, index, limit, row_stride, dim: tl.constexpr, 
 
 
 @triton.jit
-def _buckets(asked, times, cells):
-    """The bucket of every duration, found from its cell (`time_buckets.py`): bucket below, threshold above."""
+def _buckets(asked, times, borders, buckets: tl.constexpr):
+    """The bucket of every duration: the border that its logarithm is nearest to, or the bucket below that border.
+
+    Borders are 0 and the numbers of `time_buckets.py`; that the logarithm is not exact changes nothing.
+    """
     apart = asked - times
-    size = tl.maximum(tl.where(apart < 0, -apart, apart).to(tl.float32), 1.0)
-    cell = tl.load(cells + ((size.to(tl.int32, bitcast=True) >> 20) - 1016))
-    threshold = (cell >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return cell.to(tl.int32) + (size >= threshold).to(tl.int32)
+    size = tl.maximum(tl.abs(apart).to(tl.float32), 1.0)
+    nearest = tl.minimum((tl.log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
+    return nearest - (size < tl.load(borders + nearest)).to(tl.int32)
 
 
 @triton.jit
 def _scores(
-    products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale,
-    has_pos: tl.constexpr, has_time: tl.constexpr,
+    products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale,
+    has_pos: tl.constexpr, has_time: tl.constexpr, buckets: tl.constexpr,
 ):  # fmt: skip
     """Scores of a tile from its products; rows and columns are positions, and broadcast against each other."""
     s = products * scale
@@ -163,7 +170,7 @@ def _scores(
         place = half + _clip(tl.minimum(columns, history), 0, half) - _clip(tl.minimum(rows, history), 0, half)
         s += tl.load(w_pos + place)
     if has_time:
-        s += tl.load(w_time + _buckets(asked, times, cells))
+        s += tl.load(w_time + _buckets(asked, times, borders, buckets))
     return s
 
 
@@ -197,11 +204,12 @@ def _weights_and_slopes(s, g, lse, delta, form: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, lse, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times, cells,
+    q, k, v, out, lse, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times, borders,
     sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    buckets: tl.constexpr,
     form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
 ):  # fmt: skip
     """Results of `rows_tile` queries of one head of one sequence; late queries, which see most, are taken first."""
@@ -248,8 +256,9 @@ def forward_kernel(
                 times = tl.load(key_times + first_key + at + across, mask=at + across < num_keys, other=0)[None, :]
             products = tl.dot(queries, tl.trans(keys), input_precision=precision)
             s = _scores(
-                products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
-            )
+                products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos,
+                has_time, buckets,
+            )  # fmt: skip
             if form == "softmax":
                 if masked:
                     seen = _is_seen(rows, columns, history, context, reach) & (at + across < num_keys)[None, :]
@@ -280,10 +289,11 @@ def forward_kernel(
 @triton.jit
 def queries_kernel(
     q, k, v, grad, out, lse, delta, dq, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
-    cells, sequences, tiles, context, reach, half, scale, inverse,
+    borders, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head, out_row, out_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    buckets: tl.constexpr,
     form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `rows_tile` queries of one head of one sequence."""
@@ -344,8 +354,9 @@ def queries_kernel(
             products = tl.dot(queries, tl.trans(keys), input_precision=precision)
             g = tl.dot(grads, tl.trans(values), input_precision=precision)
             s = _scores(
-                products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
-            )
+                products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos,
+                has_time, buckets,
+            )  # fmt: skip
             _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
             if masked:
                 seen = _is_seen(rows, columns, history, context, reach)
@@ -364,10 +375,11 @@ def queries_kernel(
 @triton.jit
 def keys_kernel(
     q, k, v, grad, lse, delta, dk, dv, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
-    cells, sequences, tiles, context, reach, half, scale, inverse,
+    borders, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
+    buckets: tl.constexpr,
     form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `columns_tile` keys and values of one head of one sequence.
@@ -432,8 +444,9 @@ def keys_kernel(
             products = tl.dot(keys, tl.trans(queries), input_precision=precision)
             g = tl.dot(values, tl.trans(grads), input_precision=precision)
             s = _scores(
-                products, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
-            )
+                products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos,
+                has_time, buckets,
+            )  # fmt: skip
             weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
             if masked:
                 seen = _is_seen(rows, columns, history, context, reach) & is_there[None, :]
@@ -454,7 +467,8 @@ def keys_kernel(
 @triton.jit
 def biases_kernel(
     q, k, v, grad, lse, delta, d_places, d_columns, d_own, d_time, offsets, query_offsets, targets, spans,
-    w_pos, w_time, query_times, key_times, cells, sequences, tiles, lead, pieces, context, reach, half, scale, inverse,
+    w_pos, w_time, query_times, key_times, borders, sequences, tiles, lead, pieces,
+    context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
@@ -525,10 +539,11 @@ def biases_kernel(
             if has_time:
                 asked = tl.load(query_times + first_query + row_at + index, mask=is_row, other=0)[:, None]
                 times = tl.load(key_times + first_key + at + index, mask=is_column, other=0)[None, :]
-                found = _buckets(asked, times, cells)
+                found = _buckets(asked, times, borders, buckets)
             added = _scores(
-                added, rows, columns, asked, times, w_pos, w_time, cells, history, half, scale, has_pos, has_time
-            )
+                added, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos, has_time,
+                buckets,
+            )  # fmt: skip
             slopes_of_heads = tl.zeros((tile, tile), dtype=tl.float32)
             for head in range(heads):
                 queries = _load_tile(
