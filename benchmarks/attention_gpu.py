@@ -102,20 +102,22 @@ TUNED = SHAPES[:5]
 def candidates(part: AttentionPart, shape: Shape) -> list[AttentionLaunch]:
     """Launches that are tried."""
     wide = shape.dim > 64
+    biased = shape.is_biased
     if part is AttentionPart.FORWARD:
-        tiles = [(128, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2)]
-        tiles += [(64, 64, 4, 1), (128, 64, 8, 1)] if shape.is_biased else [(128, 32, 4, 3), (64, 32, 4, 3)]
+        tiles = [(128, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2)]
+        tiles += [(128, 64, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)] if not biased else []
+        tiles += [(64, 64, 4, 1), (128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 4, 1), (64, 32, 4, 2)] if biased else []
     elif part is AttentionPart.QUERIES:
-        tiles = [(64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3), (128, 32, 4, 2), (64, 32, 4, 3)]
-        tiles += [(64, 64, 4, 1), (128, 64, 8, 1)] if shape.is_biased else [(128, 64, 8, 3)]
+        tiles = [(64, 64, 4, 2), (128, 64, 8, 2), (128, 32, 4, 2), (64, 32, 4, 3)]
+        tiles += [(64, 64, 4, 3), (128, 64, 8, 3)] if not biased else []
+        tiles += [(64, 64, 4, 1), (64, 64, 8, 1), (64, 32, 4, 1), (128, 32, 8, 1)] if biased else []
     elif part is AttentionPart.KEYS:
-        tiles = [(64, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2), (32, 64, 4, 3), (32, 128, 4, 2)]
-        tiles += (
-            [(64, 64, 4, 1), (64, 128, 8, 1), (32, 64, 4, 1)] if shape.is_biased else [(64, 64, 8, 3), (32, 64, 4, 2)]
-        )
+        tiles = [(64, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2), (32, 64, 4, 2)]
+        tiles += [(32, 64, 4, 3), (64, 64, 8, 3), (32, 128, 4, 2)] if not biased else []
+        tiles += [(64, 64, 8, 1), (32, 64, 4, 1), (32, 128, 8, 1)] if biased else []
         tiles += [(64, 64, 8, 2), (32, 64, 8, 2)] if wide else []
     else:
-        tiles = [(64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 2)]
+        tiles = [(64, 64, 4, 1), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 1), (32, 32, 4, 2)]
     return [AttentionLaunch(rows=a, columns=b, warps=warps, stages=stages) for a, b, warps, stages in tiles]
 
 
