@@ -53,17 +53,13 @@ def test_every_row_has_an_owner_and_a_place_there() -> None:
     rows = torch.arange(100)
     owners = ROWS_BY_TRAFFIC.owners(rows, parts)
     places = ROWS_BY_TRAFFIC.local_rows(rows, owners, parts)
-    expected = [
-        (position, row + (position > 0)) for position, part in enumerate(parts) for row in range(part.num_rows)
-    ]
+    expected = [(position, row + (position > 0)) for position, part in enumerate(parts) for row in range(part.num_rows)]
     assert list(zip(owners.tolist(), places.tolist(), strict=True)) == expected
 
 
 def test_plans_and_planners_take_it() -> None:
     table = TableProfile(name="user", num_rows=1000, dim=16)
-    problem = PlanningProblem(
-        tables=(table,), num_devices=4, memory_bytes=(1 << 20,), placements=(*Placement,)
-    )
+    problem = PlanningProblem(tables=(table,), num_devices=4, memory_bytes=(1 << 20,), placements=(*Placement,))
     option = next(each for each in problem.spread_options(0) if each.placement is ROWS_BY_TRAFFIC)
     plan = problem.to_plan([option])
     assert from_json(Plan, to_json(plan), where="plan") == plan

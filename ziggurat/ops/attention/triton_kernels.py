@@ -12,7 +12,7 @@ of what is seen follow, in one loop: left of the whole ones, right of them, and 
 stand behind all that they see.
 """
 
-# ruff: noqa: PLR0915  # a kernel is one program
+# a kernel is one program
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
 
 import math
