@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -23,7 +25,9 @@ from ziggurat.placements import Placement
 from ziggurat.plan import Plan, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
+from ziggurat.training.state import snapshot_tensors
 from ziggurat.training.step.train_step import TrainStep
 
 SIZE = 16
@@ -132,6 +136,38 @@ def test_an_own_model_with_weights_that_no_sample_uses():
     found = run(placed(4, Placement.TABLE_WISE, TOWERS, 2), *cases)
     for (_, _, has_towers), result in zip(cases, found, strict=True):
         assert_close(result, towers if has_towers else flat)
+
+
+def save_and_load_after_evaluations(rank: int, dense: str, folder: str) -> None:
+    """Runs on every rank: weights are saved, loaded and trained where an evaluation has left them gathered."""
+    topology = Topology.create(ranks_per_host=2)
+    model = build_model(OwnConfig(embedding=TABLES), inputs(), seed=3)
+    settings = ParallelConfig(dense=DenseParallelism(dense))
+    parallel = parallelize(model, placed(2, Placement.TABLE_WISE), topology, config=settings)
+    batch = random_batch(inputs(), 5, seed=rank)
+    with torch.no_grad():
+        first = model(batch).clone()
+    step = TrainStep(model, TrainingConfig(precision=Precision.FP32), parallel=parallel)
+    assert all(isinstance(weight, DTensor) for weight in step.dense_named.values())
+    saved = {name: weight.to_local().clone() for name, weight in step.dense_named.items()}
+    store = CheckpointStore(folder)
+    with torch.no_grad():
+        assert torch.equal(model(batch), first)
+    store.save(1, tensors=snapshot_tensors(step), state={})
+    assert step(batch).finite
+    with torch.no_grad():
+        assert not torch.equal(model(batch), first)
+    store.load(1, into={f"model.{name}": weight for name, weight in model.state_dict().items()}, match=Match.SUBSET)
+    for name, weight in step.dense_named.items():
+        assert torch.equal(weight.to_local(), saved[name]), name
+    with torch.no_grad():
+        assert torch.equal(model(batch), first)
+
+
+@pytest.mark.parametrize("dense", ["fsdp", "hsdp"])
+def test_weights_that_an_evaluation_has_gathered_are_saved_loaded_and_trained(tmp_path: Path, dense: str):
+    """Weights of the model itself, beside those of its layers."""
+    run_ranks(save_and_load_after_evaluations, 2, dense, str(tmp_path))
 
 
 def test_a_loss_weight_that_is_not_the_losses_is_refused():

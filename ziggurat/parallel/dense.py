@@ -183,12 +183,25 @@ def parallel_dense(
 class ShardedNetwork:
     """A network under FSDP2; what it sends is counted where it is sent (`exchange/collectives.py`).
 
+    A backward pass leaves parts of weights; a forward pass without one, of an evaluation, leaves them gathered for the
+    next. FSDP2 takes the parts back when a state dict is made of a module that it knows. The model is none of those, so
+    weights of its own were named while they were gathered, and freed before they were read.
+
     Args:
         network: after `fully_shard`.
     """
 
     def __init__(self, network: Any) -> None:
         self._network = network
+
+    def reshard(self) -> None:
+        """Go back to parts of weights, where an evaluation has left them gathered; sends nothing."""
+        self._network.reshard()
+
+    def reshard_for_states_of(self, model: nn.Module) -> None:
+        """Go back to parts before weights of the model are named to be saved, or loaded."""
+        model.register_state_dict_pre_hook(lambda *_: self.reshard())
+        model.register_load_state_dict_pre_hook(lambda *_: self.reshard())
 
     def __call__(self, embedded: Embedded) -> Outputs:
         """What the dense network gives."""

@@ -27,7 +27,15 @@ from ziggurat.models.costs.length_cost import length_cost
 from ziggurat.parallel.context.attention import check_context, spread_stack
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.context.dividing import DividedOutputs
-from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
+from ziggurat.parallel.dense import (
+    DenseNetwork,
+    DenseParallelism,
+    Reduction,
+    ShardedNetwork,
+    check_dense,
+    parallel_dense,
+    replicate,
+)
 from ziggurat.parallel.exchange.hierarchical import ReductionRoute
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
@@ -185,6 +193,8 @@ def parallelize(
         traffic=traffic,
     )
     object.__setattr__(model, "forward_dense", network)  # not as a submodule: names of weights stay as they are
+    if isinstance(network, ShardedNetwork):
+        network.reshard_for_states_of(model)
     if topology.context.size > 1:
         object.__setattr__(model, "outputs_of", DividedOutputs(model, topology=topology, traffic=traffic))
     return Parallel(plan, topology, config, traffic, cost, cost_source)

@@ -33,7 +33,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.ops.machine.allocator import keep_freed_memory
-from ziggurat.parallel.dense import DenseForward, DenseParallelism, compute_copies
+from ziggurat.parallel.dense import DenseForward, DenseParallelism, ShardedNetwork, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
@@ -83,6 +83,8 @@ class TrainStep:
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
         use_precision(self.precision, device=self.device)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
+        if isinstance(model.forward_dense, ShardedNetwork):
+            model.forward_dense.reshard()  # optimizers hold parts, also where the model has been evaluated before
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())
         fused = not model.embeddings.has_dense_gradients
