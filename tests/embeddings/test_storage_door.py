@@ -13,9 +13,12 @@ from tests.embeddings.embedding_inputs import MIXED, make_batch, some_loss
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableInit, TableOptimizer
 from ziggurat.embeddings.initial_rows import BLOCK_ROWS, initial_rows
 from ziggurat.embeddings.storage import MemoryStorage, TablePart
+from ziggurat.embeddings.storage.table_storage import WEIGHT, state_keys
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import BoundsError, ConfigError
 from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
-from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Axis, RankGroup, Topology
@@ -24,6 +27,7 @@ from ziggurat.plan import Plan, TablePlacement
 from ziggurat.testing.paged_storage import PagedStorage
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 
+FP32 = RowFormat.FP32
 RULES = [TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.SGD, TableOptimizerKind.SPARSE_ADAM]
 
 
@@ -102,6 +106,42 @@ def test_chunks_bound_what_a_checkpoint_holds_of_a_storage(tmp_path: Path) -> No
         store.save(1, tensors=paged.state_dict(), state={})
         store.load(into=paged.state_dict())
     assert storage.most_rows == PagedStorage.chunk_rows
+
+
+WAYS = {
+    "memory": TablesConfig(),
+    "disk": TablesConfig(disk=".", memory="50%"),
+    "a disk, little held": TablesConfig(disk=".", memory="1%"),
+    "cache": TablesConfig(weights=RowFormat.INT8, cache=0.2),
+    **{row_format.value: TablesConfig(weights=row_format) for row_format in RowFormat if row_format is not FP32},
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_rows_are_read_written_and_updated_whatever_keeps_them(
+    way: str, kind: TableOptimizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a table may have nothing to do in a step, on one rank or on all."""
+    monkeypatch.chdir(tmp_path)
+    config = EmbeddingConfig(dim=8, optimizer=kind, kernel=KernelChoice.TORCH)
+    tables = EmbeddingTables(MIXED, config, seed=5, make_storage=WAYS[way].make_storage(seed=5))
+    train(tables, TableOptimizer(tables))
+    before = {name: tables.table(name).clone() for name in tables.tables.places}
+    nothing = torch.zeros(0, dtype=torch.int64)
+    step = Step(rule=config.rule, learning_rate=0.1, number=9)
+    for index in range(tables.tables.num_storages):
+        storage = tables.tables.storage(index)
+        for key in (WEIGHT, *state_keys(kind)):
+            found = storage.gather(nothing, key=key)
+            assert len(found) == 0
+            storage.scatter(nothing, found, key=key)
+            assert storage.read(3, 0, key=key).shape == found.shape
+            storage.write(3, found, key=key)
+        gradient = SummedGradient(rows=nothing, sums=torch.zeros(0, storage.gather(nothing).shape[1]))
+        storage.apply(tables.kernel, gradient=gradient, step=step)
+    for name, rows in before.items():
+        assert torch.equal(tables.table(name), rows), name
 
 
 def test_bounds_are_checked_before_a_paged_storage_is_asked() -> None:

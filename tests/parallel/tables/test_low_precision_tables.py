@@ -167,3 +167,26 @@ def test_ranks_round_as_one_device_does(tmp_path: Path) -> None:
         plan_of(user="column_wise", words="row_wise"),
     ]
     run_ranks(check, 2, [to_json(plan) for plan in plans], str(tmp_path))
+
+
+def train_with_nothing(rank: int, folder: str) -> None:
+    """Runs on every rank: steps in which no table of a disk has a row to update, and one in which they have."""
+    plan = plan_of(user="column_wise", item="column_wise", words="column_wise", shop="column_wise")
+    embedding = EmbeddingConfig(kernel=KernelChoice.TORCH, optimizer=TableOptimizerKind.ROWWISE_ADAGRAD, dim=8)
+    config = DNNConfig(embedding_dim=8, embedding=embedding, deep=MLPConfig(hidden_dims=(3,)))
+    found = []
+    for tables in (TablesConfig(), TablesConfig(disk=folder, memory="50%")):
+        model = build_model(config, INPUTS, seed=3, make_storage=tables.make_storage(seed=4))
+        parallel = parallelize(model, plan, Topology.create(tower_size=plan.ranks_per_group))
+        optimizer = parallel.table_optimizer(model)
+        for size in (0, 6, 0):
+            model.fields(random_batch(INPUTS, size, seed=rank)).sum().backward()
+            optimizer.step(0.05)
+        assert isinstance(model.embeddings.tables, ShardedTables)
+        (local,) = (each for each in model.embeddings.tables.local if each.inputs.tables)
+        found.append({name: local.table(name).clone() for name in local.tables.places})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_tables_that_are_cut_by_columns_on_a_disk_take_updates_without_rows(tmp_path: Path) -> None:
+    run_ranks(train_with_nothing, 2, str(tmp_path))

@@ -279,7 +279,8 @@ class DiskRows(RowBacking):
 
     def set_part(self, numbers: Float[np.ndarray, "N W"], key: str, values: Float[Tensor, "N *D"]) -> None:
         """Replace one array of some rows."""
-        numbers[:, self._columns[key]] = values.detach().numpy().reshape(len(numbers), -1)
+        columns = self._columns[key]
+        numbers[:, columns] = values.detach().numpy().reshape(len(numbers), columns.stop - columns.start)
 
     def _put(self, values: RowValues) -> None:
         self._kept.add(values.rows)
