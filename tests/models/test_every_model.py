@@ -17,6 +17,7 @@ from ziggurat.config import from_json, override, to_json
 from ziggurat.embeddings import EmbeddingConfig, TableOptimizer
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batch import validate_batch
+from ziggurat.features.schema import Task
 from ziggurat.models import (
     Activation,
     AttentionConfig,
@@ -246,6 +247,20 @@ def test_samples_do_not_influence_each_other_when_scoring(name):
         for i in range(6)
     ]
     torch.testing.assert_close(torch.cat(alone), together)
+
+
+@every_config
+def test_a_label_that_is_a_number_is_predicted_from_its_mean_on(name):
+    inputs = small_inputs()
+    labels = tuple(dataclasses.replace(label, task=Task.REGRESSION) for label in inputs.labels)
+    plain = dataclasses.replace(inputs, labels=labels)
+    moved = tuple(dataclasses.replace(label, offset=40_000.0, scale=12_000.0) for label in labels)
+    models = [
+        build_model(CONFIGS[name], each, seed=1).eval() for each in (plain, dataclasses.replace(inputs, labels=moved))
+    ]
+    batch = random_batch(inputs, batch_size=5)
+    computed, found = (model(batch) for model in models)
+    torch.testing.assert_close(found, 40_000.0 + 12_000.0 * computed, rtol=1e-5, atol=0.1)
 
 
 @every_config

@@ -16,7 +16,7 @@ from ziggurat.features.growing import Growing
 from ziggurat.features.items import Items
 from ziggurat.features.labels import Outcomes, with_outcomes
 from ziggurat.features.schema import Pooling, Task
-from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
+from ziggurat.typed import Dim, DimOrDefault, Length, PositiveFloat, Rows, checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +76,18 @@ class MomentsSpec:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LabelSpec:
-    """A label column as a model sees it; its numbers and its outcomes as in `schema.Label`."""
+    """A label column as a model sees it; its numbers and its outcomes as in `schema.Label`.
+
+    Args:
+        offset: mean of the training rows of a label that is a number: what a model says that has learned nothing.
+        scale: their standard deviation; a network computes in units of it, and its loss is in units of its square.
+    """
 
     name: str
     task: Task = Task.BINARY
+    offset: float = 0.0
+    scale: PositiveFloat = 1.0
+    weight: PositiveFloat = 1.0
     positive_weight: float = 1.0
     negative_rate: float = 1.0
     outcomes: Outcomes = Outcomes.ANY

@@ -23,6 +23,13 @@ class Task(StrEnum):
     REGRESSION = "regression"
 
 
+class MissingLabel(StrEnum):
+    """What becomes of a row in which a label is empty."""
+
+    BAD_ROW = "bad_row"  # as `data.bad_rows` says of every bad row
+    LEFT_OUT = "left_out"  # the row stays; this label learns nothing from it and is not judged on it, others are
+
+
 class Outcomes(StrEnum):
     """Which values the rows of a label have."""
 
@@ -47,6 +54,8 @@ class Label:
         negative_rate: share of the negatives that training keeps; scores are corrected for it (`data.negative_rate`).
         outcomes: positive_only where every row is a positive (what was chosen; models draw what was not): another value
             is a bad row, and full ranking alone judges it.
+        weight: what the label counts in the loss, beside the others of the schema.
+        missing: left_out for a label that is known of some rows only (bought, where somebody clicked).
     """
 
     name: str
@@ -58,6 +67,8 @@ class Label:
     positive_weight: float = 1.0
     negative_rate: float = 1.0
     outcomes: Outcomes = Outcomes.ANY
+    weight: float = 1.0
+    missing: MissingLabel = MissingLabel.BAD_ROW
 
     def __post_init__(self) -> None:
         where = f"label {self.name!r}"
@@ -70,6 +81,20 @@ class Label:
                 f"task = {self.task.value!r}",
                 where=where,
                 ways_out=("positive_weight = 10.0", "negative_rate = 0.1", "leave both out"),
+            )
+        if not 0 < self.weight < math.inf:
+            raise SchemaError(
+                expected="a weight above 0",
+                found=f"weight = {self.weight}",
+                where=where,
+                ways_out=("weight = 0.5", "to learn nothing of a label, take it out of the schema"),
+            )
+        if self.outcomes is Outcomes.POSITIVE_ONLY and self.missing is not MissingLabel.BAD_ROW:
+            raise SchemaError(
+                expected='missing = "bad_row" of a label that is always positive',
+                found=f"missing = {self.missing.value!r}",
+                where=where,
+                ways_out=("take missing out", "take outcomes out"),
             )
         if self.outcomes is Outcomes.POSITIVE_ONLY and self.task is not Task.BINARY:
             raise SchemaError(
@@ -94,6 +119,11 @@ class Label:
                 where=where,
                 ways_out=('texts: positive = "yes", negative = "no"', "numbers: positive_from = 4.0"),
             )
+
+
+def is_number(label: Label) -> bool:
+    """Whether a label is a number, whose mean and deviation are fitted on the training rows."""
+    return label.task is Task.REGRESSION
 
 
 def is_what_came_next(name: str, *, moments: Collection[str]) -> bool:

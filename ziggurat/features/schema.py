@@ -28,6 +28,7 @@ from ziggurat.features.events import Events
 from ziggurat.features.growing import Evict
 from ziggurat.features.items import Items
 from ziggurat.features.labels import Label as Label
+from ziggurat.features.labels import MissingLabel as MissingLabel
 from ziggurat.features.labels import Outcomes as Outcomes
 from ziggurat.features.labels import Task as Task
 from ziggurat.features.labels import is_what_came_next
@@ -330,9 +331,11 @@ class Schema:
             for name in ("positive", "negative"):
                 if not label[name]:
                     del label[name]
-            for name in ("positive_weight", "negative_rate"):
+            for name in ("positive_weight", "negative_rate", "weight"):
                 if label[name] == 1.0:
                     del label[name]
+            if label["missing"] == MissingLabel.BAD_ROW:
+                del label["missing"]
         return state
 
 

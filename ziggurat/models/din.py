@@ -265,7 +265,7 @@ class DIN(RankingModel):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """Attention, then the MLP on x₀."""
-        return Outputs(logits=self.interact(embedded.dense, self.attended(embedded), embedded.vectors))
+        return self.as_outputs(self.interact(embedded.dense, self.attended(embedded), embedded.vectors))
 
     def attended(self, embedded: Embedded) -> Float[Tensor, "B X"]:
         """One embedding for each feature, in the order of `inputs.lookups`, the histories pooled by attention."""

@@ -206,9 +206,9 @@ class FinalNet(RankingModel):
         """One block's logits, or the mean of two, which are then named as well."""
         blocks = self.blocks(embedded.dense, embedded.fields, embedded.vectors)
         if len(blocks) == 1:
-            return Outputs(logits=blocks[0])
+            return self.as_outputs(blocks[0])
         first_BL, second_BL = (block_BL.to(torch.promote_types(block_BL.dtype, torch.float32)) for block_BL in blocks)
-        return Outputs(logits=(first_BL + second_BL) / 2, named={"first": first_BL, "second": second_BL})
+        return self.as_outputs((first_BL + second_BL) / 2, {"first": first_BL, "second": second_BL})
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """One block's logits, or the mean of two."""

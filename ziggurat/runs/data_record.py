@@ -174,6 +174,10 @@ _OLD_NUMBERS = (
     "if the raw files are the same, a version before trained the run: it named ids of {} by numbers of 31 bits; "
     "train it again, or go on with that version"
 )
+_OLD_LABELS = (
+    "if the raw files are the same, a version before trained the run: it took the label {}, a number, as it is, and "
+    "not by its mean and deviation; train it again, or go on with that version"
+)
 
 
 def refuse_other_data(
@@ -219,7 +223,7 @@ def refuse_other_data(
             expected="the data that the run was trained on: the same rows in the same order",
             found="; ".join(f"{it.setting}: {_short(it.first)} in the run, {_short(it.second)} now" for it in found),
             where=f"{where}, {asked}",
-            ways_out=(*ways_out, *((_OLD_NUMBERS.format(", ".join(sorted(growing))),) if growing else ())),
+            ways_out=(*ways_out, *_of_a_version_before(run, prepared, growing=sorted(growing))),
         )
     return note if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
 
@@ -258,6 +262,17 @@ def refuse_other_vocabularies(run: RunFolder) -> None:
                 "train again, into another folder: --out runs/another_name",
             ),
         )
+
+
+def _of_a_version_before(run: RunFolder, prepared: PreparedData, *, growing: Sequence[str]) -> list[str]:
+    """Ways out of a run whose raw files may be the same, but which a version before encoded in another way."""
+    ways = [_OLD_NUMBERS.format(", ".join(growing))] if growing else []
+    scaled = [label.name for label in prepared.inputs.labels if label.scale != 1.0 or label.offset != 0.0]
+    if scaled and run.preprocessing.exists():
+        then = load_preprocessing(run.preprocessing).inputs.labels
+        if all(label.scale == 1.0 and label.offset == 0.0 for label in then):
+            ways.append(_OLD_LABELS.format(", ".join(map(repr, scaled))))
+    return ways
 
 
 def rows_of_split(prepared: PreparedData, split: str, *, run: Path) -> EncodedDataset:

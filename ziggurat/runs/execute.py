@@ -58,6 +58,7 @@ from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
+from ziggurat.training.label_gradients import drowned_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
@@ -262,6 +263,9 @@ def train_run(
             if trainer.team.parallel is not None:
                 ranks.keep_plan(trainer.team.parallel, run=run)
             progress.say(report.text())
+            if trainer.team.parallel is None and not trainer.position.step:
+                for line in drowned_labels(trainer.model, prepared.train, loss=loss):
+                    progress.say(f"warning: {line}")
         fit = trainer.fit(resume=resume, callbacks=callbacks)
         evaluations = _final_evaluations(trainer, prepared)
         if trainer.team.parallel is not None and not is_over:

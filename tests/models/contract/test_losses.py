@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
-from ziggurat.models.contract.losses import labelled_weight, loss_of, loss_sums, scores_from_logits
+from ziggurat.models.contract.losses import in_label_units, labelled_weight, loss_of, loss_sums, scores_from_logits
 
 CLICK = InputSpec(labels=(LabelSpec(name="click"),))
 CLICK_AND_BUY = InputSpec(labels=(LabelSpec(name="click"), LabelSpec(name="buy")))
@@ -147,3 +148,22 @@ def test_scores_are_probabilities_or_values():
     logits = torch.tensor([[0.0, 3.5], [2.0, -1.0]])
     scores = scores_from_logits(logits, inputs=MIXED)
     np.testing.assert_allclose(scores.numpy(), [[0.5, 3.5], [1 / (1 + math.exp(-2.0)), -1.0]], rtol=1e-6)
+
+
+def test_a_number_is_predicted_and_judged_in_its_own_units():
+    label = LabelSpec(name="dwell", task=Task.REGRESSION, offset=40_000.0, scale=12_000.0)
+    inputs = InputSpec(labels=(LabelSpec(name="click"), label))
+    computed, labels = torch.tensor([[0.3, 0.5], [-1.0, 0.0]]), torch.tensor([[1.0, 52_000.0], [0.0, 40_000.0]])
+    logits = in_label_units(computed, inputs=inputs)
+    assert logits.tolist() == [[pytest.approx(0.3), 46_000.0], [-1.0, 40_000.0]]
+    assert torch.equal(scores_from_logits(logits, inputs=inputs)[:, 1], logits[:, 1])
+    assert float(loss_sums(logits, labels, inputs=inputs).total[1]) == pytest.approx(0.25)
+    assert in_label_units(computed, inputs=MIXED) is computed
+
+
+def test_the_weight_of_a_label_multiplies_its_mean():
+    logits, labels, weights = random_batch(20)
+    plain = loss_sums(logits, labels, weights, inputs=MIXED)
+    heavy = InputSpec(labels=(MIXED.labels[0], dataclasses.replace(MIXED.labels[1], weight=3.0)))
+    found = loss_sums(logits, labels, weights, inputs=heavy)
+    torch.testing.assert_close(found.mean(), (plain.total / plain.weight) @ torch.tensor([0.5, 1.5]))

@@ -41,6 +41,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.growing import NUM_NUMBERS
+from ziggurat.features.labels import is_number
 from ziggurat.features.schema import Encoding, Schema, column_of
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
@@ -113,6 +114,8 @@ def fingerprint_of(
         state["numbers"] = {name: to_json(each) for name, each in sorted(numbers.items())}
     if schema.items is not None and schema.time:
         state["latest_items"] = 1  # prepared before they were kept: prepare again
+    if any(is_number(label) for label in schema.labels):
+        state["numbers_of_labels"] = 1  # prepared before their mean and deviation were kept: prepare again
     if any(table.encoding is Encoding.GROWING for table in schema.tables):
         state["growing_numbers"] = NUM_NUMBERS
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]

@@ -58,6 +58,7 @@ from ziggurat.features.schema import (
     Dense,
     Encoding,
     Feature,
+    Label,
     Moments,
     MultiHot,
     NumericTransform,
@@ -118,7 +119,7 @@ class Preprocessing:
     Args:
         schema: what the columns mean.
         vocabularies: by table name, for every table with a vocabulary.
-        numbers: by feature name, for every dense feature.
+        numbers: by feature name, for every dense feature; by `label_column`, for every label that is a number.
         grown: by table name, what training made of growing vocabularies; without it their ids are encoded as numbers.
             The fingerprint, which says how data is encoded for training, knows nothing of it.
     """
@@ -135,7 +136,7 @@ class Preprocessing:
         self.vocabularies = dict(vocabularies)
         self.grown = dict(grown or {})
         self.numbers = dict(numbers)
-        self.inputs = inputs_of_schema(schema, self.vocabularies)
+        self.inputs = inputs_of_schema(schema, self.vocabularies, numbers=self.numbers)
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
         self._fingerprint = ""
 
@@ -335,13 +336,17 @@ def _offsets(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
     return offsets
 
 
-def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> InputSpec:
+def inputs_of_schema(
+    schema: Schema, vocabularies: Mapping[str, Sized], *, numbers: Mapping[str, NumericState] | None = None
+) -> InputSpec:
     """What a model sees: features by their tensor form, in the order of the schema.
 
     Args:
         schema: features and tables.
         vocabularies: by table; only the number of ids counts (a planner has nothing else).
+        numbers: as in `Preprocessing`; None: labels that are numbers are taken as they are.
     """
+    states = numbers or {}
     dense: list[str] = []
     single: list[SingleSpec] = []
     jagged: list[JaggedSpec] = []
@@ -377,20 +382,24 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
         vectors=tuple(vectors),
         moments=tuple(moments),
         tables=tuple(tables.values()),
-        labels=tuple(
-            LabelSpec(
-                name=label.name,
-                task=label.task,
-                positive_weight=label.positive_weight,
-                negative_rate=label.negative_rate,
-                outcomes=label.outcomes,
-            )
-            for label in schema.labels
-        ),
+        labels=tuple(_label_spec(label, states.get(label_column(label.name))) for label in schema.labels),
         has_weights=bool(schema.weight),
         has_groups=bool(schema.group),
         has_sessions=bool(schema.session),
         items=schema.items,
+    )
+
+
+def _label_spec(label: Label, state: NumericState | None) -> LabelSpec:
+    return LabelSpec(
+        name=label.name,
+        task=label.task,
+        offset=0.0 if state is None else state.mean,
+        scale=1.0 if state is None else state.sd,
+        weight=label.weight,
+        positive_weight=label.positive_weight,
+        negative_rate=label.negative_rate,
+        outcomes=label.outcomes,
     )
 
 

@@ -1,10 +1,15 @@
 """Losses: cross-entropy for binary labels, squared error for regression, with weights and missing labels.
 
     binary       ℓ(z, y) = max(z, 0) − z·y + ln(1 + e^−|z|)          = −y ln σ(z) − (1−y) ln(1 − σ(z))
-    regression   ℓ(z, y) = (z − y)²
+    regression   ℓ(z, y) = ((z − y) / s)²                            s: deviation of the label in the training rows
 
     label l      mean_l = Σ_b w_b m_bl ℓ(z_bl, y_bl) / Σ_b w_b m_bl      m_bl = 0 where the label is missing (NaN)
-    all labels   loss = (1/L) Σ_l mean_l                               a label nobody in the batch has counts as 0
+    all labels   loss = (1/L) Σ_l v_l mean_l                           a label nobody in the batch has counts as 0
+                                                                     v_l: the label's `weight`, mostly 1
+
+A label that is a number is predicted as z = m + s·x, with m and s of the training rows and x what the network computes
+(`in_label_units`): it starts at the mean, and times in milliseconds are learned as well as stars. The loss is a share
+of the label's variance, 1 for always saying the mean, so that beside a click neither label is drowned.
 
 A label's `positive_weight` c makes w_b c of the weight of positives (w_b (1 + (c − 1) y) for soft labels), in numerator
 and denominator alike. A label's `negative_rate` r says that training kept that share of the negatives: odds are then
@@ -14,7 +19,7 @@ The mean is over *labelled weight*, not over rows. With ranks that hold differen
 epoch) the average of the ranks' means is therefore not the mean over all rows; `loss_sums` returns numerators and
 denominators apart, so that data parallelism can sum both over ranks and get exactly the loss of one big batch:
 
-    loss = (1/L) Σ_l (Σ_r total_rl) / (Σ_r weight_rl)
+    loss = (1/L) Σ_l (Σ_r total_rl) / (Σ_r weight_rl)          v_l is part of total_rl
 
 Everything is computed in FP32, whatever the precision of the network. A NaN logit makes the loss NaN even where its
 label is missing: it shows that the network is broken, and the trainer stops on it.
@@ -31,7 +36,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.features.inputs import InputSpec
+from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
 
 
@@ -40,7 +45,7 @@ class LossSums:
     """Numerator and denominator of each label's mean loss.
 
     Args:
-        total: Σ weight · loss of the labelled samples; carries the gradient.
+        total: Σ weight · loss of the labelled samples, times the weight of the label; carries the gradient.
         weight: Σ weight of the labelled samples.
     """
 
@@ -89,11 +94,28 @@ def loss_sums(
     known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
     weights_BL = labelled_weights(labels_BL, weights_B, inputs=inputs)
     losses = [
-        _sample_losses(logits_BL[:, column], known_BL[:, column], label.task)
-        for column, label in enumerate(inputs.labels)
+        _sample_losses(logits_BL[:, column], known_BL[:, column], label) for column, label in enumerate(inputs.labels)
     ]
     losses_BL = torch.stack(losses, dim=1)
-    return LossSums(total=(losses_BL * weights_BL).sum(dim=0), weight=weights_BL.sum(dim=0))
+    total_L = (losses_BL * weights_BL).sum(dim=0)
+    if any(label.weight != 1.0 for label in inputs.labels):
+        total_L = total_L * numbers_of_labels([label.weight for label in inputs.labels], total_L)
+    return LossSums(total=total_L, weight=weights_BL.sum(dim=0))
+
+
+def in_label_units(computed_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
+    """Return what a network computes as logits: m + s·x for a label that is a number, x for a binary one.
+
+    Args:
+        computed_BL: by a network whose numbers are about as large as 1; FP32 where a label is a number.
+        inputs: has mean and deviation of each label that is a number.
+    """
+    if all(label.offset == 0.0 and label.scale == 1.0 for label in inputs.labels):
+        return computed_BL
+    columns = [
+        computed_BL[:, column].float() * label.scale + label.offset for column, label in enumerate(inputs.labels)
+    ]
+    return torch.stack(columns, dim=1)
 
 
 def add_sample_losses(
@@ -161,9 +183,9 @@ def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor
     return torch.stack([like.new_full((), float(number)) for number in numbers])
 
 
-def _sample_losses(logits_B: Tensor, labels_B: Tensor, task: Task) -> Tensor:
-    match task:
+def _sample_losses(logits_B: Tensor, labels_B: Tensor, label: LabelSpec) -> Tensor:
+    match label.task:
         case Task.BINARY:
             return F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none")
         case Task.REGRESSION:
-            return F.mse_loss(logits_B, labels_B, reduction="none")
+            return ((logits_B - labels_B) / label.scale).square()

@@ -31,7 +31,7 @@ from ziggurat.embeddings import EmbeddingTables, PooledDtype
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import ListSizes
-from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
+from ziggurat.models.contract.losses import LossSums, in_label_units, labelled_weight, loss_sums
 from ziggurat.models.contract.negatives import DrawnLayout, NegativesConfig
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.towers.layer import TowerLayer
@@ -277,6 +277,15 @@ class Model(nn.Module, ABC):
         sizes = batch.sizes(self.inputs.list_position(name))
         found = Unpooled(values=values_ND, offsets=offsets_U1, inverse=inverse_B, sizes=sizes)
         return found if self.reads_slices else found.expanded()
+
+    def as_outputs(self, computed_BL: Float[Tensor, "B L"], named: dict[str, Tensor] | None = None) -> Outputs:
+        """Outputs whose logits are in the units of the labels; see `losses.in_label_units`.
+
+        Args:
+            computed_BL: what the network computes for each label, numbers about as large as 1.
+            named: as in `Outputs`.
+        """
+        return Outputs(logits=in_label_units(computed_BL, inputs=self.inputs), named=named or {})
 
     @abstractmethod
     def forward_dense(self, embedded: Embedded) -> Outputs:

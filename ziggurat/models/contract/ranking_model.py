@@ -52,7 +52,7 @@ class RankingModel(Model):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The dense network on numbers, fields and vectors."""
-        return Outputs(logits=self.interact(embedded.dense, embedded.fields, embedded.vectors))
+        return self.as_outputs(self.interact(embedded.dense, embedded.fields, embedded.vectors))
 
     @abstractmethod
     def interact(
@@ -61,4 +61,7 @@ class RankingModel(Model):
         fields_BX: Float[Tensor, "B X"],
         vectors: dict[str, Float[Tensor, "B V"]],
     ) -> Float[Tensor, "B L"]:
-        """Logits from numbers, all fields side by side, and pretrained vectors by feature name."""
+        """What becomes the logits, from numbers, all fields side by side, and pretrained vectors by feature name.
+
+        Of a label that is a number it is in deviations from the mean; `as_outputs` turns it into the label's units.
+        """

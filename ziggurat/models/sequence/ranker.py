@@ -310,7 +310,7 @@ class SequenceRanker(Model):
         logits_ML = self.head(states_MD * self.item_network(items_MD)).float()
         if is_cut:
             logits_ML = logits_ML.new_zeros(size, logits_ML.shape[1]).index_copy(0, named[CANDIDATES], logits_ML)
-        return Outputs(logits=logits_ML)
+        return self.as_outputs(logits_ML)
 
     def shortened(self, batch: Batch, *, draw: StepDraw) -> Batch:
         """Stochastic length: long histories thinned at random, for all candidates of a question alike."""

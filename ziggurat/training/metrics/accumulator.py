@@ -9,6 +9,7 @@
     accuracy       share of samples with (p ≥ 0.5) = y
     ndcg@10, recall@10, mrr    ranking within groups                      (see ranking.py)
     rmse, mae      for regression labels
+    r2             1 − rmse² / variance of the labels: 0 for always saying their mean, below it for worse
 
 All but the ranking metrics take sample weights; n_g is then a group's weight. A threshold AUC of 200 steps, as several
 libraries have it, is 0.001 too low at a click rate of 3.5 %: more than most models differ by. The exact one costs a
@@ -17,8 +18,8 @@ sort: all scores are kept (8 bytes a sample and label), over ranks they are gath
 Functions of the user's own stand beside these (`MetricFunction`), on the same samples.
 
 Undefined is NaN, never an exception: AUC and NE with one class only, GAUC without a group that has both, calibration
-without positives, everything without samples. A NaN *score* is another matter: it raises `NumericsError`, because
-sorting would hide it.
+without positives, R² of labels that are all equal, everything without samples. A NaN *score* is another matter: it
+raises `NumericsError`, because sorting would hide it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from ziggurat.training.metrics.functions import grouped_auc as grouped_auc
 from ziggurat.training.metrics.functions import log_loss as log_loss
 from ziggurat.training.metrics.functions import mae as mae
 from ziggurat.training.metrics.functions import normalised_entropy as normalised_entropy
+from ziggurat.training.metrics.functions import r2 as r2
 from ziggurat.training.metrics.functions import rmse as rmse
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, ranking_metrics, ranking_names
 from ziggurat.training.metrics.scored_samples import (
@@ -117,7 +119,11 @@ _BINARY: dict[str, Callable[[ScoredSamples], float]] = {
     "ece": lambda samples: error_of(curve_of(samples)),
     "accuracy": functions.accuracy_of,
 }
-_REGRESSION: dict[str, Callable[[ScoredSamples], float]] = {"rmse": functions.rmse_of, "mae": functions.mae_of}
+_REGRESSION: dict[str, Callable[[ScoredSamples], float]] = {
+    "rmse": functions.rmse_of,
+    "mae": functions.mae_of,
+    "r2": functions.r2_of,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ _HIGHER_IS_BETTER = {
     "ndcg": True,
     "recall": True,
     "mrr": True,
+    "r2": True,
     "full_recall": True,
     "full_ndcg": True,
     "full_mrr": True,

@@ -92,6 +92,11 @@ def mae(scores: Values, labels: Values, weights: Values | None = None) -> float:
     return mae_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
 
 
+def r2(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Compute the share of the labels' variance that is explained; NaN where they are all equal."""
+    return r2_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
+
+
 def auc_of(samples: ScoredSamples) -> float:
     """AUC of checked samples."""
     wins, positives, negatives = _group_wins(samples, groups=None)
@@ -146,6 +151,12 @@ def rmse_of(samples: ScoredSamples) -> float:
 def mae_of(samples: ScoredSamples) -> float:
     """Mean absolute error of checked samples."""
     return _mean(samples, np.abs(samples.scores - samples.labels))
+
+
+def r2_of(samples: ScoredSamples) -> float:
+    """R² of checked samples; the mean is that of these samples, so a model may be worse than it."""
+    variance = _mean(samples, (samples.labels - _mean(samples, samples.labels)) ** 2)
+    return 1.0 - _mean(samples, (samples.scores - samples.labels) ** 2) / variance if variance > 0.0 else math.nan
 
 
 def _mean(samples: ScoredSamples, values: NDArray) -> float:

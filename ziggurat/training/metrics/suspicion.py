@@ -1,15 +1,29 @@
-"""Results that are rather a mistake than a success: an AUC above 0.99, or below 0.5 (worse than a coin)."""
+"""Results that are rather a mistake than a success.
+
+AUC above 0.99, R² above 0.99      hardly any real task allows that
+AUC below 0.5                      worse than a coin
+R² below 0                         worse than always saying the mean of these rows
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _TOO_GOOD = 0.99
-_COIN = 0.5
+_FLOORS = {
+    "auc": (
+        0.5,
+        "worse than chance: is the label turned round, or does this split differ from the training rows?",
+    ),
+    "r2": (
+        0.0,
+        "worse than always saying the mean of these rows: do they differ from the training rows?",
+    ),
+}
 
 
 def suspicious(metrics: Mapping[str, float], *, split: str) -> list[str]:
-    """Sentences on the AUCs of an evaluation that need a second look; NaN (undefined) is none of them.
+    """Sentences on the AUCs and R² of an evaluation that need a second look; NaN (undefined) is none of them.
 
     Args:
         metrics: name to value, as `Evaluation.metrics`.
@@ -17,12 +31,13 @@ def suspicious(metrics: Mapping[str, float], *, split: str) -> list[str]:
     """
     lines: list[str] = []
     for name, value in metrics.items():
-        if name.partition("/")[0] != "auc":
+        kind = name.partition("/")[0]
+        if kind not in _FLOORS:
             continue
+        floor, why_low = _FLOORS[kind]
         if value > _TOO_GOOD:
             why = "hardly any real task allows that: does a feature tell the label, or is a row in both splits?"
             lines.append(f"{split} {name} is {value:.5f}: {why}")
-        elif value < _COIN:
-            why = "worse than chance: is the label turned round, or does this split differ from the training rows?"
-            lines.append(f"{split} {name} is {value:.5f}: {why}")
+        elif value < floor:
+            lines.append(f"{split} {name} is {value:.5f}: {why_low}")
     return lines

@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
-from jaxtyping import Int32
+from jaxtyping import Float32, Float64, Int32
 
+from ziggurat.data.encoded.records import label_column
 from ziggurat.data.preprocess.values.numeric import NumericFitter, NumericParts, NumericState, criteo_buckets
 from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists
 from ziggurat.data.preprocess.values.vocabulary import CountedIds, Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
 from ziggurat.errors import SchemaError
+from ziggurat.features.labels import is_number
 from ziggurat.features.schema import (
     NUM_RESERVED_ROWS,
     Categorical,
@@ -42,7 +44,7 @@ class Fitted:
 
     Args:
         vocabularies: by table name, for every table with a vocabulary.
-        numbers: by feature name, for every dense feature.
+        numbers: by feature name, for every dense feature; by `label_column`, for every label that is a number.
         row_of_number: by table name, the row of each number that ids were given; the last one is that of -1.
     """
 
@@ -78,7 +80,10 @@ class Fitter:
         _check_tables(schema)
         self.schema = schema
         self._counters = {name: VocabularyCounter() for name in vocabulary_tables(schema)}
-        self._numbers = NumericFitter(tuple(item for item in schema.features if isinstance(item, Dense)))
+        self._label_columns = {label.name: label_column(label.name) for label in schema.labels if is_number(label)}
+        labels = [Dense(name=name, transform=NumericTransform.STANDARDISE) for name in self._label_columns.values()]
+        dense = [item for item in schema.features if isinstance(item, Dense)]
+        self._numbers = NumericFitter((*dense, *labels))
 
     def add(self, parsed: ParsedChunk) -> ParsedChunk:
         """Learn from rows; gives the same rows with numbers for the ids of vocabularies."""
@@ -86,8 +91,9 @@ class Fitter:
         return self.add_ids(parsed)
 
     def add_numbers(self, parsed: ParsedChunk) -> None:
-        """The half of `add` that looks at dense features; another thread may do the other half."""
-        self._numbers.add(parsed.numbers, global_rows=parsed.global_rows)
+        """The half of `add` that looks at numbers, features and labels; another thread may do the other half."""
+        labels = {column: _known(parsed.labels[name]) for name, column in self._label_columns.items()}
+        self._numbers.add({**parsed.numbers, **labels}, global_rows=parsed.global_rows)
 
     def add_ids(self, parsed: ParsedChunk) -> ParsedChunk:
         """The half of `add` that counts ids."""
@@ -130,6 +136,11 @@ class Fitter:
             table = self.schema.table(name)
             vocabularies[name], row_of_number[name] = counter.finish(min_count=table.min_count, max_rows=table.max_rows)
         return Fitted(vocabularies=vocabularies, numbers=self._numbers.finish(), row_of_number=row_of_number)
+
+
+def _known(labels: Float32[np.ndarray, " N"]) -> Float64[np.ndarray, " K"]:
+    """The labels that are there."""
+    return labels[~np.isnan(labels)].astype(np.float64)
 
 
 def _counted(ids: Ids | NumberedIds | Rows) -> Ids:

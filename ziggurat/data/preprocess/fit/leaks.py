@@ -80,11 +80,12 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
     labels = [label for label in inputs.labels if label.outcomes is not Outcomes.POSITIVE_ONLY]
     warnings = [line for label in labels for line in _equal_labels(label, train=seen, valid=held_out, name=name)]
     for label in labels:
-        y, y_out = (_labels(table, label) for table in (seen, held_out))
+        of_label, out_of_label = (_with_label(table, label) for table in (seen, held_out))
+        y, y_out = (_labels(table, label) for table in (of_label, out_of_label))
         if _too_few(label, y) or _too_few(label, y_out):
             continue
         for feature, is_dense in _features(inputs):
-            columns = (seen[feature].combine_chunks(), held_out[feature].combine_chunks())
+            columns = (of_label[feature].combine_chunks(), out_of_label[feature].combine_chunks())
             if _is_far(label, columns, y, y_out, is_dense=is_dense):
                 continue
             score = _number_score(columns, y) if is_dense else _id_score(columns, y)
@@ -125,6 +126,12 @@ def _features(inputs: InputSpec) -> list[tuple[str, bool]]:
     return [*((name, True) for name in inputs.dense), *((spec.name, False) for spec in inputs.fields)]
 
 
+def _with_label(table: pa.Table, label: LabelSpec) -> pa.Table:
+    """The rows where the label is there."""
+    missing = np.isnan(table[label_column(label.name)].to_numpy())
+    return table.filter(pa.array(~missing)).combine_chunks() if missing.any() else table
+
+
 def _labels(table: pa.Table, label: LabelSpec) -> np.ndarray:
     return table[label_column(label.name)].to_numpy().astype(np.float64)
 
@@ -138,7 +145,7 @@ def _too_few(label: LabelSpec, y: np.ndarray) -> bool:
 def _equal_labels(label: LabelSpec, *, train: pa.Table, valid: pa.Table, name: str) -> list[str]:
     lines: list[str] = []
     for rows, table in (("training", train), (name, valid)):
-        y = _labels(table, label)
+        y = _labels(_with_label(table, label), label)
         if len(y) > 1 and y.min() == y.max():
             why = (
                 "nothing can be learned from it"

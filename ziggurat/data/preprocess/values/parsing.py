@@ -41,6 +41,7 @@ from ziggurat.features.schema import (
     Dense,
     Encoding,
     Label,
+    MissingLabel,
     Moments,
     MultiHot,
     Outcomes,
@@ -59,7 +60,10 @@ _BINARY_WAYS = (
     "a label of numbers: positive_from = 4.0",
     'a number to predict: task = "regression"',
 )
-_UNKNOWN_WAYS = ("take rows without a label out of the file: nothing is learned from a label that nobody knows",)
+_UNKNOWN_WAYS = (
+    "take rows without a label out of the file: nothing is learned from a label that nobody knows",
+    'keep them for the other labels of the schema: missing = "left_out" in the [[label]]',
+)
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
@@ -325,18 +329,28 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     if label.outcomes is Outcomes.POSITIVE_ONLY:
         right &= labels == 1
         expected += ", and a positive: outcomes = positive_only"
+    unknown = np.zeros(len(series), dtype=bool)
     for index in np.flatnonzero(~right).tolist():
         cell = series[index]
-        is_unknown = cell is None or cell != cell or str(cell).strip().lower() in ("", "nan")
+        unknown[index] = cell is None or cell != cell or str(cell).strip().lower() in ("", "nan")
+        if unknown[index] and label.missing is MissingLabel.LEFT_OUT:
+            continue
         faults.add(
             index,
             column=series.name,
             reason=BadReason.BAD_LABEL,
             expected=f"{expected}, for {label.task.value} label {label.name!r}",
             found="nothing" if cell is None else cell,
-            ways_out=_UNKNOWN_WAYS if is_unknown else ways,
+            ways_out=_UNKNOWN_WAYS if unknown[index] else ways,
         )
-    return np.nan_to_num(labels).astype(np.float32)
+    return _with_unknown(label, np.nan_to_num(labels), unknown=unknown)
+
+
+def _with_unknown(label: Label, labels: np.ndarray, *, unknown: np.ndarray) -> np.ndarray:
+    """The labels as float32, NaN where they are unknown and the rows stay all the same."""
+    if label.missing is MissingLabel.LEFT_OUT:
+        labels = np.where(unknown, np.nan, labels)
+    return labels.astype(np.float32)
 
 
 def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
@@ -346,11 +360,14 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
         raise wrong_type(series, faults.chunk, role=f"label {label.name!r}", expected="texts, numbers or booleans")
     texts = texts.str.strip_chars()
     positive = (texts == label.positive).fill_null(False).to_numpy()
+    unknown = (texts.is_null() | (texts == "")).fill_null(True).to_numpy()
     wrong = texts.is_null().to_numpy()
     if label.outcomes is Outcomes.POSITIVE_ONLY:
         wrong = wrong | ~positive
     if label.negative:
         wrong = wrong | ~(positive | (texts == label.negative).fill_null(False).to_numpy())
+    if label.missing is MissingLabel.LEFT_OUT:
+        wrong = wrong & ~unknown
     for index in np.flatnonzero(wrong).tolist():
         faults.add(
             index,
@@ -360,7 +377,7 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
             found="nothing" if texts[index] is None else texts[index],
             ways_out=("take `negative` out of the label: then every other text is 0",) if label.negative else (),
         )
-    return positive.astype(np.float32)
+    return _with_unknown(label, positive, unknown=unknown)
 
 
 def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:

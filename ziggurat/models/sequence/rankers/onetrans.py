@@ -310,7 +310,7 @@ class OneTrans(RankingModel):
             elif _KEPT.format(number) in named:
                 kept = named[_KEPT.format(number)], named[_OFFSETS.format(number)]
             events, fields_BTD = layer(events, fields_BTD, kept=kept)
-        return Outputs(logits=self.heads(self.norm(fields_BTD).flatten(1)))
+        return self.as_outputs(self.heads(self.norm(fields_BTD).flatten(1)))
 
     def _tokens(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Float[Tensor, "B T D"]:
         flat_BX = self.flat(dense_BN, fields_BX, vectors)

@@ -253,7 +253,7 @@ class RankMixer(RankingModel):
             candidate_BE = self.history.candidate(embedded)
             fields_BX = torch.cat([fields_BX, self.attention(candidate_BE, self.history.events(embedded))], dim=1)
         logits_BL, gates_B = self._mixed(embedded.dense, fields_BX, embedded.vectors)
-        return Outputs(logits=logits_BL, named={} if gates_B is None else {_PENALTY: gates_B})
+        return self.as_outputs(logits_BL, {} if gates_B is None else {_PENALTY: gates_B})
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, and in training λ times the gates of experts."""
