@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from ziggurat.files import (
     replacing,
     replacing_folder,
     write_text,
+    writing,
 )
 
 CARD = Format(name="ziggurat.test_card", what="a card", seal=Seal.EDITABLE, error=ConfigError)
@@ -173,6 +177,70 @@ def test_a_link_stays_a_link_and_a_device_is_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "text"
     write_text("/dev/null", "text")
     assert Path("/dev/null").is_char_device()
+
+
+def test_a_folder_is_at_its_path_at_every_instant_while_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after any call that changes a name, the old folder or the new one is there, whole."""
+    folder = tmp_path / "data"
+
+    def write(text: str) -> None:
+        with replacing_folder(folder) as temporary:
+            (temporary / "text").write_text(text)
+            (temporary / "more").write_text(text)
+
+    def killing(real: Any, moment: int) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > moment:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        return call
+
+    write("old")
+    moment = calls = 0
+    found: dict[str, str] = {}
+    for moment in range(30):
+        calls = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", killing(Path.rename, moment))
+            patch.setattr(writing.shutil, "rmtree", killing(shutil.rmtree, moment))
+            patch.setattr(writing, "_exchanged", killing(writing._exchanged, moment))
+            patch.setattr(writing, "sync", killing(writing.sync, moment))
+            with contextlib.suppress(KeyboardInterrupt):
+                write("new")
+        found = {path.name: path.read_text() for path in folder.iterdir()}
+        assert found in ({"text": "old", "more": "old"}, {"text": "new", "more": "new"}), moment
+        if calls <= moment:
+            break
+        write("old")
+    assert calls <= moment
+    assert found["text"] == "new"
+
+
+def test_where_folders_cannot_be_exchanged_the_old_one_steps_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_exchanged", lambda one, other: False)
+    for text in ("old", "new"):
+        with replacing_folder(tmp_path / "data") as temporary:
+            (temporary / "text").write_text(text)
+    assert (tmp_path / "data" / "text").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_link_to_a_folder_is_replaced_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "text").write_text("first")
+    (tmp_path / "data").symlink_to("first")
+    with replacing_folder(tmp_path / "data") as temporary:
+        (temporary / "text").write_text("new")
+    assert (tmp_path / "data" / "text").read_text() == "new"
+    assert (tmp_path / "first" / "text").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "first"]
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.end_to_end.test_main_job import SMALL, events
 from tests.end_to_end.test_towers import SCHEMA
 from ziggurat.cli.main import main
 from ziggurat.runs.load import load_run
+from ziggurat.training.records.run_folder import INPUTS
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,45 @@ def test_verify_calls_damage_damage(copy: Path, name: str, capsys: pytest.Captur
         assert f"{name}: DAMAGED" in said
         assert "partial" not in said
         assert "start_new" in said
+
+
+SMALL_FILES = ("inputs.json", "data.json", "startup.json", "evaluations/test.json", "preprocessing/preprocessing.json")
+
+
+@pytest.mark.parametrize("name", [*SMALL_FILES, "preprocessing/vocabulary_000.parquet"])
+def test_verify_sees_damage_to_every_small_file(copy: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    content = (copy / name).read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    for damaged in (flipped, content[:middle], b""):
+        (copy / name).write_bytes(damaged)
+        capsys.readouterr()
+        assert main(["verify", str(copy)]) == 1
+        said = capsys.readouterr().out
+        assert f"{name.removesuffix('/preprocessing.json').removesuffix('/vocabulary_000.parquet')}: DAMAGED" in said
+        assert "ways out:" in said
+
+
+def test_verify_misses_the_pin_of_the_best_checkpoint_and_says_how_to_set_it(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pins = list((copy / "checkpoints").glob("*.pinned"))
+    assert pins
+    for pin in pins:
+        pin.unlink()
+    assert main(["verify", str(copy)]) == 1
+    said = capsys.readouterr().out
+    assert "NOT PINNED" in said
+    subprocess.run(said.split("pin it: ")[1].splitlines()[0], shell=True, check=True)
+    assert main(["verify", str(copy)]) == 0
+
+
+def test_verify_compares_inputs_with_vocabularies(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = INPUTS.read(copy / "inputs.json")
+    inputs["tables"][0]["num_rows"] += 1
+    INPUTS.write(copy / "inputs.json", inputs)
+    assert main(["verify", str(copy)]) == 1
+    assert "inputs.json: DAMAGED" in capsys.readouterr().out
 
 
 def test_loading_takes_the_newest_checkpoint_where_the_best_is_gone(

@@ -5,6 +5,8 @@ temporary name in the same folder ─► fsync ─► rename ─► fsync of the
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 import shutil
@@ -17,6 +19,8 @@ from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files.reading import text_of
 
 _LEFT_S = 3600.0
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, *, error: type[ZigguratError] = FileError) -> Path:
@@ -111,21 +115,46 @@ def refuse_url(path: str | os.PathLike[str], *, error: type[ZigguratError] = Fil
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Flush a temporary folder's files to the disk and rename it: after a power cut it is whole or absent."""
+    """Flush a temporary folder's files to the disk and rename it: after a kill or a power cut it is whole or absent.
+
+    A folder that is there is replaced in one step, so that at every instant the old or the new one is at its path.
+    """
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    if folder.exists():  # a folder with content cannot be renamed over: the old one steps aside first
-        old = temporary_beside(folder)
-        folder.rename(old)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+    if not folder.exists():
         temporary.rename(folder)
+        sync(folder.parent)
+        return
+    # Folders with content cannot be renamed over each other; where the file system cannot exchange them either (some
+    # network file systems), the old one steps aside first, and for an instant there is none.
+    if _exchanged(temporary, folder):
+        sync(folder.parent)
+        if temporary.is_symlink():  # the path was a link to the folder that it named
+            temporary.unlink()
+        shutil.rmtree(temporary, ignore_errors=True)
+        return
+    old = temporary_beside(folder)
+    folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
     sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two paths exchange what they name, in one step (`renameat2`, Linux 3.15); False where that is unknown."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def temporary_beside(path: Path) -> Path:

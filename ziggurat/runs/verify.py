@@ -1,19 +1,31 @@
-"""`ziggurat verify RUN`: checkpoints, log and ledger against checksums, and each row trained once an epoch."""
+"""`ziggurat verify RUN`: every file of a run against its checksums, and each row trained once an epoch.
+
+checkpoints/          every tensor and state; the best one is pinned, so that no later save prunes it
+metrics.jsonl         and ledger.bin: as the newest intact checkpoint knows them
+inputs.json           and plan, report, traffic, evaluations: as they were written
+preprocessing/        every vocabulary; those of data.json, and of the model's inputs
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ziggurat.config import from_json
 from ziggurat.data.encoded.ledger import verify_ledgers
-from ziggurat.errors import CheckpointError
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
+from ziggurat.errors import CheckpointError, ZigguratError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.plan import Plan
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.data_paths import located
+from ziggurat.runs.data_record import refuse_other_vocabularies
 from ziggurat.runs.execute import prepare_run
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.position import Position
+from ziggurat.training.records.run_folder import EVALUATION, INPUTS, STARTUP, TRAFFIC, RunFolder
 from ziggurat.training.records.written import WrittenFiles
 
 
@@ -43,9 +55,17 @@ def verify_run(folder: str | Path, *, models: Sequence[type[Any]] = ()) -> Verdi
     if not store.steps() and any(run.evaluation(split).exists() for split in ("valid", "test")):
         good = False
         lines.append("checkpoints: MISSING, of a run that ended; restore them from a copy, or train again")
+    for name, error in _damaged_files(run):
+        good = False
+        lines.append(f"{name}: DAMAGED\n{error}")
     files = WrittenFiles(run)
     if intact:
-        written = store.load(intact[-1], into={}, match=Match.SUBSET).state.get("written")
+        state = store.load(intact[-1], into={}, match=Match.SUBSET).state
+        best = Position.from_json(state.get("position")).best_step
+        if best in store.steps() and best not in store.pinned():
+            good = False
+            lines.append(f"checkpoint {best:,}: NOT PINNED\n{_not_pinned(run, best)}")
+        written = state.get("written")
         problems = files.problems(written, step=intact[-1])
         lines += [f"{Path(problem.where).name}: DAMAGED\n{problem}" for problem in problems]
         lines += [f"{name} begins after step {step:,}: an earlier one was damaged" for name, step in files.since()]
@@ -54,3 +74,52 @@ def verify_run(folder: str | Path, *, models: Sequence[type[Any]] = ()) -> Verdi
     train = prepare_run(located(config, folder=run.path)).train
     report = verify_ledgers([run.ledger], num_rows=train.num_rows, row_sum=train.row_sum)
     return Verdict(lines=lines + report.lines(), good=good and report.good)
+
+
+def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:
+    """Every small file that is not as it was written, with what is wrong."""
+    checks: list[tuple[Path, Callable[[Path], Any]]] = [
+        (run.inputs, INPUTS.read),
+        (run.preprocessing, load_preprocessing),
+    ]
+    optional: list[tuple[Path, Callable[[Path], Any]]] = [
+        (run.startup, STARTUP.read),
+        (run.plan, Plan.load),
+        (run.traffic, TRAFFIC.read),
+        (run.data, lambda path: refuse_other_vocabularies(run)),
+        *((path, EVALUATION.read) for path in sorted((run.path / "evaluations").glob("*.json"))),
+    ]
+    checks += [(path, check) for path, check in optional if path.exists()]
+    found: list[tuple[str, ZigguratError]] = []
+    for path, check in checks:
+        try:
+            check(path)
+        except ZigguratError as error:
+            found.append((str(path.relative_to(run.path)), error))
+    if not found:
+        try:
+            _refuse_other_inputs(run)
+        except ZigguratError as error:
+            found.append((run.inputs.name, error))
+    return found
+
+
+def _refuse_other_inputs(run: RunFolder) -> None:
+    inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
+    known = load_preprocessing(run.preprocessing).inputs
+    if inputs != known:
+        raise CheckpointError(
+            expected=f"the inputs that the run's vocabularies make: {known}"[:600],
+            found=f"others: {inputs}"[:600],
+            where=str(run.inputs),
+            ways_out=("restore the folder from a copy of this run", "train again, into another folder"),
+        )
+
+
+def _not_pinned(run: RunFolder, step: int) -> CheckpointError:
+    return CheckpointError(
+        expected=f"the best checkpoint, of step {step:,}, with a file step-{step:012d}.pinned that keeps it",
+        found="no such file: a later save may prune it",
+        where=str(run.checkpoints),
+        ways_out=(f"pin it: touch {run.checkpoints}/step-{step:012d}.pinned",),
+    )
