@@ -37,6 +37,7 @@ from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
 from ziggurat.files import FileLock, Format, read_bytes, replacing, sha256_of, write_bytes, writing_to
 from ziggurat.files.stores import facts_of
+from ziggurat.ops.written_decimals import frame_with_decimals, with_decimals
 from ziggurat.serving.answers import MAX_K, Recommendations, RecommendRequest
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.request_rows import canonical_id
@@ -381,7 +382,7 @@ def _chunks(source: RawSource, columns: Sequence[str], *, size: int) -> Iterator
 
 
 def _answered(export: Recommender, frame: pl.DataFrame, *, start: int, config: BulkConfig, where: str) -> pl.DataFrame:
-    rows = list(frame.iter_rows(named=True))
+    rows = list(frame_with_decimals(frame).iter_rows(named=True))
     items: list[list[str]] = []
     scores: list[list[float]] = []
     for first in range(0, len(rows), _TOGETHER):
@@ -425,7 +426,7 @@ def _num_unknown(export: Recommender, frame: pl.DataFrame) -> int:
     name = _user_column(export, frame.columns)
     if not name:
         return 0
-    return sum(not export.knows({name: value}) for value in frame[name].to_list())
+    return sum(not export.knows({name: value}) for value in with_decimals(frame[name]).to_list())
 
 
 def _output_types(export: Recommender, columns: Sequence[str]) -> pa.Schema:

@@ -24,6 +24,7 @@ from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, Task, column_of
 from ziggurat.features.schema import Sequence as ListFeature
+from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.ranker import Ranker
@@ -226,4 +227,5 @@ def _is_free(schema: Schema, feature: Categorical) -> bool:
 
 def request_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Rows of a frame as a request in JSON would have them."""
-    return [{name: plain(value) for name, value in row.items()} for row in frame.iter_rows(named=True)]
+    rows = frame_with_decimals(frame).iter_rows(named=True)
+    return [{name: plain(value) for name, value in row.items()} for row in rows]

@@ -19,6 +19,7 @@ import polars as pl
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, column_of
 from ziggurat.features.schema import Sequence as SequenceFeature
+from ziggurat.ops.written_decimals import with_decimals
 
 _NOT_PLAIN = r"^\s*[+-]?0[0-9]"  # an id with leading zeros, no number
 
@@ -44,7 +45,7 @@ def typed_columns(frame: pl.DataFrame, *, schemas: Sequence[Schema], is_text: bo
 
 def _typed(series: pl.Series, feature: Feature | None, *, is_text: bool, comma: bool) -> pl.Series:
     if series.dtype != pl.String:
-        return series
+        return with_decimals(series)
     if isinstance(feature, Categorical):
         text = canonical_text(series)
         return series if text is None else text

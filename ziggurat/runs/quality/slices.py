@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ziggurat.data.encoded.records import ROW_COLUMN
 from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import MISSING_ROW, UNKNOWN_ROW, Categorical, column_of, table_of
@@ -146,7 +147,8 @@ class Slicer:
             )
         unique = column.unique(maintain_order=True)
         number_of = self._number_of[name]
-        texts = [self._text(value) for value in unique.to_list()]
+        found = canonical_text(unique)  # as ids: whatever type a file has for the column
+        texts = [self._text(value) for value in (unique if found is None else found).to_list()]
         numbers = np.array([number_of.setdefault(text, len(number_of)) for text in texts], dtype=np.int64)
         places = pl.DataFrame({"value": column}).join(
             pl.DataFrame({"value": unique, "number": numbers}),
@@ -158,6 +160,4 @@ class Slicer:
         return places["number"].to_numpy()
 
     def _text(self, value: object) -> str:
-        if value is None or value != value or (isinstance(value, str) and value in self._missing):
-            return MISSING
-        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        return MISSING if value is None or str(value) in self._missing else str(value)

@@ -32,6 +32,7 @@ from ziggurat.errors import ExportError, RequestError
 from ziggurat.features.events import HISTORY, HISTORY_TIMES
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format
+from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.request_rows import canonical_id
@@ -110,7 +111,7 @@ class ItemCatalogue:
         assert ids is not None, "checked when the catalogue was made"
         self.columns = columns
         self.events = frame[EVENTS].to_numpy() if EVENTS in frame.columns else np.zeros(frame.height, dtype=np.int64)
-        self.frame = frame.drop(EVENTS, strict=False)
+        self.frame = frame_with_decimals(frame.drop(EVENTS, strict=False))
         self.ids = ids.alias("id").rechunk()
         self._by_id = NumberOfId(self.ids)
         self.gone = np.zeros(frame.height, dtype=bool) if gone is None else gone
@@ -247,7 +248,7 @@ class KnownUsers:
     def __init__(self, frame: pl.DataFrame, *, id_column: str, offsets: Int64[Tensor, "U+1"], items: Tensor) -> None:
         ids = canonical_text(frame[id_column])
         assert ids is not None
-        self.frame, self.id_column = frame, id_column
+        self.frame, self.id_column = frame_with_decimals(frame), id_column
         self.ids = ids.rechunk()
         self.offsets, self.items = offsets, items
         self._by_id = NumberOfId(self.ids)

@@ -8,12 +8,14 @@ text*, whatever it came as, and only that is counted, hashed and looked up:
     7 (any integer type), 7.0, "7", "7.0", Decimal 7.00      "7"       (pandas writes 7.0 for integers with nulls)
     "007", "a7", " 7", "7.00"       as it is
     7.5, 1e300                      "7.5", "1e+300"   (Python's shortest text that reads back as the same float)
+    0.7 in 32 bits                  "0.7"             (the decimal that was written: `ops/written_decimals.py`)
     true, false                     "true", "false"
     2024-05-01 (date)               "2024-05-01"
     "" (empty text), null, NaN      missing
 
-Numbers: text is read as Python's `float` reads it (spaces around it are ignored, "true" is 1), null, NaN and empty
-text are missing, infinities and numbers beyond ±3.4e38 (32-bit floats) are faults.
+Numbers: text is read as Python's `float` reads it (spaces around it are ignored, "true" is 1), a float of 32 bits as
+the decimal that it was written from, null, NaN and empty text are missing, infinities and numbers beyond ±3.4e38
+(32-bit floats) are faults.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import SchemaError
+from ziggurat.ops.written_decimals import with_decimals
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _TRUTH = {"true": 1.0, "false": 0.0}
@@ -111,7 +114,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
     if dtype == pl.String:
         numbers = _numbers_in_text(series, faults, decimal=faults.chunk.decimal, ways_out=ways_out)
     elif dtype.is_numeric() or dtype == pl.Boolean:
-        numbers = series.cast(pl.Float64).to_numpy()  # null becomes NaN
+        numbers = with_decimals(series).cast(pl.Float64).to_numpy()  # null becomes NaN
     else:
         raise wrong_type(series, faults.chunk, role=role, expected="numbers")
     too_large = np.abs(numbers) > LARGEST_FLOAT32
@@ -233,7 +236,7 @@ def read_ids(series: pl.Series, *, faults: Faults, role: str) -> pl.Series:
         )
     if dtype == pl.Binary:
         return _decoded(series, faults)
-    if isinstance(dtype, pl.Float32 | pl.Float64):
+    if dtype.is_float():
         infinite = series.is_infinite().fill_null(False)
         if infinite.any():
             for index in np.flatnonzero(infinite.to_numpy()).tolist():
@@ -261,8 +264,8 @@ def canonical_text(series: pl.Series) -> pl.Series | None:
         return series.cast(pl.String)
     if isinstance(dtype, pl.Decimal):
         return series.cast(pl.String).str.replace(r"\.0+$", "")
-    if isinstance(dtype, pl.Float32 | pl.Float64):
-        return _canonical_float(series)
+    if dtype.is_float():
+        return _canonical_float(with_decimals(series))
     return None
 
 
@@ -332,7 +335,7 @@ def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: st
     text = canonical_text(values)
     if text is None or isinstance(values.dtype, pl.List | pl.Array):
         raise wrong_type(series, faults.chunk, role=role, expected="lists of text, integers, booleans or categories")
-    if isinstance(values.dtype, pl.Float32 | pl.Float64) and values.is_infinite().any():
+    if values.dtype.is_float() and values.is_infinite().any():
         owner = np.repeat(np.arange(len(lengths)), lengths)
         for index in np.unique(owner[values.is_infinite().fill_null(False).to_numpy()]).tolist():
             faults.add(
