@@ -129,7 +129,7 @@ async def over_sockets(port: int, good: Good, number: int, *, seed: int) -> Coun
     for _ in range(number):
         path, data = draws.choice(good)
         content = json.dumps(data).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
         extra = draws.choice(
             ("", "X-Deadline-Ms: 50\r\n", "Transfer-Encoding: chunked\r\n", "Expect: 100-continue\r\n")
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +21,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 
 
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP through a socket in the file system."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=20)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(self.path)
+
+
 @dataclass(kw_only=True)
 class Running:
     """A server and where it is."""
@@ -26,6 +42,23 @@ class Running:
     port: int
     folder: Path
     log: Path
+
+    @property
+    def admin_socket(self) -> str:
+        """The path that the server named at its start."""
+        found = re.search(r"admin routes: curl --unix-socket (\S+)", self.log.read_text())
+        assert found
+        return found[1]
+
+    def admin(self, path: str, data: Any) -> tuple[int, Any]:
+        """Ask through the admin socket."""
+        connection = UnixConnection(self.admin_socket)
+        try:
+            connection.request("POST", path, json.dumps(data))
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+        finally:
+            connection.close()
 
     def post(self, path: str, data: Any, **headers: str) -> tuple[int, Any]:
         request = urllib.request.Request(

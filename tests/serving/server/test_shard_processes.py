@@ -66,15 +66,15 @@ def test_shards_that_end_or_hang_are_replaced_and_swapped_together(server: Runni
         wait_until(lambda shard=shard: missing(server) == [shard])
         wait_until(lambda: not missing(server), seconds=20)
         assert pid not in server.workers
-    changed = server.post("/admin/items", {"upsert": [{"item": "fresh", "tags": ["new"]}]})
+    changed = server.admin("/admin/items", {"upsert": [{"item": "fresh", "tags": ["new"]}]})
     assert (changed[0], changed[1]["added"]) == (200, 1)
     asked = {"user": {"user_id": "3"}, "filter": "tags:new"}
     assert [item["id"] for item in server.post("/recommend", asked)[1]["items"]] == ["fresh"]
     following = other_version(export, server.folder / "next")
-    status, answer = server.post("/admin/swap", {"export": str(following)})
+    status, answer = server.admin("/admin/swap", {"export": str(following)})
     assert (status, answer["version"]) == (200, Recommender.load(following).version)
     assert not missing(server)
-    status, answer = server.post("/admin/swap", {"export": str(server.folder)})
+    status, answer = server.admin("/admin/swap", {"export": str(server.folder)})
     assert status == 409
     assert items() == [item.id for item in whole.items]
     wait_until(lambda: len(server.workers) == 3)  # two shards and a worker

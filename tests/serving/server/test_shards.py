@@ -64,17 +64,20 @@ class SlowVersions(ShardVersions):
         return super().at(version, state)
 
 
+KEY = "what shards and fronts have in common"
+
+
 class RunningShard:
     """A shard in a thread of this process."""
 
-    def __init__(self, export: Path, shard: int, *, port: int = 0, api_key: str = "") -> None:
+    def __init__(self, export: Path, shard: int, *, port: int = 0, api_key: str = KEY) -> None:
         config = ServerConfig(linger_s=0, drain_s=0.1, max_body_bytes=1 << 30)
         self.versions = SlowVersions(functools.partial(load_shard, shard=shard, num_shards=NUM_SHARDS))
         self.versions.load(export)
         self.app = ShardApp(self.versions, shard=shard, num_shards=NUM_SHARDS, config=config, api_key=api_key)
         listener = bind("127.0.0.1", port)
         self.port = listener.getsockname()[1]
-        settings = uvicorn_config(self.app, config=config, metrics=self.app.metrics)  # type: ignore[arg-type]
+        settings = uvicorn_config(self.app, config=config, metrics=self.app.metrics, has_key=bool(api_key))  # type: ignore[arg-type]
         self.server = DrainingServer(settings, limits=config, listener=listener)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
         self.thread.start()
@@ -95,7 +98,8 @@ class Cluster:
     fronts: list[Recommender] = dataclasses.field(default_factory=list)
 
     def front(self, export: Path | None = None, **more: Any) -> Recommender:
-        settings = ShardSettings(addresses=tuple(f"127.0.0.1:{each.port}" for each in self.shards), **more)
+        addresses = tuple(f"127.0.0.1:{each.port}" for each in self.shards)
+        settings = ShardSettings(addresses=addresses, **{"api_key": KEY} | more)
         load = functools.partial(Recommender.load, check=False)
         self.fronts.append(load_front(export or self.export, load=load, settings=settings, seen=self.seen))
         return self.fronts[-1]

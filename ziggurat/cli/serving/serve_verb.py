@@ -139,13 +139,9 @@ def _report(export: str, config: ServerConfig, has_key: bool, address: str, load
 
 
 def _reach(config: ServerConfig, has_key: bool) -> str:
-    from ipaddress import ip_address
+    from ziggurat.serving.server.hosts import is_local
 
-    try:
-        local = ip_address(config.host).is_loopback
-    except ValueError:
-        local = config.host == "localhost"
-    if local:
+    if is_local(config.host):
         return "this machine alone reaches it" + (", with the API key" if has_key else "")
     return "every machine that reaches this one may ask" + (
         ", with the API key" if has_key else ": there is no API key (--api-key-file)"

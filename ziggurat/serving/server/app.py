@@ -5,8 +5,8 @@
     GET  /livez       200 while the process runs             GET /readyz   200 while it takes requests, else 503
     GET  /metrics     for Prometheus                         GET /openapi.json   made from the export's columns
     GET  /            the web page; /info /users /items/ID, POST /items /history /explain: what it reads
-    POST /admin/swap  {"export": "exports/films-2"}: another version, from this machine alone
-    POST /admin/items {"upsert": [{…}], "delete": ["17"]}: other items, from this machine alone
+    POST /admin/swap  {"export": "exports/films-2"}: another version, through the admin socket alone
+    POST /admin/items {"upsert": [{…}], "delete": ["17"]}: other items, through the admin socket alone
 
 An error is JSON, {"error": {"kind", "expected", "found", "where", "ways_out"}}, with a status of 4xx if the request is
 to blame and 503 with Retry-After if the server has no time. The version that answered stands in every answer and in the
@@ -42,6 +42,7 @@ from ziggurat.errors import (
 )
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
 from ziggurat.serving.answers import Answerer
+from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.guidance import Examples, curl, shown
 from ziggurat.serving.server.metrics import Metrics
@@ -187,6 +188,8 @@ class ServerApp:
                 extra = ((b"www-authenticate", b"Bearer"),)
             if status in (413, 415, 431):
                 extra = ((b"connection", b"close"),)  # the rest of the body is not read
+            if status == 405:
+                extra = ((b"allow", b"POST"),)
             await _send(send, status, encode(error), *extra)
             return status, None
         if getattr(answer, "missing_shards", ()):
@@ -195,10 +198,10 @@ class ServerApp:
         return 200, answer
 
     async def _answer(self, path: str, scope: Any, receive: Any, watch: Watch | None) -> Any:
+        if self._key and not self._has_key(scope):
+            raise _no_key()  # before anything that shows what the export knows, such as the id of a user
         if scope["method"] != "POST":
             raise self._wrong_method(path, scope)
-        if self._key and not self._has_key(scope):
-            raise _no_key()
         deadline = read_deadline(scope, config=self.config)
         body = await read_body(scope, receive, config=self.config)
         if len(body) > _LARGE:
@@ -220,7 +223,11 @@ class ServerApp:
         return request, self.engine.candidates_of(request)
 
     def _has_key(self, scope: Any) -> bool:
-        given = header(scope, b"x-api-key") or header(scope, b"authorization").removeprefix("Bearer ")
+        """Whether a request brings the key, or came through the admin socket, which its owner alone may open."""
+        if is_admin(scope):
+            return True
+        scheme, _, credentials = header(scope, b"authorization").partition(" ")
+        given = header(scope, b"x-api-key") or (credentials if scheme.lower() == "bearer" else "")
         return hmac.compare_digest(given.strip().encode("latin-1"), self._key)
 
     # ---- the other routes
@@ -305,7 +312,8 @@ async def _not_found(request: Request, problem: Exception) -> Response:
         where="request line",
         ways_out="see /openapi.json",
     )
-    return json_response(error_json(error, kind="RequestError"), status=status)
+    headers = getattr(problem, "headers", None)  # Allow, with 405
+    return json_response(error_json(error, kind="RequestError"), status=status, headers=headers)
 
 
 def _no_key() -> RefusedRequestError:

@@ -49,7 +49,10 @@ class ServerConfig:
         shard_deadline_ms: time for the answer of a shard; without those that are late, the answer says so.
         watch: load a new version when the export's folder (a link, say) changes.
         trace: record requests for OpenTelemetry, and send them by OTLP where its own variables say.
-        admin: take POST /admin/swap and /admin/items from this machine.
+        admin: take POST /admin/swap and /admin/items, through the admin socket alone.
+        admin_socket: path of the admin socket; "": one in a folder of the server's own, which it names at its start.
+        hosts: names that a request's header Host may have beside addresses and localhost, with commas between; "": any
+            where other machines may ask or there is an API key, none where this machine alone may.
     """
 
     host: str = "127.0.0.1"
@@ -79,6 +82,8 @@ class ServerConfig:
     watch: bool = False
     trace: bool = False
     admin: bool = True
+    admin_socket: str = ""
+    hosts: str = ""
 
     def __post_init__(self) -> None:
         if self.deadline_ms > self.max_deadline_ms:

@@ -7,6 +7,8 @@
   ("slow loris") holds a connection for that long, not for ever.
 - *sending*: a client that does not take its answer loses its connection after `send_timeout_s`.
 - request line and headers together: 431 beyond `max_header_bytes`; no more than `max_connections` connections.
+- headers that say two things, or whom a page in a browser deceives: `hosts.py`.
+- a connection of the admin socket is marked as one, for the routes that answer nobody else.
 
 `DrainingServer` (uvicorn's server, ending differently). uvicorn closes idle connections at once when it ends: a request
 that was on its way on one of them is lost. Here the listener's last connections are accepted first, then each
@@ -27,13 +29,18 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ziggurat.errors import RequestError
+from ziggurat.serving.server.admin_socket import ADMIN
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
+from ziggurat.serving.server.hosts import Hosts, WrongHead
 from ziggurat.serving.server.metrics import Metrics
+from ziggurat.serving.server.responses import encode, error_json
 
 _ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a turn
 _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
 _SETTLE_S = 0.05  # asyncio accepts a connection some turns before its protocol has it, and drops it if closed between
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+_WAYS = ("send the whole request at once", "see the limits under /info")
 _log = logging.getLogger("ziggurat.server")
 
 
@@ -51,6 +58,7 @@ class Connection(HttpToolsProtocol):
 
     limits: ServerConfig
     metrics: Metrics
+    hosts: Hosts
     draining = False
 
     def connection_made(self, transport: Any) -> None:
@@ -60,6 +68,8 @@ class Connection(HttpToolsProtocol):
         self._sending: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_message = self._has_headers = False
+        self._wrong_head: WrongHead | None = None
+        self._is_admin = transport.get_extra_info("socket").family == socket.AF_UNIX
         if len(self.connections) > self.limits.max_connections:
             self._refuse(b"503 Service Unavailable", "too many connections", b"retry-after: 1\r\n")
             return
@@ -96,6 +106,8 @@ class Connection(HttpToolsProtocol):
         self._received()
         self._expect_request()
         super().on_message_begin()
+        if self._is_admin:
+            self.scope[ADMIN] = True  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         """A part of the path is there."""
@@ -113,8 +125,14 @@ class Connection(HttpToolsProtocol):
             raise ValueError("headers too large")  # the parser stops, and uvicorn asks for a 400
 
     def on_headers_complete(self) -> None:
-        """All headers are there, and the request goes to the app."""
+        """All headers are there: if they are in order, the request goes to the app."""
         self._has_headers, self._header_bytes = True, 0
+        assert self.parser is not None
+        self._wrong_head = self.hosts.wrong_head(
+            self.parser.get_http_version(), self.url, self.headers, is_admin=self._is_admin
+        )
+        if self._wrong_head is not None:
+            raise ValueError(self._wrong_head.found)  # the parser stops, and uvicorn asks for a 400
         super().on_headers_complete()
         if self.draining and self.cycle is not None:
             self.cycle.keep_alive = False
@@ -129,6 +147,9 @@ class Connection(HttpToolsProtocol):
         """Answer what is no HTTP, and headers beyond the limit, in four parts."""
         if self._header_bytes > self.limits.max_header_bytes:
             self._refuse(b"431 Request Header Fields Too Large", "headers too large")
+        elif self._wrong_head is not None:
+            wrong = self._wrong_head
+            self._refuse(wrong.status, "wrong headers", found=wrong.found, ways_out=wrong.ways_out)
         else:
             self._refuse(b"400 Bad Request", "not HTTP/1.1")
 
@@ -189,33 +210,44 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         self.loop.call_later(self.limits.send_timeout_s, self.transport.abort)
 
-    def _refuse(self, status: bytes, reason: str, extra: bytes = b"") -> None:
-        """Answer without the app, unless an answer is under way, and close."""
+    def _refuse(
+        self, status: bytes, reason: str, extra: bytes = b"", *, found: str = "", ways_out: tuple[str, ...] = _WAYS
+    ) -> None:
+        """Answer without the app, unless an answer is under way, and close.
+
+        Args:
+            status: with its phrase.
+            reason: for the metrics.
+            extra: headers.
+            found: what was wrong, where `reason` does not say it.
+            ways_out: of the error.
+        """
         self._received()
         self.metrics.closed.labels(reason).inc()
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            body = _REASONS.format(found=reason).encode()
+            error = RequestError(
+                expected="a request of HTTP/1.1 within the server's limits",
+                found=found or reason,
+                where="connection",
+                ways_out=ways_out,
+            )
+            body = encode(error_json(error))
             head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
             self.transport.write(head + extra + b"connection: close\r\n\r\n" + body)
         self._close()
 
 
-_REASONS = (
-    '{{"error": {{"kind": "RequestError", "expected": "a request of HTTP/1.1 within the server\'s limits", '
-    '"found": "{found}", "where": "connection", "ways_out": ["send the whole request at once", '
-    '"see the limits under /info"]}}}}'
-)
-
-
-def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics) -> uvicorn.Config:
+def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics, has_key: bool = False) -> uvicorn.Config:
     """Settings of uvicorn for an app of ours.
 
     Args:
         app: the ASGI app.
         config: limits and timeouts.
         metrics: counts the connections that are closed.
+        has_key: requests need an API key.
     """
-    protocol = type("LimitedConnection", (Connection,), {"limits": config, "metrics": metrics})
+    shared = {"limits": config, "metrics": metrics, "hosts": Hosts.of(config, has_key=has_key)}
+    protocol = type("LimitedConnection", (Connection,), shared)
     return uvicorn.Config(
         app,
         http=protocol,
@@ -239,18 +271,27 @@ class DrainingServer(uvicorn.Server):
         config: of uvicorn, by `uvicorn_config`.
         limits: how long it lingers and drains.
         listener: the socket to accept from; it may be shared with other processes.
+        admin: the admin socket, likewise; None where there is none.
     """
 
-    def __init__(self, config: uvicorn.Config, *, limits: ServerConfig, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        limits: ServerConfig,
+        listener: socket.socket,
+        admin: socket.socket | None = None,
+    ) -> None:
         super().__init__(config)
         self.limits, self.listener = limits, listener
+        self.listeners = [listener] if admin is None else [listener, admin]
 
     def closed_to_new(self) -> None:
         """Called when no connection is accepted any more; for subclasses."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and let the kernel keep more connections than asyncio takes at once."""
-        await super().startup(sockets=[self.listener])
+        await super().startup(sockets=self.listeners)
         self.listener.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -261,11 +302,12 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept what waits, answer what came, close the rest."""
         for _ in range(_LAST_TURNS):
-            if not select.select([self.listener], [], [], 0)[0]:
+            if not select.select(self.listeners, [], [], 0)[0]:
                 break
             await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self.listener.fileno())  # no more; asyncio drops the last ones if it is closed right now
+        for listener in self.listeners:
+            loop.remove_reader(listener.fileno())  # no more; asyncio drops the last ones if it is closed right now
         await asyncio.sleep(_SETTLE_S)
         for server in self.servers:
             server.close()

@@ -87,19 +87,19 @@ def _pages() -> dict[str, Any]:
 
 
 def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool) -> dict[str, Any]:
-    """Routes that this machine alone may ask; 403 for everybody else."""
+    """Routes that are answered through the admin socket; 403 through a port."""
     paths: dict[str, Any] = {}
-    refused = {"403": _error("It comes from another machine, through a proxy, or from a page in a browser")}
+    refused = {"403": _error("It comes through a port, which strangers may reach")}
     if can_swap:
         swap = _plain(
-            "Load another version, and swap when it is ready; from this machine alone",
+            "Load another version, and swap when it is ready; through the admin socket alone",
             body=_object({"export": {"type": "string", "description": "folder on this machine"}}, ["export"]),
             example={"export": "exports/next"},
         )
         swap["responses"] |= refused | {"409": _error("The export is damaged, or a swap is under way; nothing changed")}
         paths["/admin/swap"] = {"post": swap}
     if can_change:
-        change = _plain("Items that come, change or go; from this machine alone", body=_ref("ItemChanges"))
+        change = _plain("Items that come, change or go; through the admin socket alone", body=_ref("ItemChanges"))
         change["requestBody"]["content"] = _content(_ref("ItemChanges"), examples=_changes(info))
         change["responses"]["200"]["content"] = _content(_ref("ChangedItems"))
         change["responses"] |= refused | {

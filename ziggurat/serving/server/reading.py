@@ -15,13 +15,14 @@ from starlette.requests import Request
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.files import parse_json
 from ziggurat.serving.answers import RankRequest, RecommendRequest
+from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.config import ServerConfig
 
 Receive = Callable[[], Awaitable[Any]]
 Question = TypeVar("Question", RecommendRequest, RankRequest)
-_THIS_MACHINE = ("127.0.0.1", "::1")
 _ADMIN_WAYS = (
-    "run it where the server runs, and name the server localhost",
+    "where the server runs: curl --unix-socket PATH localhost/admin/…; the server names the path at its start",
+    "choose the path: --server.admin-socket PATH",
     "for another version of the export: send SIGHUP to the server, or start it with --watch",
 )
 _LONGEST_PATH = 4096  # PATH_MAX of Linux
@@ -54,32 +55,18 @@ def refused_as(status: int, error: ZigguratError) -> RefusedRequestError:
 
 
 def check_admin(request: Request) -> None:
-    """Let through what comes from this machine, from a program: no page of a browser, nothing that was forwarded.
+    """Let through what came by the admin socket.
 
     Raises:
-        RefusedRequestError: it comes from elsewhere.
+        RefusedRequestError: it came by a port, which strangers may reach through a proxy.
     """
-    client = request.client.host if request.client else ""
-    host = (
-        request.headers.get("host", "").rpartition("]")[0].strip("[") or request.headers.get("host", "").split(":")[0]
-    )
-    forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
-    wrong = ""
-    ways_out = _ADMIN_WAYS
-    if client not in _THIS_MACHINE or forwarded:
-        wrong = f"a request of {'another machine, forwarded' if forwarded else client or 'an unknown client'}"
-    elif host not in (*_THIS_MACHINE, "localhost"):
-        wrong = f"Host: {host:.80}"
-    elif request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-        wrong = f"Content-Type: {request.headers.get('content-type', 'none'):.80}"
-        ways_out = ("add to curl: -H 'Content-Type: application/json'", "send the header Content-Type with the body")
-    if wrong:
+    if not is_admin(request.scope):
         raise refused(
             403,
-            expected="a request of this machine to localhost, with Content-Type: application/json",
-            found=wrong,
+            expected="a request through the admin socket",
+            found="one through a port",
             where=f"POST {request.url.path}",
-            ways_out=ways_out,
+            ways_out=_ADMIN_WAYS,
         )
 
 

@@ -12,6 +12,9 @@ import contextlib
 import errno
 import functools
 import logging
+import os
+import secrets
+import shlex
 import socket
 import tempfile
 from collections.abc import Callable
@@ -19,16 +22,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileError
+from ziggurat.errors import ConfigError, FileError, MissingDependencyError, MissingFileError
 from ziggurat.files import read_text
 from ziggurat.serving.answers import Answerer
+from ziggurat.serving.server.admin_socket import bind_admin, remove_socket
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
+from ziggurat.serving.server.processes.own_folder import OwnFolder
 from ziggurat.serving.server.tracing import check_export
 
 if TYPE_CHECKING:
     from ziggurat.serving.server.processes.worker import Loaded
     from ziggurat.serving.server.shards.process import ShardKeeper
 
+_log = logging.getLogger("ziggurat.server")
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -145,20 +151,46 @@ def serve(
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
         address = address_of(listener)
+        own = _own_folder()
+        stack.callback(own.delete)
+        admin = None
+        if config.admin:
+            path = Path(config.admin_socket) if config.admin_socket else own.path / "admin.sock"
+            admin = bind_admin(path)
+            stack.callback(admin.close)
+            stack.callback(remove_socket, path)
+            _log.info("admin routes: curl --unix-socket %s localhost/admin/…", shlex.quote(str(path)))
         keeper = None
         if config.shards > 1 or config.shard_addresses:
-            seen = stack.enter_context(tempfile.TemporaryDirectory(prefix="ziggurat-shards-"))
-            load, keeper = _with_shards(load, config, api_key, seen=Path(seen))
+            seen = own.path / "seen"
+            seen.mkdir()
+            load, keeper = _with_shards(load, config, api_key, seen=seen)
         supervisor = Supervisor(
             load=load,
             export=folder,
             listener=listener,
+            admin=admin,
+            own=own,
             config=config,
             api_key=api_key,
             on_ready=lambda loaded: on_ready(address, loaded),
         )
         supervisor.keeper = keeper
         supervisor.run()
+
+
+def _own_folder() -> OwnFolder:
+    """Return a folder for what the processes of a server share; those of servers that were killed go."""
+    parent = Path(tempfile.gettempdir())
+    try:
+        return OwnFolder(parent=parent, prefix=f"ziggurat-serve-{os.geteuid()}-")
+    except OSError as problem:
+        raise FileError(
+            expected="a folder for what the processes of the server share",
+            found=problem.strerror or str(problem),
+            where=str(parent),
+            ways_out=("free space there", "name another folder: TMPDIR=FOLDER ziggurat serve …"),
+        ) from None
 
 
 def _with_shards(
@@ -174,6 +206,7 @@ def _with_shards(
         listeners = {shard: bind("127.0.0.1", 0) for shard in range(config.shards)}
         addresses = tuple(address_of(each).removeprefix("http://") for each in listeners.values())
         own = replace(config, admin=True, watch=False)  # they load what the server in front of them tells them to
+        api_key = api_key or secrets.token_urlsafe()  # nobody else is to have them load a folder
         keeper = ShardKeeper(listeners, num_shards=config.shards, config=own, api_key=api_key)
     settings = ShardSettings(addresses=addresses, deadline_s=config.shard_deadline_ms / 1e3, api_key=api_key)
     settings.check()

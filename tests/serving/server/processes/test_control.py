@@ -60,7 +60,7 @@ def test_an_error_goes_there_and_back_and_what_is_none_raises() -> None:
 
 def test_a_swap_to_a_path_beyond_all_paths_ends_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as server:
-        status, answer = server.post("/admin/swap", {"export": "a" * 220_000})
+        status, answer = server.admin("/admin/swap", {"export": "a" * 220_000})
         assert (status, answer["error"]["where"]) == (400, "request, body")
         assert server.recommend()[0] == 200
 

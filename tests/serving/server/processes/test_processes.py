@@ -84,14 +84,14 @@ def test_a_swap_to_what_can_be_no_folder_is_refused(shared: Running, tmp_path: P
     for name, other in (("one", "two"), ("two", "one")):
         (tmp_path / name).symlink_to(tmp_path / other)
     for export in ("a\0b", str(tmp_path / "one"), "\ud800"):
-        assert shared.post("/admin/swap", {"export": export})[0] in (400, 409)
+        assert shared.admin("/admin/swap", {"export": export})[0] in (400, 409)
     assert shared.recommend()[0] == 200
 
 
 def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(shared: Running, tmp_path: Path) -> None:
     link = tmp_path / "current"
     link.symlink_to(write_export(tmp_path / "v1", version="v1"))
-    assert shared.post("/admin/swap", {"export": str(link)})[1] == {"version": "v1"}
+    assert shared.admin("/admin/swap", {"export": str(link)})[1] == {"version": "v1"}
     write_export(tmp_path / "v1", version="v2")
     shared.process.send_signal(signal.SIGHUP)
     wait_until(lambda: shared.recommend()[1]["version"] == "v2")
@@ -116,8 +116,8 @@ async def swaps_under_load(server: Running, *, number: int, rate: float, seconds
     bad = write_export(server.folder / "bad", bad=True)
     for index in range(number):
         folder = write_export(server.folder / f"swap{index}", version=f"s{index}", base_ms=1)
-        good = await asyncio.to_thread(server.post, "/admin/swap", {"export": str(folder)})
-        refused = await asyncio.to_thread(server.post, "/admin/swap", {"export": str(bad)})
+        good = await asyncio.to_thread(server.admin, "/admin/swap", {"export": str(folder)})
+        refused = await asyncio.to_thread(server.admin, "/admin/swap", {"export": str(bad)})
         swaps.append((good[1].get("version"), refused[0]))
     return await load, swaps
 
@@ -294,7 +294,7 @@ def test_ten_minutes_with_flat_memory(tmp_path: Path) -> None:
             shots = asyncio.run(fire(target, rate=150, seconds=55, seed=minute))
             assert shots.count(200, 400, 503) == len(shots.shots)
             folder = write_export(tmp_path / f"minute{minute}", version=f"m{minute}", base_ms=1)
-            assert server.post("/admin/swap", {"export": str(folder)})[0] == 200
+            assert server.admin("/admin/swap", {"export": str(folder)})[0] == 200
             wait_until(lambda: len(server.workers) == 2)
             pids = [server.process.pid, *server.workers]
             seen.append((rss(pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)))

@@ -22,7 +22,6 @@ import os
 import selectors
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.own_folder import OwnFolder
 from ziggurat.serving.server.processes.worker import WATCH_S, Load, Loaded, WorkerTask, work
 from ziggurat.typed import quoted
 
@@ -86,7 +86,9 @@ class Supervisor:
         load: makes the answerer of a folder; called in the workers.
         export: the folder.
         listener: bound socket.
+        own: folder for what its processes share.
         config: of the server.
+        admin: bound socket of the admin routes; None: there are none.
         api_key: "" for none.
         on_ready: called once, when the first worker serves, with what it has loaded.
 
@@ -102,11 +104,14 @@ class Supervisor:
         load: Load,
         export: Path,
         listener: socket.socket,
+        own: OwnFolder,
         config: ServerConfig,
+        admin: socket.socket | None = None,
         api_key: str = "",
         on_ready: Callable[[Loaded], None] = lambda loaded: None,
     ) -> None:
         self.load, self.export, self.listener, self.config = load, export, listener, config
+        self.admin, self.own = admin, own
         self._api_key, self._on_ready = api_key, on_ready
         self._children: list[_Child] = []
         self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
@@ -118,7 +123,8 @@ class Supervisor:
         self._seen_export: object = None
         self._signals: list[int] = []
         self._selector = selectors.DefaultSelector()
-        self._metrics_folder = tempfile.TemporaryDirectory(prefix="ziggurat-metrics-")
+        self._metrics = own.path / "metrics"
+        self._metrics.mkdir()
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -150,7 +156,6 @@ class Supervisor:
                 _kill(child, signal.SIGKILL)
             if self.keeper is not None:
                 self.keeper.end()
-            self._metrics_folder.cleanup()
         if self._failure is not None:
             raise self._failure
 
@@ -159,7 +164,7 @@ class Supervisor:
     def _fork(self, export: Path, generation: int) -> None:
         ours, theirs = socket.socketpair()
         slot = next(number for number in range(10_000) if all(child.slot != number for child in self._children))
-        forget_metrics(folder=Path(self._metrics_folder.name), slot=slot)
+        forget_metrics(folder=self._metrics, slot=slot)
         pid = os.fork()
         if pid == 0:
             try:
@@ -182,10 +187,12 @@ class Supervisor:
             load=self.load,
             export=export,
             listener=self.listener,
+            admin=self.admin,
+            own=self.own,
             config=self.config,
             api_key=self._api_key,
             slot=slot,
-            metrics=Path(self._metrics_folder.name),
+            metrics=self._metrics,
         )
         work(task, control=Control(end=theirs))
 
@@ -271,7 +278,7 @@ class Supervisor:
         child.control.close()
         self._children.remove(child)
         _, status = os.waitpid(child.pid, 0)
-        forget_metrics(folder=Path(self._metrics_folder.name), slot=child.slot)
+        forget_metrics(folder=self._metrics, slot=child.slot)
         code = os.waitstatus_to_exitcode(status)
         if child.state is State.LOADING and not self._ending:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"

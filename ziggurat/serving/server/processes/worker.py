@@ -35,6 +35,7 @@ from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.own_folder import OwnFolder
 from ziggurat.serving.server.queue.engine import Request
 from ziggurat.serving.server.reading import refused, refused_as
 from ziggurat.serving.server.tracing import export_traces, flush_traces
@@ -88,6 +89,8 @@ class WorkerTask:
         load: makes the answerer of a folder.
         export: the folder.
         listener: socket to accept from.
+        admin: socket of the admin routes, likewise; None: there are none.
+        own: folder of the server; its last process deletes it.
         config: of the server.
         api_key: "" for none.
         slot: number of this worker among the living ones.
@@ -97,6 +100,8 @@ class WorkerTask:
     load: Load
     export: Path
     listener: socket.socket
+    admin: socket.socket | None
+    own: OwnFolder
     config: ServerConfig
     api_key: str
     slot: int
@@ -110,11 +115,16 @@ def work(task: WorkerTask, *, control: Control) -> NoReturn:
         task: what to do.
         control: this worker's end of the pair.
     """
-    become(lambda: _work(task, control))
+    become(lambda: _work(task, control), at_end=task.own.leave_orphaned)
 
 
-def become(run: Callable[[], int]) -> NoReturn:
-    """Let a process that was just forked do something, and end with the status that it returns."""
+def become(run: Callable[[], int], *, at_end: Callable[[], None] = lambda: None) -> NoReturn:
+    """Let a process that was just forked do something, and end with the status that it returns.
+
+    Args:
+        run: what it does.
+        at_end: called last, whatever happened.
+    """
     status = 1
     try:
         for name in (signal.SIGINT, signal.SIGHUP):  # meant for the supervisor, which a terminal's group shares
@@ -125,6 +135,8 @@ def become(run: Callable[[], int]) -> NoReturn:
     except BaseException:
         _log.exception("a worker failed")
     finally:
+        with contextlib.suppress(Exception):
+            at_end()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -238,8 +250,8 @@ class _Worker:
 
     async def serve(self, app: ServerApp) -> None:
         task = self.task
-        config = uvicorn_config(app, config=task.config, metrics=app.metrics)
-        server = self._server = _Server(config, limits=task.config, listener=task.listener)
+        config = uvicorn_config(app, config=task.config, metrics=app.metrics, has_key=bool(task.api_key))
+        server = self._server = _Server(config, limits=task.config, listener=task.listener, admin=task.admin)
         server.app, server.control = app, self.control
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._drain)

@@ -3,7 +3,7 @@
     POST /search      a question (`messages.py`); 409 where that version or state is not here
     GET  /shard       which shard of how many, its versions, and their states
     POST /state       how the items of the shard differ from those that its index was built of
-    POST /admin/load  {"export": FOLDER}: hold this version, too; from this machine alone
+    POST /admin/load  {"export": FOLDER}: hold this version, too; with the API key alone
     GET  /livez       200 while the process runs       GET /readyz   200 when a version is there
     GET  /metrics     for Prometheus
 
@@ -38,7 +38,7 @@ from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.lacking import no_index
 from ziggurat.serving.export.export_folder import open_export, read_manifest
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.reading import ClientGone, check_admin, header, read_body, read_export, refused
+from ziggurat.serving.server.reading import ClientGone, header, read_body, read_export, refused
 from ziggurat.serving.server.responses import encode, error_json, json_response
 from ziggurat.serving.server.shards.messages import STATE, VERSION, decode_change, decode_question, encode_answer
 
@@ -238,7 +238,17 @@ class ShardApp:
         return json_response({"state": state})
 
     async def _admin_load(self, request: Request) -> Response:
-        check_admin(request)
+        if not self._key:
+            raise refused(
+                403,
+                expected="a shard that was started with an API key, which /admin/load asks for",
+                found="one without a key, which any stranger could have load a folder",
+                where="POST /admin/load",
+                ways_out=(
+                    "--api-key-file FILE, the same for the shards and the server in front",
+                    "--watch on both sides",
+                ),
+            )
         path = read_export(await read_body(request.scope, request.receive, config=self.config))
         return json_response({"version": await run_in_threadpool(self.versions.load, Path(path))})
 

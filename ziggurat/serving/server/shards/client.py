@@ -323,7 +323,7 @@ class ShardClient:
         try:
             headers = self._headers(wanted or ShardItems())
             if method == "POST" and wanted is None:
-                headers |= {"Content-Type": "application/json", "Host": f"localhost:{shard.port}"}
+                headers |= {"Content-Type": "application/json"}
             connection.request(method, path, body or None, headers)
             status, content = _answer_of(connection, time.monotonic() + seconds)
         finally:

@@ -76,7 +76,12 @@ def run_shard(task: ShardTask, control: Control) -> int:
 
 
 async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: Control) -> None:
-    settings = uvicorn_config(app, config=config, metrics=app.metrics)  # type: ignore[arg-type]  # it counts what is closed
+    settings = uvicorn_config(
+        app,
+        config=config,
+        metrics=app.metrics,  # type: ignore[arg-type]  # it counts what is closed
+        has_key=bool(task.api_key),
+    )
     server = DrainingServer(settings, limits=config, listener=task.listener)
     loop = asyncio.get_running_loop()
 

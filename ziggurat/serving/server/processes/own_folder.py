@@ -1,0 +1,87 @@
+"""Folders that belong to one running server and go with it, however it ends.
+
+    /tmp/ziggurat-serve-x7k2a9/        lock   metrics/   admin.sock
+    exports/.ziggurat-served-p0q8d1/   lock   1/films/…
+
+The server and all processes that it forks hold the kernel's lock of the folder, through one descriptor that they
+inherit. So the lock says whether any of them still runs, after `kill -9`, too, and needs no process ids, which are used
+again. A server that ends deletes its folder. What a killed one left, the last of its workers deletes when it has
+answered what it took; where these were killed as well, the next server that makes such a folder in the same place does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_LOCK = "lock"
+_BEING_MADE = ".new-"  # without a lock yet: nobody may take it for one that was left behind
+
+
+class OwnFolder:
+    """A folder that no other server uses; made when it is constructed.
+
+    Args:
+        parent: the folder in which it is made.
+        prefix: of its name.
+
+    Raises:
+        OSError: there is no room, or no permission.
+    """
+
+    def __init__(self, *, parent: Path, prefix: str) -> None:
+        forget_dead(parent, prefix=prefix)
+        being_made = Path(tempfile.mkdtemp(prefix=_BEING_MADE + prefix, dir=parent))
+        self._lock = os.open(being_made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = being_made.with_name(being_made.name.removeprefix(_BEING_MADE))
+        being_made.rename(self.path)
+
+    def delete(self) -> None:
+        """Delete the folder: its server ends."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Hold the folder no longer in this process."""
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+        self._lock = -1
+
+    def leave_orphaned(self) -> None:
+        """Delete the folder if this process is the last one that holds it; its server is gone."""
+        self.let_go()
+        _delete_if_dead(self.path)
+
+
+def forget_dead(parent: Path, *, prefix: str) -> None:
+    """Delete the folders of servers that were killed with all their workers.
+
+    Args:
+        parent: the folder in which they are.
+        prefix: of their names.
+    """
+    with contextlib.suppress(OSError):
+        for each in sorted(parent.glob(f"{prefix}*")):
+            if each.is_dir() and not each.is_symlink() and each.stat().st_uid == os.geteuid():
+                _delete_if_dead(each)
+
+
+def _delete_if_dead(folder: Path) -> None:
+    """Delete a folder whose lock nobody holds; one without a lock is none of ours."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
