@@ -115,3 +115,17 @@ def test_items_are_as_they_were_last_in_time(kind, tmp_path):
         (prepared.train.folder / LATEST_FILE).write_bytes(b"PAR1")
         with pytest.raises(DataError, match=LATEST_FILE):
             FullRanking(prepared.train)
+
+
+def test_a_score_that_is_not_a_number_finds_nothing_and_is_found_nowhere():
+    items = torch.tensor([[1.0, 0.0], [math.nan, 0.0], [3.0, 0.0], [2.0, 1.0]])
+    users = torch.tensor([[1.0, 1.0], [math.nan, 1.0], [1.0, 0.0], [1.0, -1.0], [1.0, 0.0]])
+    questions = Questions(
+        users=users, targets=torch.tensor([0, 2, 1, 3, 0]), excluded=torch.tensor([[4, 2]], dtype=torch.int64)
+    )
+    ranks, lists = rank_all(items, questions, depth=4)
+    assert ranks.tolist() == [3, 0, 0, 3, 2]
+    assert lists.tolist() == [[2, 3, 0, -1], [-1] * 4, [2, 3, 0, -1], [2, 0, 3, -1], [3, 0, -1, -1]]
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=4, ks=(1, 2))
+    sums.add(ranks[1:2], lists[1:2], torch.ones(1, 1))
+    assert sums.compute() == {name: 0.0 for name in full_ranking_names(sums.labels, ks=(1, 2))}

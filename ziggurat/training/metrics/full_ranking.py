@@ -10,7 +10,8 @@ product with their vectors, but for those that the user had before; r is the ran
 
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
-the order of the items' rows.
+the order of the items' rows. A score that is not a number finds nothing: its item stands in no list, and the question
+that asks for it is missed.
 
 *Had before* are the items of the user's (group's) training samples, and of the splits before the one evaluated; and
 those in the sample's own lists that share the item's table (a history). The sample's own item always takes part.
@@ -75,7 +76,8 @@ def rank_all(
         depth: items of each list.
 
     Returns:
-        Ranks, 0 where the target is none of the items; and numbers of items, best first, -1 where there are fewer.
+        Ranks, 0 where the target is none of the items, or has a score that is not a number; and numbers of items, best
+        first, -1 where there are fewer.
     """
     ranks, lists = [], []
     firsts = torch.arange(0, len(questions.users) + _QUESTIONS, _QUESTIONS, device=items_ND.device)
@@ -111,6 +113,7 @@ def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[T
         here_Q = ((targets_Q >= first) & (targets_Q < first + len(part_ND))).nonzero().squeeze(1)
         # One number for the target, so that how a matrix product rounds does not move it past itself.
         scores_QN[here_Q, targets_Q[here_Q] - first] = wanted_Q[here_Q]
+        scores_QN.masked_fill_(scores_QN.isnan(), -torch.inf)  # sorting would put it first
         places_N = torch.arange(first, first + len(part_ND), device=part_ND.device)
         ahead_QN = (scores_QN == wanted_Q.unsqueeze(1)) & (places_N < own_Q.unsqueeze(1))
         better_Q += ((scores_QN > wanted_Q.unsqueeze(1)) | ahead_QN).sum(dim=1)
@@ -121,7 +124,7 @@ def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[T
         best_QK, order_QK = both_QK.sort(dim=1, descending=True, stable=True)
         best_QK, order_QK = best_QK[:, :depth], order_QK[:, :depth]
         lists_QK = numbers_QK.gather(1, order_QK)
-    return torch.where(targets_Q >= 0, better_Q + 1, 0), lists_QK
+    return torch.where((targets_Q >= 0) & ~wanted_Q.isnan(), better_Q + 1, 0), lists_QK
 
 
 def _first(scores_QN: Tensor, depth: int) -> tuple[Tensor, Tensor]:
