@@ -1,7 +1,7 @@
 """An answerer without a model: answers tell who asked and which version answered, and take as long as they are told to.
 
 `python -m tests.serving.server.fake FOLDER CONFIG.json` serves it as `ziggurat serve` would a real export; the folder
-holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "bad": false}.
+holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "load_s": …, "bad": false}.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ def load_fake(folder: Path) -> FakeAnswerer:
         data = json.loads((folder / "fake.json").read_text())
         if data.get("bad"):
             raise ValueError("a bad bit")
+        time.sleep(data.get("load_s", 0))
     except (OSError, ValueError) as problem:
         where = str(folder / "fake.json")
         raise DataError(expected="an export", found=str(problem), where=where, ways_out="export again") from None

@@ -13,6 +13,7 @@ import errno
 import functools
 import logging
 import os
+import resource
 import secrets
 import shlex
 import socket
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ziggurat.serving.server.shards.process import ShardKeeper
 
 _log = logging.getLogger("ziggurat.server")
+_OTHER_FILES = 128  # of a process, beside its connections
+_LEAST_CONNECTIONS = 16
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -86,6 +89,31 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
     listener.setblocking(False)
     return listener
+
+
+def within_open_files(config: ServerConfig) -> ServerConfig:
+    """Return settings whose connections fit into the files that a process may open; asks the system for more first.
+
+    Raises:
+        ConfigError: there is no room for connections at all.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = config.max_connections + _OTHER_FILES
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = soft - _OTHER_FILES
+    if room >= config.max_connections:
+        return config
+    if room < _LEAST_CONNECTIONS:
+        raise ConfigError(
+            expected=f"at least {_OTHER_FILES + _LEAST_CONNECTIONS} open files for each process",
+            found=f"a limit of {hard}",
+            where="this shell's limits (ulimit -n)",
+            ways_out=("start the server from a shell with a higher limit (ulimit -Hn shows it)",),
+        )
+    _log.warning("%d connections at once instead of %d: ulimit -n is %d", room, config.max_connections, soft)
+    return replace(config, max_connections=room)
 
 
 def address_of(listener: socket.socket) -> str:
@@ -147,6 +175,7 @@ def serve(
         check_export()
     if not logging.getLogger("ziggurat.server").handlers:
         _log_to_stderr()
+    config = within_open_files(config)
     listener = bind(config.host, config.port)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
@@ -241,6 +270,7 @@ def serve_shard(
     from ziggurat.serving.server.shards.process import ShardKeeper, keep_shard
 
     check_shard(shard, num_shards)
+    config = within_open_files(config)
     if not logging.getLogger("ziggurat.server").handlers:
         _log_to_stderr()
     listener = bind(config.host, config.port)

@@ -89,15 +89,16 @@ def test_a_swap_to_what_can_be_no_folder_is_refused(shared: Running, tmp_path: P
 
 
 def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(shared: Running, tmp_path: Path) -> None:
-    link = tmp_path / "current"
-    link.symlink_to(write_export(tmp_path / "v1", version="v1"))
-    assert shared.admin("/admin/swap", {"export": str(link)})[1] == {"version": "v1"}
-    write_export(tmp_path / "v1", version="v2")
+    command = shared.folder / "export"  # the path that the server was started with
+    other = write_export(tmp_path / "other", version="other")
+    assert shared.admin("/admin/swap", {"export": str(other)})[1] == {"version": "other"}
     shared.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: shared.recommend()[1]["version"] == "v2")
+    wait_until(lambda: shared.recommend()[1]["version"] == "v1")
+    assert shared.admin("/admin/swap", {"export": str(other)})[1] == {"version": "other"}
+    command.rename(shared.folder / "first")
     for name, settings in (("v3", {"version": "v3"}), ("broken", {"bad": True})):
         (tmp_path / "next").symlink_to(write_export(tmp_path / name, **settings))
-        (tmp_path / "next").rename(link)
+        (tmp_path / "next").rename(command)
         if name == "v3":
             wait_until(lambda: shared.recommend()[1]["version"] == "v3")
     wait_until(lambda: "broken" in shared.log.read_text())

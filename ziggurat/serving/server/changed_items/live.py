@@ -88,11 +88,16 @@ class LiveItems:
         self._said = ""
 
     @staticmethod
-    def of(answerer: Any) -> LiveItems | None:
-        """The live items of an answerer that can change them; None for another one."""
+    def of(answerer: Any, *, beside: Path | None = None) -> LiveItems | None:
+        """Return the live items of an answerer that can change them; None for another one.
+
+        Args:
+            answerer: what was loaded.
+            beside: folder of the export that the journal lies beside; None: the folder that was loaded.
+        """
         if not hasattr(answerer, "change_items") or answerer.chain.catalogue is None:
             return None
-        path: Path = answerer.export.path
+        path: Path = beside or answerer.export.path
         return LiveItems(answerer, folder=path.with_name(f"{path.name}.changes") / answerer.export.version)
 
     def follow(self) -> int:

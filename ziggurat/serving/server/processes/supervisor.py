@@ -7,17 +7,22 @@ It computes nothing and answers nothing, so that nothing can crash it, and has o
     hang     no sign of life for `hang_s` ──► kill -9, then as above
     swap     workers of the new version load beside the old ones; when all are ready: new ones serve, old ones drain.
              If one cannot load, the new ones end, the swap is refused, and the old version stays
-    SIGHUP   swap to whatever the export's path leads to now; --watch does so when that changes
-    SIGTERM  all drain, then end
+    SIGHUP   swap to whatever the path of the command leads to now; --watch does so when that changes
+    SIGTERM  all drain, then end; who comes meanwhile is told 503 at once (`stand_in.py`)
+    pause    Ctrl-Z or a frozen cgroup stops workers and supervisor alike: time in which this process did not run
+             counts for nobody as silence
 
 The listening socket is this process's and is inherited: connections that nobody has accepted yet survive every death,
-swap and restart of workers. An answer comes from one worker, and a worker has one version: no answer mixes two.
+swap and restart of workers. An answer comes from one worker, and a worker has one version: no answer mixes two. Workers
+of a generation load one private copy of the export (`private_export.py`) and prove it: the first says which version it
+has loaded, and one that has loaded another version does not serve.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import signal
@@ -35,6 +40,8 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
 from ziggurat.serving.server.processes.own_folder import OwnFolder
+from ziggurat.serving.server.processes.private_export import PrivateExport, PrivateExports
+from ziggurat.serving.server.processes.stand_in import StandIn
 from ziggurat.serving.server.processes.worker import WATCH_S, Load, Loaded, WorkerTask, work
 from ziggurat.typed import quoted
 
@@ -45,6 +52,9 @@ _log = logging.getLogger("ziggurat.server")
 _TICK_S = 0.2
 _LEAST_PAUSE_S = 0.1  # before a worker is started in the place of one that could not load
 _MOST_PAUSE_S = 30.0
+_STOPPED_S = 2.0  # between two turns: this process was stopped, and its workers most likely, too
+_UNSERVED_S = 1.0  # without a worker that serves; for less, clients wait for the next one
+_TO_CLOSE_S = 1.0  # for workers to take no more connections, when the server ends
 
 
 class State(StrEnum):
@@ -65,6 +75,9 @@ class _Child:
     state: State = State.LOADING
     seen: float = 0.0
     loaded: Loaded | None = None
+    served: bool = False  # it took connections
+    closed: bool = False  # it takes no more connections
+    stopped_since: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -115,14 +128,21 @@ class Supervisor:
         self._api_key, self._on_ready = api_key, on_ready
         self._children: list[_Child] = []
         self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
+        self._command = export  # what SIGHUP and --watch follow, whatever /admin/swap has loaded meanwhile
         self._generation = self._newest = 0
+        self._private = PrivateExports()
+        self._versions: dict[int, str] = {}  # of each generation, as its first worker has loaded it
         self._swap: _Swap | None = None
+        self._wants_reload = False
         self._started = self._ending = False
         self._failure: ZigguratError | None = None
-        self._pause_s, self._not_before, self._end_by = 0.0, 0.0, 0.0
+        self._pause_s, self._not_before = 0.0, 0.0
+        self._closed_by = self._end_by = 0.0
         self._seen_export: object = None
         self._signals: list[int] = []
         self._selector = selectors.DefaultSelector()
+        self._stand_in = StandIn(listener=listener, selector=self._selector)
+        self._served_at = self._turn_at = time.monotonic()
         self._metrics = own.path / "metrics"
         self._metrics.mkdir()
 
@@ -133,27 +153,34 @@ class Supervisor:
             ZigguratError: the export could not be loaded at the start.
         """
         waker = self._catch_signals()
-        self._seen_export = identity_of(self.export)
-        watched = time.monotonic()
+        self._seen_export = identity_of(self._command)
+        watched = self._turn_at = time.monotonic()
         try:
             while not (self._ending and not self._children):
                 self._tend_shards()
                 self._tend()
+                self._stand_in.turn(on=self._needs_stand_in())
                 for key, _ in self._selector.select(_TICK_S):
                     if key.data is None:
                         waker.recv(4096)
-                    else:
+                    elif isinstance(key.data, StandIn):
+                        key.data.hear(key.fileobj)
+                    elif key.data in self._children:  # one that ended in this turn has no socket any more
                         self._hear(key.data)
                 self._heed_signals()
+                self._reload_if_wanted()
                 for child in self._children:
                     child.control.flush()
+                self._forgive_a_pause()
                 self._end_the_hung()
                 if self.config.watch and time.monotonic() - watched > WATCH_S:
                     watched = time.monotonic()
                     self._look_at_export()
+            self._stand_in.end()
         finally:
             for child in self._children:
                 _kill(child, signal.SIGKILL)
+            self._private.delete()
             if self.keeper is not None:
                 self.keeper.end()
         if self._failure is not None:
@@ -161,14 +188,36 @@ class Supervisor:
 
     # ---- children
 
+    def _needs_stand_in(self) -> bool:
+        """Whether connections come that no worker will take soon."""
+        now = time.monotonic()
+        if self._ending:
+            is_closed = all(child.closed for child in self._children if child.served)
+            return self._started and (is_closed or now > self._closed_by)
+        if not self._started or any(child.state is State.SERVING for child in self._children):
+            self._served_at = now
+        return now - self._served_at > _UNSERVED_S
+
+    def _forgive_a_pause(self) -> None:
+        """Count no time as silence of a worker in which this process itself did not run."""
+        now = time.monotonic()
+        paused_s, self._turn_at = now - self._turn_at, now
+        if paused_s > min(_STOPPED_S, self.config.hang_s / 2):
+            _log.warning("the server was stopped for %.1f s, and goes on", paused_s)
+            self._end_by += paused_s
+            for child in self._children:
+                child.seen += paused_s
+                child.stopped_since += paused_s if child.stopped_since else 0.0
+
     def _fork(self, export: Path, generation: int) -> None:
+        private = self._private.of(export, generation=generation)
         ours, theirs = socket.socketpair()
         slot = next(number for number in range(10_000) if all(child.slot != number for child in self._children))
         forget_metrics(folder=self._metrics, slot=slot)
         pid = os.fork()
         if pid == 0:
             try:
-                self._become_worker(export, slot, ours, theirs)
+                self._become_worker(private, slot, ours, theirs)
             finally:
                 os._exit(1)
         theirs.close()
@@ -177,7 +226,7 @@ class Supervisor:
         self._children.append(child)
         self._selector.register(ours, selectors.EVENT_READ, child)
 
-    def _become_worker(self, export: Path, slot: int, ours: socket.socket, theirs: socket.socket) -> None:
+    def _become_worker(self, export: PrivateExport, slot: int, ours: socket.socket, theirs: socket.socket) -> None:
         """In the child: let go of what is the supervisor's, and work."""
         ours.close()
         self._let_go()
@@ -188,7 +237,7 @@ class Supervisor:
             export=export,
             listener=self.listener,
             admin=self.admin,
-            own=self.own,
+            leave=self._leave_orphaned,
             config=self.config,
             api_key=self._api_key,
             slot=slot,
@@ -201,12 +250,19 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         for child in self._children:
             child.control.close()  # else the end of this supervisor would not be seen by its workers
+        self._stand_in.close_inherited()
         self._selector.close()
+
+    def _leave_orphaned(self) -> None:
+        """In a child that ends: delete what a dead supervisor left, if no other child is there."""
+        self.own.leave_orphaned()
+        self._private.leave_orphaned()
 
     def _tend_shards(self) -> None:
         if self.keeper is None:
             return
-        self.keeper.tend(self._folder, in_child=self._let_go)
+        private = self._private.of(self._folder, generation=self._generation)
+        self.keeper.tend(self._folder, copy=private.make, in_child=self._let_go)
         if self.keeper.failure is not None and not self._started and not self._ending:
             self._failure = self.keeper.failure
             self._end()
@@ -231,7 +287,7 @@ class Supervisor:
             self._fork(self._folder, self._generation)
 
     def _promote(self, child: _Child) -> None:
-        child.state, child.seen = State.SERVING, time.monotonic()
+        child.state, child.served, child.seen = State.SERVING, True, time.monotonic()
         child.control.send(serve=True)
 
     def _hear(self, child: _Child) -> None:
@@ -254,10 +310,9 @@ class Supervisor:
             BrokenMessageError: it is none that a worker sends.
         """
         if "ready" in message:
-            child.loaded = Loaded.from_message(message["ready"])
-            child.state = State.READY
-            if child.generation == self._generation:
-                self._pause_s = 0.0
+            self._take_ready(child, Loaded.from_message(message["ready"]))
+        elif "draining" in message:
+            child.closed = True
         elif "failed" in message:
             self._could_not_load(child, error_from_json(message["failed"]))
         elif "serving" in message:
@@ -269,8 +324,27 @@ class Supervisor:
             if not isinstance(export, str) or not isinstance(number, int):
                 raise BrokenMessageError(f"{message!r:.80}: no swap")
             self._begin_swap(Path(export), child, number)
-        elif not ({"alive", "draining"} & message.keys()):
+        elif "alive" not in message:
             raise BrokenMessageError(f"{message!r:.80}: no message of a worker")
+
+    def _take_ready(self, child: _Child, loaded: Loaded) -> None:
+        """A worker has loaded an export: it may serve if that is the version of its generation."""
+        if child.state is not State.LOADING:  # it is to end
+            return
+        version = self._versions.setdefault(child.generation, loaded.version)
+        if loaded.version != version:
+            error = ConfigError(
+                expected=f"version {version}, which the other workers have loaded",
+                found=f"version {loaded.version}: the export was replaced while it is served",
+                where=str(self._folder),
+                ways_out=("kill -HUP of this server: it swaps to the new version", "put the old version back"),
+            )
+            self._could_not_load(child, error)
+            _kill(child, signal.SIGKILL)
+            return
+        child.state, child.loaded = State.READY, loaded
+        if child.generation == self._generation:
+            self._pause_s = 0.0
 
     def _bury(self, child: _Child) -> None:
         """A child ended: take it out; `_tend` finds another one for its place."""
@@ -278,6 +352,7 @@ class Supervisor:
         child.control.close()
         self._children.remove(child)
         _, status = os.waitpid(child.pid, 0)
+        self._forget_copies()
         forget_metrics(folder=self._metrics, slot=child.slot)
         code = os.waitstatus_to_exitcode(status)
         if child.state is State.LOADING and not self._ending:
@@ -291,6 +366,13 @@ class Supervisor:
             self._could_not_load(child, error)
         elif child.state is State.SERVING and not self._ending:
             _log.warning("worker %d ended (status %d); another one takes its place", child.pid, code)
+
+    def _forget_copies(self) -> None:
+        """Delete the copies of exports that no worker serves or loads any more."""
+        used = {self._generation, *(child.generation for child in self._children)}
+        if self._swap is not None:
+            used.add(self._swap.generation)
+        self._private.keep(used)
 
     def _could_not_load(self, child: _Child, error: ZigguratError) -> None:
         if child.state is not State.LOADING:
@@ -314,6 +396,11 @@ class Supervisor:
                 _kill(child, signal.SIGKILL)
             elif child.state is State.DRAINING and now - child.seen > self.config.drain_s + self.config.hang_s:
                 _kill(child, signal.SIGKILL)
+            elif child.state in (State.LOADING, State.READY):  # silent by nature; but who is stopped is no help
+                child.stopped_since = (child.stopped_since or now) if _is_stopped(child.pid) else 0.0
+                if child.stopped_since and now - child.stopped_since > self.config.hang_s:
+                    _log.error("worker %d is stopped; it is killed", child.pid)
+                    _kill(child, signal.SIGKILL)
         if self._ending and now > self._end_by:
             for child in self._children:
                 _kill(child, signal.SIGKILL)
@@ -331,6 +418,8 @@ class Supervisor:
             if asked_by is not None:
                 asked_by.control.send(refused=error_to_json(error), number=number)
             return
+        if export == self._command:
+            self._seen_export = identity_of(export)  # a bad one is tried once
         self._newest += 1
         swap = _Swap(export=export, folder=export, generation=self._newest, asked_by=asked_by, number=number)
         self._swap = swap
@@ -346,7 +435,7 @@ class Supervisor:
                 )
             )
             return
-        _log.info("loading %s", export)
+        _log.info("loading %s", quoted(str(export)))
 
     def _tend_swap(self, swap: _Swap) -> None:
         ready = self._of(swap.generation, State.READY)
@@ -366,9 +455,9 @@ class Supervisor:
                 child.control.send(drain=True)
         self._generation, self._swap = swap.generation, None
         self.export, self._folder = swap.export, swap.folder
-        self._seen_export = identity_of(self.export)
+        self._forget_copies()
         version = serving[0].loaded.version if serving and serving[0].loaded else ""
-        _log.info("serving version %s of %s", version, swap.export)
+        _log.info("serving version %s of %s", version, quoted(str(swap.export)))
         if swap.asked_by is not None:
             swap.asked_by.control.send(swapped=version, number=swap.number)
 
@@ -378,15 +467,15 @@ class Supervisor:
         for child in self._of(swap.generation, State.READY, State.LOADING):
             child.state = State.DRAINING
             _kill(child, signal.SIGKILL)
-        _log.error("%s is refused, the old version stays\n%s", swap.export, error)
+        self._forget_copies()
+        _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), error)
         if swap.asked_by is not None:
             swap.asked_by.control.send(refused=error_to_json(error), number=swap.number)
 
     def _look_at_export(self) -> None:
-        identity = identity_of(self.export)
+        identity = identity_of(self._command)
         if identity is not None and identity != self._seen_export and self._swap is None and not self._ending:
-            self._seen_export = identity  # a bad one is tried once
-            self._begin_swap(self.export, None, 0)
+            self._begin_swap(self._command, None, 0)
 
     # ---- signals
 
@@ -405,14 +494,32 @@ class Supervisor:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
-                self._begin_swap(self.export, None, 0)
+                self._wants_reload = True
             elif self._ending and number == signal.SIGINT:
-                self._end_by = 0.0  # the second Ctrl-C
+                self._end_by = -math.inf  # the second Ctrl-C
             else:
                 self._end()
 
+    def _reload_if_wanted(self) -> None:
+        """Do what SIGHUP asks, after the swap that is under way."""
+        if self._wants_reload and self._swap is None and self._started and not self._ending:
+            self._wants_reload = False
+            self._begin_swap(self._command, None, 0)
+
     def _end(self) -> None:
+        if self._ending:
+            return
         self._ending = True
+        if self._swap is not None:
+            self._refuse_swap(
+                ConfigError(
+                    expected="a server that goes on serving",
+                    found="one that is ending",
+                    where="swap",
+                    ways_out="start it again with this export",
+                )
+            )
+        self._closed_by = time.monotonic() + _TO_CLOSE_S
         self._end_by = time.monotonic() + self.config.drain_s + self.config.linger_s + 1
         self._seen_export = None
         for child in self._children:
@@ -426,3 +533,12 @@ class Supervisor:
 def _kill(child: _Child, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child.pid, number)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in "Tt"

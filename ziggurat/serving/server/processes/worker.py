@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import logging
@@ -35,9 +36,9 @@ from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
-from ziggurat.serving.server.processes.own_folder import OwnFolder
+from ziggurat.serving.server.processes.private_export import PrivateExport
 from ziggurat.serving.server.queue.engine import Request
-from ziggurat.serving.server.reading import refused, refused_as
+from ziggurat.serving.server.reading import RefusedRequestError, refused, refused_as
 from ziggurat.serving.server.tracing import export_traces, flush_traces
 
 _log = logging.getLogger("ziggurat.server")
@@ -87,10 +88,10 @@ class WorkerTask:
 
     Args:
         load: makes the answerer of a folder.
-        export: the folder.
+        export: the folder, of which the server's own copy is loaded.
         listener: socket to accept from.
         admin: socket of the admin routes, likewise; None: there are none.
-        own: folder of the server; its last process deletes it.
+        leave: called last; the last process of a dead server deletes its folders.
         config: of the server.
         api_key: "" for none.
         slot: number of this worker among the living ones.
@@ -98,10 +99,10 @@ class WorkerTask:
     """
 
     load: Load
-    export: Path
+    export: PrivateExport
     listener: socket.socket
     admin: socket.socket | None
-    own: OwnFolder
+    leave: Callable[[], None]
     config: ServerConfig
     api_key: str
     slot: int
@@ -115,7 +116,7 @@ def work(task: WorkerTask, *, control: Control) -> NoReturn:
         task: what to do.
         control: this worker's end of the pair.
     """
-    become(lambda: _work(task, control), at_end=task.own.leave_orphaned)
+    become(lambda: _work(task, control), at_end=task.leave)
 
 
 def become(run: Callable[[], int], *, at_end: Callable[[], None] = lambda: None) -> NoReturn:
@@ -155,8 +156,8 @@ def _work(task: WorkerTask, control: Control) -> int:
     share_metrics(folder=task.metrics, slot=task.slot)
     worker = _Worker(task, control)
     try:
-        answerer = task.load(task.export)
-        worker.live = LiveItems.of(answerer)
+        answerer = task.load(task.export.make())
+        worker.live = LiveItems.of(answerer, beside=task.export.source)
         if worker.live is not None:
             worker.live.follow()
         if task.config.trace:
@@ -171,14 +172,14 @@ def _work(task: WorkerTask, control: Control) -> int:
         )
         app.engine.warm_up(examples(app.info))
     except ZigguratError as error:
-        control.send(failed=error_to_json(error))
+        control.send(failed=error_to_json(task.export.of_source(error)))
         return 1
     except Exception as problem:
         _log.exception("an export could not be loaded")
         error = RequestError(
             expected="an export that loads",
             found=f"{type(problem).__name__}: {problem!s:.200}",
-            where=str(task.export),
+            where=str(task.export.source),
             ways_out="export it again",
         )
         control.send(failed=error_to_json(error))
@@ -254,6 +255,7 @@ class _Worker:
         server = self._server = _Server(config, limits=task.config, listener=task.listener, admin=task.admin)
         server.app, server.control = app, self.control
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_say_problem)
         loop.add_signal_handler(signal.SIGTERM, self._drain)
         self.control.socket.setblocking(False)
         loop.add_reader(self.control.socket.fileno(), self._hear)
@@ -276,6 +278,9 @@ class _Worker:
         if messages is None:  # no supervisor any more
             asyncio.get_running_loop().remove_reader(self.control.socket.fileno())
             self._drain()
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(_no_supervisor())
             return
         for message in messages:
             future = self._asked.pop(message.get("number", -1), None)
@@ -316,17 +321,32 @@ class _Worker:
         future = self._asked[number] = asyncio.get_running_loop().create_future()
         if not self._send(swap=folder, number=number):
             del self._asked[number]
-            raise refused(
-                503,
-                expected="a supervisor that hears this worker",
-                found="none, or one that takes no message at present",
-                where="swap",
-                ways_out=("ask again", "send SIGHUP to the server instead"),
-            )
+            raise _no_supervisor()
         try:
             return await future
+        except RefusedRequestError:
+            raise
         except ZigguratError as error:
             raise refused_as(409, error) from None
+
+
+def _say_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say in one line that no connection could be accepted; asyncio tries again in a second."""
+    problem = context.get("exception")
+    if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+        _log.error("a connection could not be accepted: %s (ulimit -n)", problem.strerror)
+        return
+    loop.default_exception_handler(context)
+
+
+def _no_supervisor() -> RefusedRequestError:
+    return refused(
+        503,
+        expected="a supervisor that hears this worker",
+        found="none, or one that takes no message at present",
+        where="swap",
+        ways_out=("ask again", "start the server again with this export"),
+    )
 
 
 class _Server(DrainingServer):

@@ -45,6 +45,7 @@ class ShardTask:
         shard: its number, from 0.
         num_shards: of the index.
         export: folder to begin with.
+        copy: makes the server's own copy of it, and returns what is loaded; None: the folder itself is.
         listener: socket to accept from.
         config: of the server; `threads` are those of this shard.
         api_key: "" for none.
@@ -53,6 +54,7 @@ class ShardTask:
     shard: int
     num_shards: int
     export: Path
+    copy: Callable[[], Path] | None
     listener: socket.socket
     config: ServerConfig
     api_key: str
@@ -66,7 +68,7 @@ def run_shard(task: ShardTask, control: Control) -> int:
     versions = ShardVersions(load)
     app = ShardApp(versions, shard=task.shard, num_shards=task.num_shards, config=config, api_key=task.api_key)
     try:
-        versions.load(task.export)
+        versions.load(task.export if task.copy is None else task.copy())
     except ZigguratError as error:
         control.send(failed=error_to_json(error))
         return 1
@@ -163,18 +165,25 @@ class ShardKeeper:
         """Whether all of them have loaded the export."""
         return all(each.ready for each in self._kept)
 
-    def tend(self, export: Path, *, in_child: Callable[[], None] = lambda: None) -> None:
+    def tend(
+        self,
+        export: Path,
+        *,
+        copy: Callable[[], Path] | None = None,
+        in_child: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the shards that do not run, and end those that hang.
 
         Args:
             export: folder that they begin with.
+            copy: makes the server's own copy of it in the process that loads it; None: the folder itself is loaded.
             in_child: lets go of what belongs to the caller, in a process that was started.
         """
         now = time.monotonic()
         for each in self._kept:
             if each.control is None:
                 if now >= each.not_before:
-                    self._start(each, export, in_child)
+                    self._start(each, export, copy, in_child)
             else:
                 self._hear(each, now)
 
@@ -209,7 +218,7 @@ class ShardKeeper:
                 os.waitpid(each.pid, 0)
                 each.control = None
 
-    def _start(self, each: _Kept, export: Path, in_child: Callable[[], None]) -> None:
+    def _start(self, each: _Kept, export: Path, copy: Callable[[], Path] | None, in_child: Callable[[], None]) -> None:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -226,6 +235,7 @@ class ShardKeeper:
                     shard=each.shard,
                     num_shards=self.num_shards,
                     export=export,
+                    copy=copy,
                     listener=each.listener,
                     config=self.config,
                     api_key=self._api_key,

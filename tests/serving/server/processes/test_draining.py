@@ -1,0 +1,131 @@
+"""What clients are told while a server ends, pauses, or has no worker: an answer at once, never silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.server.running import Running, running, wait_until, write_export
+from ziggurat.errors import ConfigError
+from ziggurat.serving.server import serve
+from ziggurat.serving.server.config import ServerConfig
+
+
+class Later:
+    """What a call in a thread returned, and when."""
+
+    def __init__(self, call: Any, *args: Any) -> None:
+        self.result: Any = None
+        self._thread = threading.Thread(target=self._run, args=(call, *args))
+        self._thread.start()
+
+    def _run(self, call: Any, *args: Any) -> None:
+        try:
+            self.result = call(*args)
+        except OSError as problem:
+            self.result = problem
+
+    def wait(self) -> Any:
+        self._thread.join(timeout=30)
+        return self.result
+
+
+def timed(call: Any, *args: Any) -> tuple[float, Any]:
+    start = time.monotonic()
+    result = call(*args)
+    return time.monotonic() - start, result
+
+
+def test_who_comes_while_a_server_ends_is_told_so_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, export={"base_ms": 4000}, deadline_ms=9000, degrade=False, linger_s=0) as server:
+        taken = Later(server.recommend)
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+        for _ in range(7):
+            took, (status, answer) = timed(server.recommend)
+            assert (status, answer["error"]["kind"], took < 1) == (503, "UnavailableError", True)
+        assert server.get("/readyz")[0] == 503
+        assert (server.get("/livez")[0], json.loads(server.get("/livez")[1])) == (200, {"live": True})
+        assert taken.wait()[0] == 200, "what was taken in is answered"
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_a_swap_that_loads_ends_with_the_server_and_says_so(tmp_path: Path) -> None:
+    with running(tmp_path, drain_s=25) as server:
+        slow = write_export(tmp_path / "slow", version="v2", load_s=30)
+        swap = Later(server.admin, "/admin/swap", {"export": str(slow)})
+        wait_until(lambda: "slow" in server.log.read_text())
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        status, answer = swap.wait()
+        assert (status, answer["error"]["found"]) == (409, "one that is ending")
+        assert server.process.wait(timeout=15) == 0
+        assert time.monotonic() - start < 15, "not all of drain_s"
+
+
+def test_a_sighup_while_a_swap_loads_is_done_after_it(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        slow = write_export(tmp_path / "slow", version="v2", load_s=1)
+        swap = Later(server.admin, "/admin/swap", {"export": str(slow)})
+        wait_until(lambda: "slow" in server.log.read_text())
+        server.process.send_signal(signal.SIGHUP)
+        assert swap.wait() == (200, {"version": "v2"})
+        wait_until(lambda: server.recommend()[1]["version"] == "v1")
+
+
+def everybody(server: Running, number: int) -> None:
+    for pid in (server.process.pid, *server.workers):
+        os.kill(pid, number)
+
+
+def test_a_pause_of_all_processes_ends_none_of_them(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2, hang_s=1.0) as server:
+        wait_until(lambda: len(server.workers) == 3)
+        before = server.workers
+        everybody(server, signal.SIGSTOP)
+        time.sleep(3)
+        everybody(server, signal.SIGCONT)
+        wait_until(lambda: "was stopped for" in server.log.read_text())
+        time.sleep(1)
+        assert (server.workers, server.recommend()[0]) == (before, 200)
+
+
+def test_without_a_worker_clients_are_told_so_and_a_stopped_one_is_replaced(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0, hang_s=1.0) as server:
+        server_export = tmp_path / "export"
+        (pid,) = server.workers
+        write_export(server_export, version="v1", load_s=4)  # the next worker takes its time
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: server.workers and server.workers != [pid])
+        (loading,) = server.workers
+        os.kill(loading, signal.SIGSTOP)
+        time.sleep(1.2)
+        took, (status, _) = timed(server.get, "/readyz")
+        assert (status, took < 1) == (503, True)
+        assert server.get("/livez")[0] == 200
+        wait_until(lambda: loading not in server.workers)
+        wait_until(lambda: server.recommend()[0] == 200, seconds=20)
+
+
+@pytest.mark.parametrize(("hard", "expected"), [(resource.RLIM_INFINITY, 4096), (10_000, 4096), (1024, 896), (40, 0)])
+def test_connections_fit_into_the_files_that_may_be_open(
+    monkeypatch: pytest.MonkeyPatch, hard: int, expected: int
+) -> None:
+    limits = [(min(256, hard) if hard > 0 else 256, hard)]
+    monkeypatch.setattr(serve.resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(serve.resource, "setrlimit", lambda which, pair: limits.append(pair))
+    if not expected:
+        with pytest.raises(ConfigError, match="a limit of 40"):
+            serve.within_open_files(ServerConfig())
+        return
+    assert serve.within_open_files(ServerConfig()).max_connections == expected
+    assert limits[-1][0] == expected + 128

@@ -1,0 +1,100 @@
+"""What is served cannot change under the server, and workers of a generation have one version."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.serving.server.running import Running, running, wait_until, write_export
+from ziggurat.errors import ExportError
+from ziggurat.serving.server.processes import private_export
+from ziggurat.serving.server.processes.private_export import PrivateExports
+
+
+def hidden(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir() if each.name.startswith(".")]
+
+
+def versions(server: Running, number: int = 12) -> set[str]:
+    return {server.recommend()[1]["version"] for _ in range(number)}
+
+
+def test_an_export_that_is_replaced_is_not_seen_until_a_swap(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2, spares=0) as server:
+        wait_until(lambda: len(server.workers) == 2)
+        export = tmp_path / "export"
+        export.rename(tmp_path / "older")
+        write_export(export, version="v2")
+        first = server.workers[0]
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(server.workers) == 2 and first not in server.workers)
+        wait_until(lambda: "another one takes its place" in server.log.read_text())
+        assert versions(server) == {"v1"}, "the one that took its place has loaded the same"
+        assert len(hidden(tmp_path)) == 1
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: versions(server, 1) == {"v2"})
+        wait_until(lambda: [*(tmp_path / hidden(tmp_path)[0]).glob("*/*/fake.json")] != [], seconds=2)
+    assert not hidden(tmp_path)
+
+
+def test_a_worker_that_loads_another_version_does_not_serve(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2, spares=0) as server:
+        wait_until(lambda: len(server.workers) == 2)
+        write_export(tmp_path / "export", version="v2")  # in place, which a hard link shows
+        os.kill(server.workers[0], signal.SIGKILL)
+        wait_until(lambda: "the export was replaced while it is served" in server.log.read_text())
+        assert versions(server) == {"v1"}
+
+
+def test_a_copy_has_the_same_files_however_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_export(tmp_path / "films")
+    (source / "items").mkdir()
+    (source / "items" / "a.bin").write_bytes(bytes(1000))
+    (source / "link").symlink_to("items/a.bin")
+    copies = PrivateExports()
+    export = copies.of(source, generation=1)
+    place = export.make()
+    assert place.name == "films"
+    assert export.make() == place, "made once"
+
+    def no_link(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "links to files of others are forbidden")
+
+    monkeypatch.setattr(private_export.os, "link", no_link)
+    copied = copies.of(source, generation=2).make()
+    for each in (place, copied):
+        assert (each / "items" / "a.bin").read_bytes() == bytes(1000)
+        assert (each / "link").is_symlink(), "for who loads it to refuse"
+    (source / "items" / "a.bin").write_bytes(b"new")
+    assert (copied / "items" / "a.bin").stat().st_size == 1000
+    copies.keep([2])
+    assert (place.exists(), copied.exists()) == (False, True)
+    error = ExportError(expected="a", found="b", where=str(copied / "x"), ways_out=f"rm {copied}")
+    named = copies.of(source, generation=2).of_source(error)
+    assert (named.where, named.ways_out, type(named)) == (str(source / "x"), (f"rm {source}",), ExportError)
+    copies.delete()
+    assert not hidden(tmp_path)
+
+
+def test_without_room_for_a_copy_the_export_itself_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_export(tmp_path / "films")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(private_export, "OwnFolder", read_only)
+    assert PrivateExports().of(source, generation=1).make() == source
+    assert "Read-only file system" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setattr(private_export, "_copy_file", read_only)
+    caplog.clear()
+    copies = PrivateExports()
+    assert copies.of(source, generation=1).make() == source
+    assert "Read-only file system" in caplog.text
+    copies.delete()

@@ -1,0 +1,178 @@
+"""The copy of an export that a server serves, so that nobody can change it under the server.
+
+    exports/films/                                what `ziggurat export --out exports/films` may replace at any time
+    exports/.ziggurat-served-host-x7k2a9/1/films/ what the workers of the first generation load
+
+Without it, a worker that takes the place of a dead one loads what the path leads to by then, and two versions answer
+side by side. The copy lies beside the export, on the same file system, so it costs next to nothing: its files share
+their blocks with the export's (btrfs, XFS, bcachefs: `FICLONE`), or else are hard links to them, which outlive any
+replacement of the export; where neither can be, they are copied. Through a hard link a file that is overwritten *in
+place* is still seen; its checksum is looked at when a worker loads it.
+
+Where the copy cannot be made (a read-only volume), the server says so and loads the export itself. The supervisor lets
+only workers of one version into one generation all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ziggurat.errors import ZigguratError
+from ziggurat.serving.server.processes.own_folder import OwnFolder
+
+_log = logging.getLogger("ziggurat.server")
+_PREFIX = ".ziggurat-served-"
+_FICLONE = 0x40049409  # of linux/fs.h: share the blocks of another file
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateExport:
+    """The place of a copy, which the first process that needs it makes.
+
+    Args:
+        source: folder of the export, without links in its path.
+        place: of the copy; the same as `source` where there can be none.
+    """
+
+    source: Path
+    place: Path
+
+    def make(self) -> Path:
+        """Return the folder to load: the copy, made if it is not there yet; the export where there can be none.
+
+        Processes that make it at the same time make it once.
+        """
+        if self.place == self.source or self.place.is_dir():
+            return self.place
+        try:
+            self.place.parent.mkdir(exist_ok=True)
+            lock = os.open(self.place.parent / "making", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not self.place.is_dir():
+                    self._make()
+            finally:
+                os.close(lock)
+        except OSError as problem:
+            _say_none(self.source, problem)
+            return self.source
+        return self.place
+
+    def _make(self) -> None:
+        being_made = self.place.with_name("being-made")
+        shutil.rmtree(being_made, ignore_errors=True)  # what a killed process left
+        folder = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _copy_folder(
+                Path(f"/proc/self/fd/{folder}"), being_made
+            )  # the same folder, if its path leads elsewhere now
+        finally:
+            os.close(folder)
+        being_made.rename(self.place)
+
+    def of_source(self, error: ZigguratError) -> ZigguratError:
+        """Return an error with the export's own path for that of the copy."""
+
+        def named(text: str) -> str:
+            return text.replace(str(self.place), str(self.source))
+
+        return type(error)(
+            expected=named(error.expected),
+            found=named(error.found),
+            where=named(error.where),
+            ways_out=tuple(named(way) for way in error.ways_out),
+        )
+
+
+class PrivateExports:
+    """The copies of one server, by generation."""
+
+    def __init__(self) -> None:
+        self._folders: dict[Path, OwnFolder | None] = {}
+        self._places: dict[int, PrivateExport] = {}
+
+    def of(self, source: Path, *, generation: int) -> PrivateExport:
+        """Return the place for the copy of an export.
+
+        Args:
+            source: folder of the export, without links in its path.
+            generation: of workers that load it.
+        """
+        if generation not in self._places:
+            own = self._own_folder(source.parent)
+            place = source if own is None else own.path / str(generation) / source.name
+            self._places[generation] = PrivateExport(source=source, place=place)
+        return self._places[generation]
+
+    def keep(self, generations: Collection[int]) -> None:
+        """Delete the copies of all other generations: nobody serves them any more."""
+        for generation in [each for each in self._places if each not in generations]:
+            export = self._places.pop(generation)
+            if export.place != export.source:
+                shutil.rmtree(export.place.parent, ignore_errors=True)
+
+    def delete(self) -> None:
+        """Delete all copies: the server ends."""
+        for own in self._folders.values():
+            if own is not None:
+                own.delete()
+
+    def leave_orphaned(self) -> None:
+        """Delete them if this process is the last of the server."""
+        for own in self._folders.values():
+            if own is not None:
+                own.leave_orphaned()
+
+    def _own_folder(self, parent: Path) -> OwnFolder | None:
+        """Return the server's folder beside exports, or None where none can be made."""
+        if parent not in self._folders:
+            machine = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:40]  # locks of another machine may not be seen
+            try:
+                self._folders[parent] = OwnFolder(parent=parent, prefix=f"{_PREFIX}{machine}-")
+            except OSError as problem:
+                _say_none(parent, problem)
+                self._folders[parent] = None
+        return self._folders[parent]
+
+
+def _say_none(where: Path, problem: OSError) -> None:
+    _log.warning("no private copy of an export in %s (%s): do not replace or change what is served", where, problem)
+
+
+def _copy_folder(source: Path, to: Path) -> None:
+    """Copy files and folders; links stay links, for who loads them to refuse; pipes and devices are left out."""
+    to.mkdir()
+    with os.scandir(source) as entries:
+        for entry in entries:
+            target = to / entry.name
+            if entry.is_symlink():
+                target.symlink_to(os.readlink(entry.path))
+            elif entry.is_dir(follow_symlinks=False):
+                _copy_folder(Path(entry.path), target)
+            elif entry.is_file(follow_symlinks=False):
+                _copy_file(Path(entry.path), target)
+
+
+def _copy_file(source: Path, to: Path) -> None:
+    """Share the blocks of a file, or else link it, or else copy it."""
+    with source.open("rb") as from_file, to.open("xb") as to_file:
+        try:
+            fcntl.ioctl(to_file.fileno(), _FICLONE, from_file.fileno())
+        except OSError:
+            pass
+        else:
+            return
+    to.unlink()
+    with contextlib.suppress(OSError):
+        os.link(source, to, follow_symlinks=False)
+        return
+    shutil.copyfile(source, to, follow_symlinks=False)

@@ -1,0 +1,129 @@
+"""The supervisor's answer to connections that no worker takes: 503 at once, instead of silence and a reset.
+
+While a server ends, and while none of its workers serves, the kernel goes on accepting connections for it. Here the
+supervisor takes them, answers 503 with Retry-After to whatever they ask, and closes them when the client has read that.
+`GET /livez` is 200: the process runs. Nothing is parsed beyond that, and nothing waits: all sockets are non-blocking,
+each has seconds, and there are few of them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+
+from ziggurat.errors import UnavailableError
+from ziggurat.serving.server.responses import encode, error_json
+
+_MOST = 64  # connections at once; more wait in the kernel
+_PATIENCE_S = 2.0  # for a request, and for its client to close
+
+_BUSY = encode(
+    error_json(
+        UnavailableError(
+            expected="a worker that takes requests",
+            found="none: the server ends, or its workers are being started",
+            where="server",
+            ways_out=("ask again in a second", "ask another server"),
+        )
+    )
+)
+
+
+def _answer(status: bytes, body: bytes, extra: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
+    return head + extra + b"connection: close\r\n\r\n" + body
+
+
+_UNAVAILABLE = _answer(b"503 Service Unavailable", _BUSY, b"retry-after: 1\r\n")
+_ALIVE = _answer(b"200 OK", b'{"live":true}')
+
+
+class StandIn:
+    """Answers the connections of a listener in the place of its workers, while it is `on`.
+
+    Args:
+        listener: non-blocking; shared with the workers.
+        selector: of the supervisor; keys of ours have this object as their data.
+    """
+
+    def __init__(self, *, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        self._listener, self._selector = listener, selector
+        self._until: dict[socket.socket, float] = {}
+        self._answered: set[socket.socket] = set()
+        self._is_on = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether clients have not yet closed what was answered."""
+        return bool(self._until)
+
+    def turn(self, *, on: bool) -> None:
+        """Take the connections of the listener, or leave them to the workers; and end what lasts too long."""
+        wanted = on and len(self._until) < _MOST
+        if wanted != self._is_on:
+            self._is_on = wanted
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ, self)
+            else:
+                self._selector.unregister(self._listener)
+        now = time.monotonic()
+        for connection in [each for each, until in self._until.items() if until < now]:
+            self._close(connection)
+
+    def hear(self, ready: object) -> None:
+        """Something can be read from one of the sockets."""
+        if ready is self._listener:
+            self._accept()
+        elif isinstance(ready, socket.socket) and ready in self._until:
+            self._read(ready)
+
+    def end(self) -> None:
+        """Answer what waits in the kernel, and close."""
+        self.turn(on=False)
+        self._accept()
+        end = time.monotonic() + 0.2
+        while self._until and time.monotonic() < end:
+            for key, _ in self._selector.select(0.02):
+                if key.data is self:
+                    self.hear(key.fileobj)
+        for connection in list(self._until):
+            self._close(connection)
+
+    def close_inherited(self) -> None:
+        """In a child of the supervisor: close the connections, which are not its own."""
+        for connection in self._until:
+            connection.close()
+
+    def _accept(self) -> None:
+        while len(self._until) < _MOST:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody waits, or another process was faster
+                return
+            connection.setblocking(False)
+            self._until[connection] = time.monotonic() + _PATIENCE_S
+            self._selector.register(connection, selectors.EVENT_READ, self)
+
+    def _read(self, connection: socket.socket) -> None:
+        """Answer the first bytes of a client; then read until it closes, since a reset would take the answer away."""
+        try:
+            data = connection.recv(65536)
+            if data and connection not in self._answered:
+                connection.send(_ALIVE if data.startswith(b"GET /livez ") else _UNAVAILABLE)
+                connection.shutdown(socket.SHUT_WR)
+                self._answered.add(connection)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        del self._until[connection]
+        self._answered.discard(connection)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+        connection.close()
