@@ -45,6 +45,8 @@ from ziggurat.features.jagged import JaggedRows, ListSizes, RepeatedRows, Sequen
 
 __all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_batch"]
 
+NO_GROUP = 0  # the group of rows that have none: such rows are of nobody, and not of one user
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -59,7 +61,7 @@ class Batch:
         repeated: groups of features of which each distinct combination of values is kept once; see `expanded`.
         labels: (B, L); empty second axis when predicting.
         weights: (B,) sample weights, or None.
-        groups: (B,) group of each sample for GAUC, or None.
+        groups: (B,) group of each sample for GAUC, `NO_GROUP` where it is missing, or None.
         row_ids: (B,) position of each sample over all raw files in order; the sample ledger hashes them.
         extras: whatever else a model or loss reads, by name; first axis B (scores of a teacher, for example).
         host: of a batch on a GPU, what it was copied from: asking there for sizes waits for nothing (`on_host`).

@@ -24,4 +24,5 @@ def full_samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
     labels[torch.rand(count, 3, generator=generator) < 0.2] = torch.nan
     weights = torch.rand(count, generator=generator) + 0.1
     groups = torch.randint(-5, 20, (count,), generator=generator)
+    groups[groups == 0] = 20  # 0 is no group
     return scores, labels, weights, groups

@@ -16,6 +16,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 
 from tests.training.metrics.labelled_samples import CLICK, FULL, full_samples
 from ziggurat.errors import ConfigError, DataError, NumericsError
+from ziggurat.training.metrics import functions
 from ziggurat.training.metrics.accumulator import (
     MetricAccumulator,
     accuracy,
@@ -28,6 +29,7 @@ from ziggurat.training.metrics.accumulator import (
     rmse,
 )
 from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.scored_samples import scored_samples
 
 NUM_CASES = 1000
 
@@ -305,3 +307,25 @@ def test_bad_updates_are_refused():
         MetricAccumulator(FULL).update(torch.ones(1, 3), torch.ones(1, 3), torch.ones(1))
     with pytest.raises(DataError, match="no weights"):
         MetricAccumulator(CLICK).update(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+
+
+def test_normalised_entropy_of_one_class_is_nan_whatever_the_weights() -> None:
+    """The weighted share of positives rounds to 0.9999999999999999 now and then."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        size = int(rng.integers(2, 50))
+        for label in (0.0, 1.0):
+            assert math.isnan(normalised_entropy(rng.random(size), np.full(size, label), rng.random(size)))
+
+
+def test_weighted_gauc_of_many_groups_keeps_its_digits() -> None:
+    """Groups of tiny weights stand behind groups of large ones: a running sum over all would swallow them."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(400), 6)
+    scores, labels = rng.random(2400), np.tile([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], 400)
+    weights = np.where(groups < 200, 1e12, 1e-6) * rng.random(2400)
+    tiny = groups >= 200
+    wins, positives, negatives = functions._group_wins(scored_samples(scores, labels, weights), groups=groups)
+    alone = functions._group_wins(scored_samples(scores[tiny], labels[tiny], weights[tiny]), groups=groups[tiny])
+    for together, each in zip((wins, positives, negatives), alone, strict=True):
+        np.testing.assert_allclose(together[200:], each, rtol=1e-13)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, NumericsError
+from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.training.metrics.accumulator import MetricAccumulator, metric_names
 from ziggurat.training.metrics.directions import higher_is_better
@@ -61,7 +62,7 @@ def test_constant_scores_know_nothing_and_no_positive_is_undefined():
 def test_an_evaluation_ranks_labelled_samples_that_have_weight():
     rng = np.random.default_rng(4)
     scores, labels = rng.permutation(60)[:, None] / 60, (rng.random((60, 1)) < 0.3).astype(float)
-    weights, groups = rng.integers(0, 3, 60).astype(np.float32), rng.integers(0, 6, 60)
+    weights, groups = rng.integers(0, 3, 60).astype(np.float32), rng.integers(1, 7, 60)
     labels[rng.random((60, 1)) < 0.2] = math.nan
     inputs = InputSpec(labels=(LabelSpec(name="click"),), has_weights=True, has_groups=True)
     accumulator = MetricAccumulator(inputs, ranking_k=3)
@@ -74,3 +75,31 @@ def test_an_evaluation_ranks_labelled_samples_that_have_weight():
     assert metric_names(inputs.labels, has_groups=True)[-3:] == ["ndcg@10", "recall@10", "mrr"]
     with pytest.raises(ConfigError, match="one place"):
         ranking_metrics([1.0], [1.0], [0], k=0)
+
+
+def test_rows_without_a_group_are_nobody_and_not_one_user() -> None:
+    """The rows without a user are in an order that one user would never have."""
+    rng = np.random.default_rng(0)
+    groups = np.where(rng.random(600) < 0.5, rng.integers(1, 40, 600), NO_GROUP)
+    labels = rng.integers(0, 2, 600).astype(np.float32)
+    scores = np.where(groups == NO_GROUP, 1 - labels, np.clip(labels + rng.normal(size=600), 0, 1)).astype(np.float32)
+    inputs = InputSpec(labels=(LabelSpec(name="like"),), has_groups=True)
+    known = groups != NO_GROUP
+    found = []
+    for kept in (np.full(600, True), known):
+        accumulator = MetricAccumulator(inputs)
+        columns = (torch.from_numpy(each[kept]) for each in (scores[:, None], labels[:, None], groups))
+        score, label, group = columns
+        accumulator.update(score, label, None, group)
+        found.append(accumulator.compute())
+    for name in ("gauc", "ndcg@10", "recall@10", "mrr"):
+        assert found[0][name] == found[1][name], name
+    assert found[0]["auc"] != found[1]["auc"]
+
+
+def test_scores_and_labels_that_are_none_are_refused() -> None:
+    with pytest.raises(NumericsError, match="nan"):
+        ranking_metrics([0.5, math.nan], [1.0, 0.0], [1, 1])
+    with pytest.raises(DataError, match="0, 1 or NaN"):
+        ranking_metrics([0.5, 0.2], [2.0, 0.0], [1, 1])
+    assert ranking_metrics([0.5, 0.9, 0.2], [1.0, math.nan, 0.0], [1, 1, 1])["mrr"] == 1.0

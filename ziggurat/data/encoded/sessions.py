@@ -8,6 +8,7 @@ from jaxtyping import Int64
 
 from ziggurat.data.encoded.records import SESSION_COLUMN
 from ziggurat.errors import DataError
+from ziggurat.features.batch import NO_GROUP
 
 
 def session_lengths(table: pa.Table, *, where: str) -> Int64[np.ndarray, "n"]:
@@ -26,5 +27,5 @@ def session_lengths(table: pa.Table, *, where: str) -> Int64[np.ndarray, "n"]:
     ids = table.column(SESSION_COLUMN).to_numpy()
     if not len(ids):
         return np.empty(0, dtype=np.int64)
-    begins = np.flatnonzero((ids[1:] != ids[:-1]) | (ids[1:] == 0)) + 1
+    begins = np.flatnonzero((ids[1:] != ids[:-1]) | (ids[1:] == NO_GROUP)) + 1
     return np.diff(np.concatenate([[0], begins, [len(ids)]]))

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.labels import Label, Outcomes, Task
 from ziggurat.training.metrics import functions
@@ -292,8 +293,9 @@ class MetricAccumulator:
         plain = _BINARY if task is Task.BINARY else _REGRESSION
         result = [metric(samples) for metric in plain.values()]
         if task is Task.BINARY and groups is not None:
-            result.append(functions.grouped_auc_of(samples, groups=groups))
-            has = samples.weights > 0  # a sample without weight is nobody
+            known = groups != NO_GROUP
+            result.append(functions.grouped_auc_of(samples.at(known), groups=groups[known]))
+            has = known & (samples.weights > 0)  # a sample without weight is nobody
             ranking = ranking_metrics(samples.scores[has], samples.labels[has], groups[has], k=self.ranking_k)
             result += ranking.values()
         return result

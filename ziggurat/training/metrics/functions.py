@@ -126,10 +126,13 @@ def sample_losses(scores: FloatArray, labels: FloatArray, *, epsilon: float) -> 
 
 def normalised_entropy_of(samples: ScoredSamples) -> float:
     """Normalised entropy of checked samples."""
-    base = _mean(samples, samples.labels)
-    if not 0.0 < base < 1.0:  # also catches NaN
+    positives = float(samples.weights @ samples.labels)
+    negatives = float(samples.weights @ (1.0 - samples.labels))
+    if not (positives > 0.0 and negatives > 0.0):  # of these two, not of their share: that is rounded
         return math.nan
-    return log_loss_of(samples) / -(base * math.log(base) + (1.0 - base) * math.log1p(-base))
+    weight = positives + negatives
+    shares = (positives / weight, negatives / weight)
+    return log_loss_of(samples) / -sum(share * math.log(share) for share in shares)
 
 
 def calibration_of(samples: ScoredSamples) -> float:
@@ -175,7 +178,8 @@ def _group_wins(
 
         wins_g = Σ_runs p_run · (negatives of the group before the run + n_run / 2)
 
-    Without weights every number is a multiple of ½ below 2⁵², so the sums are exact in float64 up to 10⁸ samples.
+    Without weights every number is a multiple of ½ below 2⁵², so the sums are exact in float64 up to 10⁸ samples. With
+    weights, each group is summed for itself: a difference of two sums over all groups would keep their rounding.
     """
     if not samples.scores.size:
         return np.empty(0), np.empty(0), np.empty(0)
@@ -187,13 +191,32 @@ def _group_wins(
     scores, labels, weights = samples.scores[order], samples.labels[order], samples.weights[order]
     run_ends = np.append(np.flatnonzero(new_group | (np.diff(scores) != 0.0)), order.size - 1)
     group_ends = np.append(np.flatnonzero(new_group[run_ends[:-1]]), run_ends.size - 1)  # of runs, not samples
-    all_positives, all_negatives = (np.cumsum(weights * side)[run_ends] for side in (labels, 1.0 - labels))
-    positives, negatives = np.diff(all_positives, prepend=0.0), np.diff(all_negatives, prepend=0.0)
-    negatives_g = np.diff(all_negatives[group_ends], prepend=0.0)
-    earlier_groups = np.repeat(all_negatives[group_ends] - negatives_g, np.diff(group_ends, prepend=-1))
-    wins = np.cumsum(positives * (all_negatives - earlier_groups - negatives / 2.0))
+    run_starts = np.append(0, run_ends[:-1] + 1)
+    group_starts = np.append(0, group_ends[:-1] + 1)
+    positives = np.add.reduceat(weights * labels, run_starts)
+    negatives = np.add.reduceat(weights * (1.0 - labels), run_starts)
+    before = _sums_before(negatives, group_starts)
     return (
-        np.diff(wins[group_ends], prepend=0.0),
-        np.diff(all_positives[group_ends], prepend=0.0),
-        negatives_g,
+        np.add.reduceat(positives * (before + negatives / 2.0), group_starts),
+        np.add.reduceat(positives, group_starts),
+        np.add.reduceat(negatives, group_starts),
     )
+
+
+def _sums_before(values: FloatArray, starts: NDArray[np.integer]) -> FloatArray:
+    """Sum what stands before each value in its group; values are not negative, groups begin at `starts`.
+
+    One running sum goes over all groups, and its value where a group begins is taken off. So that nothing is lost,
+    values are taken in parts: first the multiples of a step, whose sums are exact, then the same of what is left, which
+    is smaller than a step. Whole numbers are done after one part, weights of 32 bits after two or three.
+    """
+    sizes = np.diff(starts, append=len(values))
+    found = np.zeros_like(values)
+    left = values
+    while (total := float(left.sum())) > 0.0:
+        step = math.ldexp(1.0, max(math.frexp(total)[1] - 51, -1074))
+        part = np.floor(left / step) * step
+        sums = np.cumsum(part) - part
+        found += sums - np.repeat(sums[starts], sizes)
+        left = left - part
+    return found

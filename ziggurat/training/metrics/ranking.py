@@ -7,7 +7,8 @@ With the samples of a group in the order of falling scores, y the labels 0 or 1 
     mrr        1 / rank of the first positive
 
 each averaged over the groups that have a positive, all groups alike; NaN without one. Sample weights do not count,
-except that an evaluation leaves out samples of weight 0.
+except that an evaluation leaves out samples of weight 0. It also leaves out rows whose group is missing, as GAUC does:
+they belong to nobody, and are not one user with a long list.
 
 Ties take no side: samples of one score share the places they fill, so each counts with the average of their discounts
 (as in scikit-learn's `ndcg_score`), and the rank of the first positive among n tied samples with p positives is its
@@ -24,6 +25,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.schema import Task
+from ziggurat.training.metrics.scored_samples import ScoreScale, check_labels, check_scores
 
 DEFAULT_RANKING_K = 10
 
@@ -46,12 +49,13 @@ def ranking_metrics(
 
     Args:
         scores: (n,) finite numbers, higher for positives.
-        labels: (n,) 0 or 1.
+        labels: (n,) 0, 1, or NaN where it is missing.
         groups: (n,) integers.
         k: places that count.
 
     Raises:
-        DataError: shapes differ.
+        DataError: shapes differ, or a label is neither 0 nor 1.
+        NumericsError: a score is NaN or infinite.
         ConfigError: k is not positive.
     """
     s, y, g = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64), np.asarray(groups)
@@ -62,7 +66,11 @@ def ranking_metrics(
             where="ranking metrics",
             ways_out="pass arrays of one length",
         )
+    check_scores(s, scale=ScoreScale.ANY, where="ranking metrics")
+    check_labels(y, task=Task.BINARY, where="ranking metrics")
     names = ranking_names(k)
+    is_known = ~np.isnan(y)
+    s, y, g = s[is_known], y[is_known], g[is_known]
     if not s.size:
         return dict.fromkeys(names, math.nan)
     order = np.lexsort((-s, g))

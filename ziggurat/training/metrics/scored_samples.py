@@ -6,7 +6,7 @@ sum over 10⁸ samples still has nine digits; the clipping of the log loss remem
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -47,6 +47,12 @@ class ScoredSamples:
     def weight(self) -> float:
         """Sum of the weights."""
         return float(self.weights.sum())
+
+    def at(self, kept: NDArray[np.bool_]) -> ScoredSamples:
+        """Return the samples where `kept` is true."""
+        if kept.all():
+            return self
+        return replace(self, scores=self.scores[kept], labels=self.labels[kept], weights=self.weights[kept])
 
     @cached_property
     def by_score(self) -> NDArray[np.intp]:

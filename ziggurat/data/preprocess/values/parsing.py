@@ -33,6 +33,7 @@ from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
+from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
@@ -180,7 +181,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         if chunk.has_column(schema.group) or with_labels:
             parsed.groups = _parse_groups(schema.group, chunk, texts, faults)
         else:
-            parsed.groups = np.zeros(chunk.num_rows, dtype=np.int64)
+            parsed.groups = np.full(chunk.num_rows, NO_GROUP, dtype=np.int64)
     return parsed
 
 
@@ -403,4 +404,4 @@ def _parse_groups(
         series = texts[name] if name in texts else needed_column(chunk, name, role=role.removeprefix("the "))
         ids = Ids.of(read_ids(series, faults=faults, role=role))
     groups = ids.keys.view(np.int64)
-    return groups if ids.missing is None else np.where(ids.missing, 0, groups)
+    return groups if ids.missing is None else np.where(ids.missing, NO_GROUP, groups)
