@@ -40,10 +40,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ziggurat.errors import DataError
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
 from ziggurat.ops.kernel_choice import kernels_or_reason, library_for
-from ziggurat.ops.scan.reference import mask_of_each, scan_clusters_reference, scan_rows_reference
+from ziggurat.ops.scan.reference import mask_of_each, not_finite, scan_clusters_reference, scan_rows_reference
 from ziggurat.ops.scan.rows import Found, Masks, ScanTables
 from ziggurat.ops.scan.triton import TRITON_KERNELS, scan_clusters_triton, scan_rows_triton, why_not_triton
 
@@ -109,10 +108,11 @@ def scan_clusters(
     """
     library = library_for(queries, _LIBRARY)
     if library is None:
-        _refuse_not_finite(queries)
         options: dict[str, Any] = {"probes": probes, "least": least, "masks": masks, "candidates": candidates}
-        search = scan_clusters_triton if _takes_triton(queries) else scan_clusters_reference
-        return search(tables, queries, k=k, **options)
+        if _takes_triton(queries):
+            return scan_clusters_triton(tables, queries, k=k, **options)
+        _refuse_not_finite(queries)
+        return scan_clusters_reference(tables, queries, k=k, **options)
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
     kept: list[Any] = []  # what the pointers lead to
     if isinstance(probes, Tensor):
@@ -157,9 +157,10 @@ def scan_rows(
     """
     library = library_for(queries, _LIBRARY)
     if library is None:
+        if _takes_triton(queries):
+            return scan_rows_triton(tables, queries, k=k, rows=rows, candidates=candidates)
         _refuse_not_finite(queries)
-        search = scan_rows_triton if _takes_triton(queries) else scan_rows_reference
-        return search(tables, queries, k=k, rows=rows, candidates=candidates)
+        return scan_rows_reference(tables, queries, k=k, rows=rows, candidates=candidates)
     lists, num, total = (
         [None if each is None else each.contiguous() for each in rows],
         len(queries),
@@ -181,7 +182,7 @@ def _search(function: Any, tables: ScanTables, queries: Tensor, asked: _Asked, *
     asked.threads = 1 if num == 1 else torch.get_num_threads()
     bad = function(tables.pointer, ctypes.byref(asked), *arguments)
     if bad >= 0:
-        raise _not_finite(queries, bad)
+        raise not_finite(queries, bad)
     return Found(scores, positions)
 
 
@@ -212,17 +213,7 @@ def _takes_triton(queries: Tensor) -> bool:
 def _refuse_not_finite(queries: Tensor) -> None:
     bad = ~queries.isfinite().all(dim=1)
     if bad.any():
-        raise _not_finite(queries, int(bad.nonzero()[0]))
-
-
-def _not_finite(queries: Tensor, row: int) -> DataError:
-    column = int((~queries[row].isfinite()).nonzero()[0])
-    return DataError(
-        expected="query vectors of finite numbers",
-        found=f"{queries[row, column].item()} in column {column}",
-        where=f"search, query {row}",
-        ways_out=("look for NaN in what the user encoder reads", "look whether the training of the encoder diverged"),
-    )
+        raise not_finite(queries, int(bad.nonzero()[0]))
 
 
 def _declare(library: ctypes.CDLL) -> None:

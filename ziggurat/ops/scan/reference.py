@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ziggurat.errors import DataError
 from ziggurat.ops.bitmask import unpack_mask_reference
 from ziggurat.ops.scan.rows import LARGEST_CODE, LEAST_LARGEST, ZERO, Found, Masks, Rows, ScanTables, plane_numbers
 
@@ -120,6 +121,17 @@ def empty_found(queries: Float[Tensor, "Q D"], k: int) -> Found:
     shape, device = (len(queries), k), queries.device
     positions = torch.full(shape, -1, dtype=torch.int64, device=device)
     return Found(torch.full(shape, -torch.inf, device=device), positions)
+
+
+def not_finite(queries: Tensor, row: int) -> DataError:
+    """Return the error that names the first number of a query that is not finite."""
+    column = int((~queries[row].isfinite()).nonzero()[0])
+    return DataError(
+        expected="query vectors of finite numbers",
+        found=f"{queries[row, column].item()} in column {column}",
+        where=f"search, query {row}",
+        ways_out=("look for NaN in what the user encoder reads", "look whether the training of the encoder diverged"),
+    )
 
 
 def _tensor(value: int | Tensor, *, like: Tensor) -> Tensor:

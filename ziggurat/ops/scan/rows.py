@@ -87,6 +87,23 @@ class ScanTables:
         """Clusters of the table."""
         return len(self.offsets) - 1
 
+    def most_rows(self, probes: int, *, least: int) -> int:
+        """Return a bound on the rows of the clusters that a search looks into where all rows pass.
+
+        Args:
+            probes: clusters to look into, at least one.
+            least: look into further clusters until so many rows have passed.
+        """
+        ends = self._largest_clusters
+        by_probes = ends[min(max(probes, 1), len(ends)) - 1]
+        by_least = least - 1 + ends[0]  # what passed before the last cluster was too little
+        return min(self.num_rows, max(by_probes, by_least))
+
+    @functools.cached_property
+    def _largest_clusters(self) -> list[int]:
+        """Rows of the largest cluster, of the two largest together, …; asked of the device once."""
+        return self.offsets.diff().sort(descending=True).values.cumsum(0).tolist()
+
     @functools.cached_property
     def pointer(self) -> Any:
         """What `csrc/scan.cpp` takes."""

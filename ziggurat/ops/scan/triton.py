@@ -1,9 +1,12 @@
 """Search of INT8 rows by Triton: for CUDA devices. What is found equals `reference.py` bit for bit.
 
+    round_kernel    a program a query: its INT8 numbers, and whether it is finite
     best_kernel     a program for 1,024 rows of a query: which cluster and row each is (binary search among the clusters
                     that were chosen), its bit of the mask, its dot product; sorts, and writes the best as keys
     passing_kernel  a program for a cluster of a query: how many rows pass, to know how many clusters are needed
-    torch           rounds queries, sorts the centroids' keys and cuts them, picks the best of the blocks' best
+    choose_kernel   a program a query: the clusters that are needed, from the sorted keys of all
+    list_kernel, found_kernel   what keys say, for the next pass and for the caller
+    torch           picks the best of the blocks' best (`topk`)
 
 A key is one 64-bit number: the score in the order of its bits, then the complement of the position. The largest keys
 are the best rows, of equal scores the smaller position, so no sort needs a second look. Clusters are read through one
@@ -11,9 +14,13 @@ numbering of all their rows: blocks are full however ragged clusters are, and no
 
 `best_kernel` runs three times: over the centroids, over the rows by their upper bits, over the candidates by all bits.
 Sums are of integers, and each rounding is written down; products and sums of floats are not fused
-(`enable_fp_fusion=False`). Two waits for the device a search: the number of rows of the longest query, and whether
-queries are finite. Its time on a GPU has not been measured; the kernels are held to the reference by Triton's
-interpreter (`make test-triton`).
+(`enable_fp_fusion=False`).
+
+**Waits.** A launch has to know how many rows the longest query reads. For up to 64 queries the host does not ask: it
+knows a bound (the largest clusters together; under a mask all rows), programs that have nothing to do end at once, and
+where the bound is large a program goes through several blocks. So nothing waits for the device but the question whether
+queries are finite, which comes last, and the rest can be captured as a CUDA graph (`retrieval/vectors/graphs.py`). More
+queries wait once, and have launches of the size that they need.
 
 Sources: clusters, mask and distance in one kernel: SilverTorch (arXiv 2511.14881, section 4); Triton: Tillet, Kung and
 Cox, MAPL 2019.
@@ -21,16 +28,17 @@ Cox, MAPL 2019.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
-from ziggurat.ops.scan.reference import empty_found, round_query
+from ziggurat.ops.scan.reference import empty_found, not_finite
 from ziggurat.ops.scan.rows import Found, Masks, Rows, ScanTables
 
 TRITON_KERNELS = "ziggurat.ops.scan.triton_kernels"
@@ -38,6 +46,9 @@ _BLOCK = 1024  # rows of a program
 _COLUMNS = 16  # bytes of a row that are multiplied at a time
 _MOST_KEYS = 2**25  # that are in memory at a time: 256 MB
 _NONE = -(2**63)  # the key of no row
+_FEW_QUERIES = 64  # for which nothing waits
+_MOST_PROGRAMS = 1024  # of few queries together where the bound of rows is far above what most queries read
+_FEWEST_PROGRAMS = 64  # of a query then
 
 
 def why_not_triton(tensor: Tensor) -> str:
@@ -60,13 +71,39 @@ def scan_clusters_triton(
     Raises:
         MissingDependencyError: Triton cannot run here.
     """
+    found, are_finite = search_clusters(
+        tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates
+    )
+    refuse_not_finite(queries, are_finite)
+    return found
+
+
+def search_clusters(
+    tables: ScanTables,
+    queries: Float[Tensor, "Q D"],
+    *,
+    k: int,
+    probes: int | Int64[Tensor, "Q"],
+    least: int | Int64[Tensor, "Q"],
+    masks: Masks = None,
+    candidates: int = 0,
+) -> tuple[Found, Bool[Tensor, "Q"]]:
+    """Find what `scan_clusters_triton` finds, and which queries are finite: what others got means nothing.
+
+    Nothing waits for the device where there are few queries, so this can be captured as a CUDA graph.
+
+    Raises:
+        MissingDependencyError: Triton cannot run here.
+    """
     _refuse_without_triton(queries)
     if not len(queries) or not tables.num_rows:
-        return empty_found(queries, k)
+        return empty_found(queries, k), queries.isfinite().all(dim=1)
     asked = _Rounded.of(queries, row_bytes=2 * tables.rows.upper.shape[1])
     given = _Masks.of(masks, queries)
-    spans = _chosen_clusters(tables, asked, probes=probes, least=least, masks=given, by_upper=candidates > 0)
-    return _search(tables.rows, asked, spans, k=k, candidates=candidates)
+    spans = _chosen_clusters(
+        tables, asked, probes=probes, least=least, masks=given, by_upper=candidates > 0, most=max(k, candidates)
+    )
+    return _search(tables.rows, asked, spans, k=k, candidates=candidates), asked.are_finite
 
 
 def scan_rows_triton(
@@ -99,23 +136,56 @@ def scan_rows_triton(
         row_starts=torch.tensor(starts, device=queries.device),
     )
     asked = _Rounded.of(queries, row_bytes=2 * tables.rows.upper.shape[1])
-    return _search(tables.rows, asked, spans, k=k, candidates=candidates)
+    found = _search(tables.rows, asked, spans, k=k, candidates=candidates)
+    refuse_not_finite(queries, asked.are_finite)
+    return found
+
+
+def is_without_wait(num_queries: int, *, knows_sizes: bool, most: int) -> bool:
+    """Whether `search_clusters` launches everything without waiting for the device.
+
+    Args:
+        num_queries: Q.
+        knows_sizes: the number of clusters is the same for all queries, and there are no masks.
+        most: rows that a pass keeps: k, or the candidates.
+    """
+    return num_queries <= _FEW_QUERIES and (knows_sizes or most <= _BLOCK)
 
 
 class _Rounded(NamedTuple):
-    """Queries in INT8."""
+    """Queries in INT8, and which of them are finite."""
 
     codes: Int32[Tensor, "Q R"]
     sums: Int32[Tensor, "Q"]
     scales: Float[Tensor, "Q"]
     lengths: Float[Tensor, "Q"]
+    are_finite: Bool[Tensor, "Q"]
 
     @staticmethod
     def of(queries: Float[Tensor, "Q D"], *, row_bytes: int) -> _Rounded:
         """Round queries as the reference does, and fill them up with zeros to the width of the rows."""
-        codes, scales, lengths = round_query(queries.detach())
-        padded = torch.nn.functional.pad(codes, (0, row_bytes - codes.shape[1])).to(torch.int32)
-        return _Rounded(padded, codes.sum(1).to(torch.int32), scales, lengths)
+        queries = queries.detach()
+        if queries.stride(1) != 1:
+            queries = queries.contiguous()
+        num, dim = queries.shape
+        numbers = functools.partial(torch.empty, device=queries.device)
+        asked = _Rounded(
+            codes=numbers(num, row_bytes, dtype=torch.int32),
+            sums=numbers(num, dtype=torch.int32),
+            scales=numbers(num, dtype=torch.float32),
+            lengths=numbers(num, dtype=torch.float32),
+            are_finite=numbers(num, dtype=torch.bool),
+        )
+        kernels_of(TRITON_KERNELS).round_kernel[(num,)](
+            queries,
+            *asked,
+            queries.stride(0),
+            dim=dim,
+            width=row_bytes,
+            padded=power_of_two(row_bytes),
+            enable_fp_fusion=False,
+        )
+        return asked
 
 
 class _Masks(NamedTuple):
@@ -130,8 +200,9 @@ class _Masks(NamedTuple):
             return None
         num, device = len(queries), queries.device
         if isinstance(masks, Tensor):
-            each = torch.zeros(num, dtype=torch.int64) if masks.dim() == 1 else torch.arange(num)
-            return _Masks(masks.view(-1, masks.shape[-1]).contiguous(), each.to(device))
+            is_shared = masks.dim() == 1
+            each = torch.zeros(num, dtype=torch.int64, device=device) if is_shared else torch.arange(num, device=device)
+            return _Masks(masks.view(-1, masks.shape[-1]).contiguous(), each)
         given = [mask for mask in masks if mask is not None]
         if not given:
             return None
@@ -143,7 +214,8 @@ class _Spans(NamedTuple):
     """The rows of each query, numbered through: all, those of a list, or those of chosen clusters that pass a mask."""
 
     totals: Int64[Tensor, "Q"]
-    longest: int
+    longest: int  # of totals, or a bound
+    is_bound: bool = False
     rows: Tensor | None = None
     row_starts: Tensor | None = None
     order: Int64[Tensor, "Q C"] | None = None
@@ -154,33 +226,52 @@ class _Spans(NamedTuple):
 
 
 def _chosen_clusters(
-    tables: ScanTables, asked: _Rounded, *, probes: Any, least: Any, masks: _Masks | None, by_upper: bool
+    tables: ScanTables, asked: _Rounded, *, probes: Any, least: Any, masks: _Masks | None, by_upper: bool, most: int
 ) -> _Spans:
     """The clusters of each query, best first, and how many of them are needed."""
-    num, device, sizes = len(asked.codes), asked.codes.device, tables.offsets.diff()
-    every = torch.full((num,), tables.num_clusters, device=device)
+    num, device, clusters = len(asked.codes), asked.codes.device, tables.num_clusters
+    every = torch.full((num,), clusters, device=device)
     keys = _best_keys(
         tables.centroids,
         asked,
-        _Spans(totals=every, longest=tables.num_clusters),
+        _Spans(totals=every, longest=clusters),
         by_upper=by_upper,
-        most=tables.num_clusters,
+        most=clusters,
         reach=tables.centroid_reach,
     )
-    order = _positions(keys)
-    sizes_in_order = sizes[order]
-    passing = sizes_in_order if masks is None else _passing(tables, masks).gather(1, order)
-    before = passing.cumsum(1) - passing  # rows that passed when a cluster's turn comes
-    ranks = torch.arange(tables.num_clusters, device=device)
-    probes, least = (torch.as_tensor(each, device=device).view(-1, 1) for each in (probes, least))
-    chosen = ((ranks < probes.clamp(min=1)) | (before < least)).sum(1)
-    ends = sizes_in_order.cumsum(1)
-    totals = ends.gather(1, chosen.unsqueeze(1) - 1).squeeze(1)
+    passing = None if masks is None else _passing(tables, masks)
+    order, ends = torch.empty_like(keys), torch.empty_like(keys)
+    chosen, totals = torch.empty_like(every), torch.empty_like(every)
+    given_probes, given_least = (
+        each.to(device).contiguous() if isinstance(each, Tensor) else each for each in (probes, least)
+    )
+    kernels_of(TRITON_KERNELS).choose_kernel[(num,)](
+        keys,
+        tables.offsets,
+        keys if passing is None else passing,
+        given_probes,
+        given_least,
+        order,
+        ends,
+        chosen,
+        totals,
+        clusters,
+        each_probes=isinstance(probes, Tensor),
+        each_least=isinstance(least, Tensor),
+        has_passing=passing is not None,
+        padded=power_of_two(clusters),
+        num_warps=8,
+    )
+    bound, knows_sizes = tables.num_rows, False
+    if masks is None and isinstance(probes, int) and isinstance(least, int):
+        bound, knows_sizes = tables.most_rows(probes, least=least), True
+    is_bound = is_without_wait(num, knows_sizes=knows_sizes, most=most)
     return _Spans(
         totals=totals,
-        longest=int(totals.max()),
-        order=order.contiguous(),
-        ends=ends.contiguous(),
+        longest=bound if is_bound else int(totals.max()),
+        is_bound=is_bound and not knows_sizes,
+        order=order,
+        ends=ends,
         chosen=chosen,
         offsets=tables.offsets,
         masks=masks,
@@ -201,14 +292,20 @@ def _passing(tables: ScanTables, masks: _Masks) -> Int64[Tensor, "Q C"]:
 def _search(rows: Rows, asked: _Rounded, spans: _Spans, *, k: int, candidates: int) -> Found:
     """The best k of the rows of each query; with candidates, the best k of those by the upper bits."""
     if candidates:
-        best = _positions(_best_keys(rows, asked, spans, by_upper=True, most=max(candidates, k)))
-        counts = (best >= 0).sum(1)  # rows that were found stand first
-        starts = torch.arange(len(best), device=best.device) * best.shape[1]
-        spans = _Spans(totals=counts, longest=best.shape[1], rows=best.contiguous(), row_starts=starts)
+        keys = _best_keys(rows, asked, spans, by_upper=True, most=max(candidates, k))
+        num, width = keys.shape
+        best, counts = torch.empty_like(keys), torch.empty_like(keys[:, 0])
+        starts = torch.empty_like(counts)
+        kernels_of(TRITON_KERNELS).list_kernel[(num,)](keys, best, counts, starts, width, padded=power_of_two(width))
+        spans = _Spans(totals=counts, longest=width, rows=best, row_starts=starts)
     keys = _best_keys(rows, asked, spans, by_upper=False, most=k)
-    found = torch.full((len(keys), k), _NONE, device=keys.device)
-    found[:, : keys.shape[1]] = keys
-    return Found(_scores(found) * asked.scales.unsqueeze(1), _positions(found))
+    num, width = keys.shape
+    scores = torch.empty(num, k, device=keys.device)
+    positions = torch.empty(num, k, dtype=torch.int64, device=keys.device)
+    kernels_of(TRITON_KERNELS).found_kernel[(num,)](
+        keys, asked.scales, scores, positions, width, k, padded=power_of_two(k)
+    )
+    return Found(scores, positions)
 
 
 def _best_keys(
@@ -216,33 +313,35 @@ def _best_keys(
 ) -> Int64[Tensor, "Q _"]:
     """The largest keys of each query, `most` at most, largest first; as many queries at a time as memory allows."""
     num, block = len(asked.codes), min(_BLOCK, power_of_two(spans.longest))
-    blocks = max(1, -(-spans.longest // block))
+    blocks = programs = max(1, -(-spans.longest // block))
+    if spans.is_bound:
+        programs = min(blocks, max(_FEWEST_PROGRAMS, _MOST_PROGRAMS // num))
     keep = min(block, power_of_two(most))
-    at_a_time = max(1, min(num, _MOST_KEYS // (blocks * keep)))
+    at_a_time = max(1, min(num, _MOST_KEYS // (programs * keep)))
     parts = []
     for first in range(0, num, at_a_time):
         some = slice(first, first + at_a_time)
-        keys = torch.full((len(asked.codes[some]), blocks * keep), _NONE, device=asked.codes.device)
-        _launch(rows, asked, spans, some, reach=reach, found=keys, sizes=(by_upper, blocks, block, keep))
-        parts.append(keys.topk(min(most, blocks * keep), dim=1).values)
-    return torch.cat(parts)
+        keys = torch.empty((len(asked.codes[some]), programs * keep), dtype=torch.int64, device=asked.codes.device)
+        sizes = (by_upper, programs, block, keep, programs < blocks)
+        _launch(rows, asked, spans, some, reach=reach, found=keys, sizes=sizes)
+        parts.append(keys.topk(min(most, programs * keep), dim=1).values)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _launch(
     rows: Rows, asked: _Rounded, spans: _Spans, some: slice, *, reach: Tensor | None, found: Tensor, sizes: Any
 ) -> None:
-    by_upper, blocks, block, keep = sizes
+    by_upper, programs, block, keep, has_more = sizes
     none = spans.totals
     clusters = 1 if spans.order is None else spans.order.shape[1]
-    lengths = 2 * asked.lengths if by_upper else asked.lengths
     of_clusters = [spans.order, spans.ends, spans.chosen]
     masks = spans.masks
-    kernels_of(TRITON_KERNELS).best_kernel[(blocks, len(found))](
+    kernels_of(TRITON_KERNELS).best_kernel[(programs, len(found))](
         *rows,
         asked.codes[some],
         asked.sums[some],
         none if reach is None else reach,
-        lengths[some],
+        asked.lengths[some],
         none if spans.rows is None else spans.rows,
         none if spans.row_starts is None else spans.row_starts[some],
         spans.totals[some],
@@ -262,20 +361,19 @@ def _launch(
         steps=clusters.bit_length(),
         block=block,
         keep=keep,
+        has_more=has_more,
         enable_fp_fusion=False,
     )
 
 
-def _positions(keys: Int64[Tensor, "Q M"]) -> Int64[Tensor, "Q M"]:
-    """The positions in keys; −1 for no row."""
-    return torch.where(keys == _NONE, -1, 0xFFFFFFFF - (keys & 0xFFFFFFFF))
+def refuse_not_finite(queries: Float[Tensor, "Q D"], are_finite: Bool[Tensor, "Q"]) -> None:
+    """Wait for the device, and raise where a query is not finite.
 
-
-def _scores(keys: Int64[Tensor, "Q M"]) -> Float[Tensor, "Q M"]:
-    """The scores in keys; −∞ for no row."""
-    ordered = keys >> 32
-    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(torch.int32)
-    return bits.view(torch.float32).masked_fill(keys == _NONE, -torch.inf)
+    Raises:
+        DataError: names the first such number.
+    """
+    if not bool(are_finite.all()):
+        raise not_finite(queries, int((~are_finite).nonzero()[0]))
 
 
 def _refuse_without_triton(queries: Tensor) -> None:

@@ -42,54 +42,160 @@ def _keys(score, positions, inside):
 
 
 @triton.jit
+def _keys_of_block(
+    upper, lower, scales, codes, code_sums, reach, lengths, rows, row_starts, total,
+    order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, query, number,
+    plane_bytes: tl.constexpr, columns: tl.constexpr, by_upper: tl.constexpr, has_reach: tl.constexpr,
+    has_rows: tl.constexpr, has_clusters: tl.constexpr, has_masks: tl.constexpr, steps: tl.constexpr,
+):  # fmt: skip
+    """Score the rows of these numbers, counted through all rows of a query."""
+    inside = number < total
+    positions = number
+    if has_clusters:
+        of_query = query * num_clusters
+        place = _places(number, ends + of_query, tl.load(chosen + query), steps)
+        before = tl.load(ends + of_query + place - 1, mask=inside & (place > 0), other=0)
+        cluster = tl.load(order + of_query + place, mask=inside, other=0)
+        positions = tl.load(offsets + cluster, mask=inside, other=0) + number - before
+    if has_rows:
+        start = tl.load(row_starts + query)
+        if start >= 0:
+            positions = tl.load(rows + start + number, mask=inside, other=0)
+    if has_masks:
+        mask_row = tl.load(mask_rows + query)
+        if mask_row >= 0:
+            word = tl.load(masks + mask_row * words + positions // 64, mask=inside, other=0)
+            inside = inside & (((word >> (positions % 64)) & 1) == 1)
+    own = codes + query * (2 * plane_bytes)
+    dots = _dots(upper, positions, inside, own, plane_bytes, columns)
+    code_sum = tl.load(code_sums + query)
+    if by_upper:
+        exact = 32 * dots - 241 * code_sum
+    else:
+        exact = 16 * dots + _dots(lower, positions, inside, own, plane_bytes, columns) - 128 * code_sum
+    score = exact.to(tl.float32) * tl.load(scales + positions, mask=inside, other=0.0) + 0.0  # −0 is 0
+    if has_reach:
+        length = tl.load(lengths + query)
+        if by_upper:
+            length = 2 * length
+        score += length * tl.load(reach + positions, mask=inside, other=0.0)
+    return _keys(score, positions, inside)
+
+
+@triton.jit
 def best_kernel(
     upper, lower, scales, codes, code_sums, reach, lengths, rows, row_starts, totals,
     order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, found,
     plane_bytes: tl.constexpr, columns: tl.constexpr, by_upper: tl.constexpr, has_reach: tl.constexpr,
     has_rows: tl.constexpr, has_clusters: tl.constexpr, has_masks: tl.constexpr, steps: tl.constexpr,
-    block: tl.constexpr, keep: tl.constexpr,
+    block: tl.constexpr, keep: tl.constexpr, has_more: tl.constexpr,
 ):  # fmt: skip
-    """The best `keep` of `block` rows of a query, as keys.
+    """Find the best `keep` of the rows that a program looks at, as keys.
 
     Rows are numbered through the clusters that were chosen for the query, through a list of its own, or through the
-    table. A block is full wherever clusters begin and end.
+    table. A block is full wherever clusters begin and end. A program looks at one block, or with `has_more` at each
+    block whose turn is its own: of a descending and an ascending list the larger ones, place by place, are the best.
     """
     query = tl.program_id(1).to(tl.int64)
     total = tl.load(totals + query)
-    number = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    if tl.program_id(0).to(tl.int64) * block < total:
-        inside = number < total
-        positions = number
-        if has_clusters:
-            of_query = query * num_clusters
-            place = _places(number, ends + of_query, tl.load(chosen + query), steps)
-            before = tl.load(ends + of_query + place - 1, mask=inside & (place > 0), other=0)
-            cluster = tl.load(order + of_query + place, mask=inside, other=0)
-            positions = tl.load(offsets + cluster, mask=inside, other=0) + number - before
-        if has_rows:
-            start = tl.load(row_starts + query)
-            if start >= 0:
-                positions = tl.load(rows + start + number, mask=inside, other=0)
-        if has_masks:
-            mask_row = tl.load(mask_rows + query)
-            if mask_row >= 0:
-                word = tl.load(masks + mask_row * words + positions // 64, mask=inside, other=0)
-                inside = inside & (((word >> (positions % 64)) & 1) == 1)
-        own = codes + query * (2 * plane_bytes)
-        dots = _dots(upper, positions, inside, own, plane_bytes, columns)
-        code_sum = tl.load(code_sums + query)
-        if by_upper:
-            exact = 32 * dots - 241 * code_sum
-        else:
-            exact = 16 * dots + _dots(lower, positions, inside, own, plane_bytes, columns) - 128 * code_sum
-        score = exact.to(tl.float32) * tl.load(scales + positions, mask=inside, other=0.0) + 0.0  # −0 is 0
-        if has_reach:
-            score += tl.load(lengths + query) * tl.load(reach + positions, mask=inside, other=0.0)
-        keys = _keys(score, positions, inside)
-        out = found + (query * tl.num_programs(0) + tl.program_id(0)) * keep
+    first = tl.program_id(0).to(tl.int64) * block
+    keys = tl.full([block], -0x7FFFFFFFFFFFFFFF - 1, tl.int64)
+    if has_more:
+        for begin in range(first, total, tl.num_programs(0) * block):
+            number = begin + tl.arange(0, block)
+            some = _keys_of_block(
+                upper, lower, scales, codes, code_sums, reach, lengths, rows, row_starts, total,
+                order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, query, number,
+                plane_bytes, columns, by_upper, has_reach, has_rows, has_clusters, has_masks, steps,
+            )  # fmt: skip
+            keys = tl.sort(tl.maximum(keys, tl.sort(some)), descending=True)
+    elif first < total:
+        number = first + tl.arange(0, block)
+        keys = _keys_of_block(
+            upper, lower, scales, codes, code_sums, reach, lengths, rows, row_starts, total,
+            order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, query, number,
+            plane_bytes, columns, by_upper, has_reach, has_rows, has_clusters, has_masks, steps,
+        )  # fmt: skip
         if keep < block:
             keys = tl.sort(keys, descending=True)
-        tl.store(out + tl.arange(0, block), keys, mask=tl.arange(0, block) < keep)
+    out = found + (query * tl.num_programs(0) + tl.program_id(0)) * keep
+    tl.store(out + tl.arange(0, block), keys, mask=tl.arange(0, block) < keep)
+
+
+@triton.jit
+def round_kernel(
+    queries, codes, sums, scales, lengths, are_finite, pitch,
+    dim: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """Round a query to INT8, as `reference.round_query` does, and fill it up with zeros to the width of rows."""
+    query = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, padded)
+    x = tl.load(queries + query * pitch + d, mask=d < dim, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30)
+    step = tl.div_rn(tl.full([1], 1.0, tl.float32), largest + tl.zeros([1], tl.float32)) * 127.0
+    code = ((x * step + 12582912.0) - 12582912.0).to(tl.int32)  # to the nearest, ties to even: 1.5 · 2²³
+    tl.store(codes + query * width + d, code, mask=d < width)
+    tl.store(sums + query, tl.sum(code, axis=0))
+    one = tl.arange(0, 1)
+    scale = tl.div_rn(largest + tl.zeros([1], tl.float32), tl.full([1], 127.0, tl.float32))
+    tl.store(scales + query + one, scale)
+    square = (tl.sum(code * code, axis=0) + tl.zeros([1], tl.int32)).to(tl.float32)
+    tl.store(lengths + query + one, tl.sqrt_rn(square))
+    is_finite = (x == x) & (tl.abs(x) < float("inf"))
+    tl.store(are_finite + query, tl.min(is_finite.to(tl.int32), axis=0) == 1)
+
+
+@triton.jit
+def choose_kernel(
+    keys, offsets, passing, probes, least, order, ends, chosen, totals, num_clusters,
+    each_probes: tl.constexpr, each_least: tl.constexpr, has_passing: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """Choose clusters from the sorted keys of all: the best `probes`, and more while fewer than `least` rows pass."""
+    query = tl.program_id(0).to(tl.int64)
+    rank = tl.arange(0, padded)
+    there = rank < num_clusters
+    at = query * num_clusters + rank
+    cluster = 0xFFFFFFFF - (tl.load(keys + at, mask=there, other=0xFFFFFFFF) & 0xFFFFFFFF)
+    begin = tl.load(offsets + cluster, mask=there, other=0)
+    size = tl.load(offsets + cluster + 1, mask=there, other=0) - begin
+    passed = size
+    if has_passing:
+        passed = tl.load(passing + query * num_clusters + cluster, mask=there, other=0)
+    before = tl.cumsum(passed, axis=0) - passed  # rows that passed when a cluster's turn comes
+    fewest = tl.maximum(tl.load(probes + query) if each_probes else probes, 1)
+    wanted = tl.load(least + query) if each_least else least
+    count = tl.sum((there & ((rank < fewest) | (before < wanted))).to(tl.int64), axis=0)
+    end = tl.cumsum(size, axis=0)
+    tl.store(order + at, cluster, mask=there)
+    tl.store(ends + at, end, mask=there)
+    tl.store(chosen + query, count)
+    tl.store(totals + query, tl.max(tl.where(rank < count, end, 0), axis=0))
+
+
+@triton.jit
+def list_kernel(keys, positions, counts, starts, width, padded: tl.constexpr):
+    """Write the positions of sorted keys, how many there are, and where the list of a query begins."""
+    query = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, padded)
+    key = tl.load(keys + query * width + m, mask=m < width, other=-0x7FFFFFFFFFFFFFFF - 1)
+    is_there = key != -0x7FFFFFFFFFFFFFFF - 1
+    tl.store(positions + query * width + m, tl.where(is_there, 0xFFFFFFFF - (key & 0xFFFFFFFF), -1), mask=m < width)
+    tl.store(counts + query, tl.sum(is_there.to(tl.int64), axis=0))
+    tl.store(starts + query, query * width)
+
+
+@triton.jit
+def found_kernel(keys, scales, scores, positions, width, k, padded: tl.constexpr):
+    """Write scores and positions of sorted keys; −∞ and −1 where fewer than k were found."""
+    query = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, padded)
+    none = -0x7FFFFFFFFFFFFFFF - 1
+    key = tl.load(keys + query * width + m, mask=m < width, other=-0x7FFFFFFFFFFFFFFF - 1)
+    ordered = key >> 32
+    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.int32)
+    score = bits.to(tl.float32, bitcast=True) * tl.load(scales + query)
+    tl.store(scores + query * k + m, tl.where(key == none, float("-inf"), score), mask=m < k)
+    tl.store(positions + query * k + m, tl.where(key == none, -1, 0xFFFFFFFF - (key & 0xFFFFFFFF)), mask=m < k)
 
 
 @triton.jit

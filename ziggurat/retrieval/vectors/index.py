@@ -45,11 +45,13 @@ from ziggurat.ops.scan import (
     scan_rows,
     split_codes,
 )
+from ziggurat.ops.scan.triton import is_without_wait, search_clusters, why_not_triton
 from ziggurat.retrieval.vectors.best import best_of, exact_search, recall_of
 from ziggurat.retrieval.vectors.candidates import candidates_for, measure_candidates
 from ziggurat.retrieval.vectors.checks import check_count, check_numbers, check_question, check_vectors
 from ziggurat.retrieval.vectors.clustering import cluster, spreads
 from ziggurat.retrieval.vectors.config import FirstPass, Kept, VectorIndexConfig
+from ziggurat.retrieval.vectors.graphs import Answer, Form, SearchGraphs
 from ziggurat.retrieval.vectors.row_block import RowBlock
 
 _REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
@@ -227,15 +229,13 @@ class VectorIndex(nn.Module):
                 ways_out=('build with VectorIndexConfig(kept="bfloat16"): 2 bytes a number more', "leave rerank out"),
             )
         wanted = max(k, rerank)
-        found = scan_clusters(
-            tables,
-            queries,
-            k=wanted,
-            probes=probes,
-            least=wanted if least is None else least,
-            masks=masks,
-            candidates=candidates_for(k, percent=sizes.candidate_percent) if candidates is None else candidates,
-        )
+        least = wanted if least is None else least
+        candidates = candidates_for(k, percent=sizes.candidate_percent) if candidates is None else candidates
+        most = max(wanted, candidates)
+        if isinstance(probes, int) and isinstance(least, int) and self._is_captured(queries, masks, most=most):
+            form = Form(k=k, probes=probes, least=least, candidates=candidates, rerank=rerank)
+            return self._graphs().search(self._answer_of(form), queries, masks=masks, form=form)
+        found = scan_clusters(tables, queries, k=wanted, probes=probes, least=least, masks=masks, candidates=candidates)
         return self.rescored(queries, found, k=k) if rerank else found
 
     def exact(
@@ -343,6 +343,37 @@ class VectorIndex(nn.Module):
         vectors = self.kept[found.positions.clamp(min=0)].float()
         scores = (vectors * queries.detach().float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
+
+    def _answer_of(self, form: Form) -> Answer:
+        """Return the search of a form, without what asks the device."""
+        tables = self._tables()
+
+        def answer(queries: Tensor, masks: Masks) -> tuple[Found, Tensor]:
+            found, are_finite = search_clusters(
+                tables,
+                queries,
+                k=max(form.k, form.rerank),
+                probes=form.probes,
+                least=form.least,
+                masks=masks,
+                candidates=form.candidates,
+            )
+            return self.rescored(queries, found, k=form.k) if form.rerank else found, are_finite
+
+        return answer
+
+    def _is_captured(self, queries: Tensor, masks: Masks, *, most: int) -> bool:
+        """Whether a search of these queries can be a CUDA graph."""
+        if queries.device.type != "cuda" or not len(queries) or not len(self) or why_not_triton(queries):
+            return False
+        is_bound = is_without_wait(len(queries), knows_sizes=masks is None, most=most)
+        return is_bound and not torch.cuda.is_current_stream_capturing()
+
+    def _graphs(self) -> SearchGraphs:
+        """The graphs of searches; they end with the buffers that they read."""
+        if "graphs" not in self._cached:
+            self._cached["graphs"] = SearchGraphs(len(self))
+        return self._cached["graphs"]
 
     def _tables(self) -> ScanTables:
         """What the kernel reads; kept until a buffer is replaced."""
