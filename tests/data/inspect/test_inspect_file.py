@@ -3,6 +3,7 @@
 import gzip
 import tempfile
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -512,3 +513,27 @@ def test_a_bar_in_some_texts_is_asked_about(tmp_path: Path):
     assert 'separator = "|"' in note
     frame.with_columns(pl.col("kind").str.replace_all("|", "-", literal=True)).write_csv(tmp_path / "t.csv")
     assert not any("'kind'" in each for each in inspect_file(tmp_path / "t.csv").warnings)
+
+
+def test_ids_of_more_digits_than_a_float_has_are_ids(tmp_path: Path) -> None:
+    """As floats, hundreds of different ids are one number; as 64-bit integers, those above 2^63 are nulls."""
+    ids = [10_000_000_000_000_000_000 + 37 * (number % 90) for number in range(ROWS)]
+    frame = pl.DataFrame(
+        {
+            "unsigned": pl.Series(ids, dtype=pl.UInt64),
+            "exact": pl.Series([Decimal(each) for each in ids], dtype=pl.Decimal(38, 0)),
+            "x": RNG.random(ROWS).astype(np.float32),
+            "label": LABEL,
+        }
+    )
+    frame.write_parquet(tmp_path / "rows.parquet")
+    frame.write_csv(tmp_path / "rows.csv")
+    for name in ("rows.parquet", "rows.csv"):
+        found = inspect_file(tmp_path / name)
+        features = {feature.name: feature for feature in found.schema.features}
+        assert isinstance(features["unsigned"], Categorical), name
+        assert isinstance(features["exact"], Categorical), name
+        assert isinstance(features["x"], Dense), name
+        for column in ("unsigned", "exact"):
+            facts = measure(frame[column], from_text=False, num_rows=ROWS)
+            assert (facts.num_distinct, facts.null_share) == (90, 0.0)

@@ -14,13 +14,17 @@ from functools import cached_property
 
 import polars as pl
 
+from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.dates import DateOrder, find_order, lack_some_zones, look_like_dates, parse_dates
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.features.schema import MISSING_TEXTS
+from ziggurat.ops.written_decimals import with_decimals
 
 NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-", "#n/a", "unknown", "missing", "")
 _COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
 _POINT_NUMBER = r"^[+-]?\d*(\.\d+)?$"
+_WHOLE_NUMBER = r"^[+-]?\d+$"
+_MANY_DIGITS = r"\d{17}"
 _LEADING_ZERO = r"^[+-]?0\d"
 
 
@@ -219,9 +223,15 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
     if dtype == pl.Boolean:
         return Values.TRUTH, series
     if dtype.is_integer():
-        return Values.WHOLE, series.cast(pl.Int64, strict=False)
+        integers = series.cast(pl.Int64, strict=False)
+        return (Values.WHOLE, integers) if integers.null_count() == series.null_count() else _texts_of_ids(series)
+    if isinstance(dtype, pl.Decimal):
+        texts = canonical_text(series)
+        assert texts is not None
+        if _are_long_ids(texts.drop_nulls()):
+            return Values.TEXT, texts
     if dtype.is_float() or isinstance(dtype, pl.Decimal):
-        numbers = series.cast(pl.Float64)
+        numbers = with_decimals(series).cast(pl.Float64)
         finite = numbers.filter(numbers.is_finite())
         if len(finite) and (finite == finite.round()).all() and number(finite.abs().max()) < 2**53:
             return Values.WHOLE, numbers.set(~numbers.is_finite(), None).cast(pl.Int64)  # pandas' integers with nulls
@@ -239,6 +249,16 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
         if inner.is_integer() or inner == pl.String or isinstance(inner, pl.Categorical | pl.Enum):
             return Values.LISTS_OF_IDS, series
     return Values.OTHER, series
+
+
+def _are_long_ids(texts: pl.Series) -> bool:
+    """Return whether texts are whole numbers, some of more digits than a float holds: it would merge different ids."""
+    return bool(texts.str.contains(_WHOLE_NUMBER).all() and texts.str.contains(_MANY_DIGITS).any())
+
+
+def _texts_of_ids(series: pl.Series) -> tuple[Values, pl.Series]:
+    """Whole numbers beyond 64 bits: only ids are that large, and only as texts are they still told apart."""
+    return Values.TEXT, series.cast(pl.String)
 
 
 def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple[str, ...]]:
@@ -259,6 +279,8 @@ def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple
     if len(odd) == 0 or (len(odd) <= 5 and set(odd.str.strip_chars().str.to_lowercase()) <= set(NULL_MARKERS)):
         integers = series.cast(pl.Int64, strict=False)
         exact_integers = integers.null_count() == numbers.null_count()  # beyond 2^53 a float would lose digits
+        if not exact_integers and _are_long_ids(present.filter(~present.is_in(odd.implode()))):
+            return original, ()
         return (integers if exact_integers else numbers), tuple(sorted(odd.to_list()))
     return original, ()
 
