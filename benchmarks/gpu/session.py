@@ -7,6 +7,7 @@
     truth      the CPU's losses, resume
     lookups    rows against the rate of a copy
     tests      what `make test-gpu` runs, in as many processes as pytest-xdist and the cores allow
+    kernels    every launch against its bytes, search, a whole step (`benchmarks/kernels_gpu.py`)
     steps      DLRM against plain and tuned torch
     tune       launches of this family of GPUs; only where it is named
 
@@ -63,6 +64,7 @@ def parts(out: Path) -> tuple[Part, ...]:
         _bench(out, "truth", limit_s=30),
         _bench(out, "lookups", limit_s=45),
         Part(name="tests", arguments=_test_arguments(out), limit_s=150),
+        Part(name="kernels", arguments=_kernel_arguments(out), limit_s=110),
         _bench(out, "steps", limit_s=150),
         _bench(out, "tune", limit_s=120, is_default=False, more=("--tune", str(out / "launches.json"))),
     )
@@ -139,6 +141,10 @@ def _bench(out: Path, name: str, *, limit_s: float, is_default: bool = True, mor
     more = more or ("--parts", name)
     arguments = ("-m", "benchmarks.main", "gpu", "--json", str(out / f"{name}.json"), *more)
     return Part(name=name, arguments=arguments, limit_s=limit_s, is_default=is_default)
+
+
+def _kernel_arguments(out: Path) -> tuple[str, ...]:
+    return ("-m", "benchmarks.kernels_gpu", "--out", str(out / "kernels.json"))
 
 
 def _test_arguments(out: Path) -> tuple[str, ...]:

@@ -139,4 +139,3 @@ def test_a_session_survives_parts_that_fail_or_hang_and_keeps_what_they_wrote(tm
 def test_a_session_runs_the_tests_that_need_a_gpu(tmp_path: Path) -> None:
     tests = next(part for part in session.parts(tmp_path) if part.name == "tests")
     assert "tests/gpu" in tests.arguments
-    assert sum(part.limit_s for part in session.parts(tmp_path) if part.is_default) <= 450  # cut to what is left
