@@ -1,7 +1,7 @@
 """An answerer without a model: answers tell who asked and which version answered, and take as long as they are told to.
 
 `python -m tests.serving.server.fake FOLDER CONFIG.json` serves it as `ziggurat serve` would a real export; the folder
-holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "load_s": …, "bad": false}.
+holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "load_s": …, "can_rank": true, "bad": false}.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class FakeAnswerer:
     base_s: float = 0.0
     candidate_s: float = 0.0
     candidates: int = 100
+    can_rank: bool = True
     batches: list[int] | None = None
 
     def info(self) -> Info:
@@ -49,7 +50,7 @@ class FakeAnswerer:
             version=self.version,
             made_with="0",
             can_recommend=True,
-            can_rank=True,
+            can_rank=self.can_rank,
             num_items=NUM_ITEMS,
             labels=("like",),
             user_columns=(Column(name="user_id", kind="categorical", example="u1"),),
@@ -178,6 +179,7 @@ def load_fake(folder: Path) -> FakeAnswerer:
         base_s=data.get("base_ms", 0) / 1e3,
         candidate_s=data.get("candidate_us", 0) / 1e6,
         candidates=data.get("candidates", 100),
+        can_rank=data.get("can_rank", True),
     )
 
 

@@ -109,7 +109,7 @@ def running(folder: Path, *, export: dict[str, Any] | None = None, **settings: A
     """A server of the fake answerer, from its first answer to the end of the block."""
     place = write_export(folder / "export", **(export or {}))
     config = folder / "config.json"
-    config.write_text(json.dumps({"port": 0, "linger_s": 0.3} | settings))
+    config.write_text(json.dumps({"port": 0, "linger_s": 0.3, "deadline_ms": 5000} | settings))
     log = folder / "log.txt"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.serving.server.fake", str(place), str(config)]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -38,7 +39,10 @@ def talk(
 ) -> Any:
     async def whole() -> Any:
         app = ServerApp(
-            answerer=answerer or FakeAnswerer(), config=ServerConfig(**settings), swap=swap, api_key=api_key
+            answerer=answerer or FakeAnswerer(),
+            config=ServerConfig(**{"deadline_ms": 5000.0} | settings),
+            swap=swap,
+            api_key=api_key,
         )
         app.engine.start()
 
@@ -92,6 +96,9 @@ def test_a_ranking_is_ordered() -> None:
         ("/recommend", b'{"user": {}, "user": {}}', 400, "body"),
         ("/recommend", b'{"user": {}, "k": ' + b"9" * 5000 + b"}", 400, "body"),
         ("/recommend", b'{"user": {}, "k": NaN}', 400, ""),
+        ("/recommend", b'{"user": {"user_id": NaN}}', 400, "NaN or Infinity"),
+        ("/recommend", b'{"user": {"user_id": [1, -Infinity]}}', 400, "NaN or Infinity"),
+        ("/rank", b'{"user": {}, "items": [{"item_id": NaN}]}', 400, "NaN or Infinity"),
         ("/recommend", [], 400, "request"),
         ("/recommend", {"user": 3}, 400, "user"),
         ("/recommend", USER | {"k": 0}, 400, "k"),
@@ -337,6 +344,29 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert not re.search(r"https?://", script)
 
 
+def test_the_word_nan_is_no_number() -> None:
+    assert post("/recommend", {"user": {"user_id": "NaN, Infinity"}}).status_code == 200
+
+
+class AnyItem(FakeAnswerer):
+    def item(self, id: str) -> dict[str, Any]:
+        return {"item_id": id, "title": "A title", "cost": 3}
+
+
+@pytest.mark.parametrize("id", ["a\nb", "a\n", "\n", "a/b", "ä", "a?b", "a b\r\n"])
+def test_an_item_of_any_id_is_shown(id: str) -> None:
+    answer = get("/items/" + quote(id, safe=""), answerer=AnyItem())
+    assert (answer.status_code, answer.json()["id"]) == (200, id)
+
+
+def test_columns_that_are_not_to_be_shown_are_not() -> None:
+    shown = {"answerer": AnyItem(), "show_columns": "item_id, title"}
+    assert get("/items/3", **shown).json()["columns"] == {"item_id": "3", "title": "A title"}
+    assert "cost" not in post("/items", {"ids": ["3"]}, **shown).text
+    assert "cost" not in post("/history", USER, **shown).text
+    assert get("/items/3", answerer=AnyItem()).json()["columns"]["cost"] == 3
+
+
 def test_what_the_page_reads() -> None:
     assert get("/users").json() == {"users": ["u1", "u2"]}
     assert get("/items/3").json() == {"id": "3", "columns": {"item_id": 3, "title": "Item 3"}}
@@ -353,8 +383,8 @@ def test_what_the_page_reads() -> None:
 ADMIN = {"Content-Type": "application/json"}
 
 
-async def swapped(path: str) -> str:
-    return f"version of {path}"
+async def swapped(path: str, accept_loss: bool) -> str:
+    return f"version of {path}{' with a loss' if accept_loss else ''}"
 
 
 def test_a_swap_is_asked_for_through_the_admin_socket() -> None:
@@ -364,7 +394,10 @@ def test_a_swap_is_asked_for_through_the_admin_socket() -> None:
     assert with_key.status_code == 200, "who may open the socket needs no key"
     assert post("/admin/swap", {"export": "e2"}, is_admin=True).status_code == 404, "no supervisor, no swap"
     assert post("/admin/swap", {"export": "e2"}, is_admin=True, swap=swapped, admin=False).status_code == 404
-    assert post("/admin/swap", {"path": "e2"}, is_admin=True, swap=swapped).status_code == 400
+    lossy = post("/admin/swap", {"export": "e2", "accept_loss": True}, is_admin=True, swap=swapped)
+    assert lossy.json() == {"version": "version of e2 with a loss"}
+    for bad in ({"path": "e2"}, {"export": "e2", "accept_loss": 1}, {"export": "a" * 5000}, []):
+        assert post("/admin/swap", bad, is_admin=True, swap=swapped).status_code == 400
 
 
 @pytest.mark.parametrize("headers", [{}, ADMIN, ADMIN | {"Host": "localhost"}, {"Authorization": "Bearer secret"}])

@@ -28,7 +28,7 @@ Body = Callable[[int, DrainingServer], Awaitable[Any]]
 
 def serving(body: Body, *, answerer: FakeAnswerer | None = None, seconds: float = 20, **settings: Any) -> Any:
     async def whole() -> Any:
-        config = ServerConfig(**{"linger_s": 0.0} | settings)
+        config = ServerConfig(**{"linger_s": 0.0, "deadline_ms": 5000.0} | settings)
         app = ServerApp(answerer=answerer or FakeAnswerer(), config=config)
         listener = bind("127.0.0.1", 0)
         port = listener.getsockname()[1]

@@ -57,10 +57,10 @@ from ziggurat.serving.server.reading import (
     header,
     read_body,
     read_deadline,
-    read_export,
     read_json,
     read_rank,
     read_recommend,
+    read_swap,
     refused,
 )
 from ziggurat.serving.server.responses import encode, error_json, json_response
@@ -68,7 +68,7 @@ from ziggurat.serving.server.shards.front import shards_of
 from ziggurat.serving.server.tracing import Tracing, Watch
 
 _log = logging.getLogger("ziggurat.server")
-Swap = Callable[[str], Awaitable[str]]
+Swap = Callable[[str, bool], Awaitable[str]]
 Send = Callable[[Any], Awaitable[None]]
 _READ = {"/recommend": read_recommend, "/rank": read_rank}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
@@ -82,7 +82,8 @@ class ServerApp:
         answerer: the export that answers.
         config: limits and deadlines.
         api_key: if given, requests must bring it (Authorization: Bearer KEY, or X-Api-Key: KEY).
-        swap: loads the export of a path and returns its version; without it, or where the config has no `admin`,
+        swap: loads the export of a path, also one that answers less where that is accepted, and returns its version;
+            without it, or where the config has no `admin`,
             /admin/swap is not there.
         change: changes items; without it, or where the config has no `admin`, /admin/items is not there.
         prepare_thread: called first in the thread that computes.
@@ -256,9 +257,9 @@ class ServerApp:
 
     async def _admin_swap(self, request: Request) -> Response:
         check_admin(request)
-        path = read_export(await read_body(request.scope, request.receive, config=self.config))
+        path, accept_loss = read_swap(await read_body(request.scope, request.receive, config=self.config))
         assert self._swap is not None
-        return json_response({"version": await self._swap(path)})
+        return json_response({"version": await self._swap(path, accept_loss)})
 
     async def _admin_items(self, request: Request) -> Response:
         check_admin(request)

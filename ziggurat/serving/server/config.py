@@ -49,6 +49,7 @@ class ServerConfig:
         shard_deadline_ms: time for the answer of a shard; without those that are late, the answer says so.
         watch: load a new version when the export's folder (a link, say) changes.
         trace: record requests for OpenTelemetry, and send them by OTLP where its own variables say.
+        show_columns: columns of items that /items and /history show, with commas between; "": all of the catalogue.
         admin: take POST /admin/swap and /admin/items, through the admin socket alone.
         admin_socket: path of the admin socket; "": one in a folder of the server's own, which it names at its start.
         hosts: names that a request's header Host may have beside addresses and localhost, with commas between; "": any
@@ -81,6 +82,7 @@ class ServerConfig:
     shard_deadline_ms: Milliseconds = 100.0
     watch: bool = False
     trace: bool = False
+    show_columns: str = ""
     admin: bool = True
     admin_socket: str = ""
     hosts: str = ""

@@ -64,7 +64,7 @@ class Metrics:
         self._candidates = Counter("ziggurat_candidates", "Candidates computed.", **shared)
         self._computed = Counter("ziggurat_compute_seconds", "Seconds the engine computed.", **shared)
         self.shed = Counter("ziggurat_shed", "Requests refused since they would be answered too late.", **shared)
-        self.expired = Counter("ziggurat_expired", "Requests whose deadline passed in the queue.", **shared)
+        self.expired = Counter("ziggurat_expired", "Requests whose deadline passed before their answer.", **shared)
         self.closed = Counter(
             "ziggurat_connections_closed", "Connections closed by the server, by reason.", ("reason",), **shared
         )

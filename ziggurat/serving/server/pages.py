@@ -8,6 +8,7 @@ key may use, if there is one.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
@@ -53,10 +54,17 @@ def page_routes(*, answerer: Answerer, config: ServerConfig) -> list[Route]:
         Route("/info", pages.info),
         Route("/users", pages.users),
         Route("/items", pages.items, methods=["POST"]),
-        Route("/items/{id:path}", pages.item),
+        _any_text(Route("/items/{id:path}", pages.item)),
         Route("/history", pages.history, methods=["POST"]),
         Route("/explain", pages.explain, methods=["POST"]),
     ]
+
+
+def _any_text(route: Route) -> Route:
+    """Let the last part of a route's path be any text: Starlette's own pattern ends at a line end."""
+    prefix = route.path.partition("{")[0]
+    route.path_regex = re.compile(f"{re.escape(prefix)}(?P<id>.*)\\Z", re.DOTALL)
+    return route
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Any]:
@@ -71,6 +79,7 @@ def _file(name: str, kind: str) -> Callable[[Request], Any]:
 class _Pages:
     def __init__(self, *, answerer: Answerer, config: ServerConfig) -> None:
         self.answerer, self.config = answerer, config
+        self._columns = frozenset(name.strip() for name in config.show_columns.split(",") if name.strip())
         self._limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
 
     async def info(self, request: Request) -> Response:
@@ -85,7 +94,13 @@ class _Pages:
             columns = await run_in_threadpool(self.answerer.item, id)
         except RequestError as error:
             raise refused_as(404, error) from None
-        return json_response({"id": id, "columns": plain(columns)})
+        return json_response({"id": id, "columns": self._shown(columns)})
+
+    def _shown(self, columns: dict[str, Any]) -> Any:
+        """Return the columns of an item that clients are to see."""
+        if not self._columns:
+            return plain(columns)
+        return plain({name: value for name, value in columns.items() if name in self._columns})
 
     async def items(self, request: Request) -> Response:
         ids = (await self._read(request, {"ids"}))["ids"]
@@ -109,7 +124,7 @@ class _Pages:
         found = []
         for id in ids:
             with contextlib.suppress(RequestError):
-                found.append({"id": id, "columns": plain(self.answerer.item(id))})
+                found.append({"id": id, "columns": self._shown(self.answerer.item(id))})
                 continue
             found.append({"id": id, "columns": {}})
         return found

@@ -7,6 +7,7 @@ soon as it is too long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -116,9 +117,26 @@ async def read_body(scope: Any, receive: Receive, *, config: ServerConfig) -> by
             return b"".join(chunks)
 
 
-def read_export(body: bytes) -> str:
-    """The folder that {"export": FOLDER} names; raises RequestError."""
+def read_swap(body: bytes) -> tuple[str, bool]:
+    """Return the folder that {"export": FOLDER} names, and its "accept_loss"; raises RequestError."""
     data = read_json(body)
+    accept_loss = data.pop("accept_loss", False) if isinstance(data, dict) else False
+    if not isinstance(accept_loss, bool):
+        raise RequestError(
+            expected='"accept_loss": true or false',
+            found=f"{accept_loss!r:.80}",
+            where="request, body",
+            ways_out="true: take an export that answers less than the one that is served",
+        )
+    return _export_of(data), accept_loss
+
+
+def read_export(body: bytes) -> str:
+    """Return the folder that {"export": FOLDER} names; raises RequestError."""
+    return _export_of(read_json(body))
+
+
+def _export_of(data: Any) -> str:
     path = data.get("export") if isinstance(data, dict) else None
     if not isinstance(path, str) or not path or set(data) != {"export"} or len(path) > _LONGEST_PATH:
         raise RequestError(
@@ -141,8 +159,30 @@ def _too_long(most: int, found: str) -> RefusedRequestError:
 
 
 def read_json(body: bytes) -> Any:
-    """A body as plain data: no key twice, nothing nested too deep, no number out of reach."""
-    return parse_json(body, where="request, body", error=RequestError, ways_out=_JSON_WAYS)
+    """Return a body as plain data: no key twice, nothing nested too deep, no number out of reach, no NaN."""
+    data = parse_json(body, where="request, body", error=RequestError, ways_out=_JSON_WAYS)
+    if (b"NaN" in body or b"Infinity" in body) and _has_no_number(data):  # Python's parser takes them, JSON has none
+        raise RequestError(
+            expected="valid JSON",
+            found="NaN or Infinity, which JSON does not have",
+            where="request, body",
+            ways_out=("null for a value that is missing", *_JSON_WAYS),
+        )
+    return data
+
+
+def _has_no_number(data: Any) -> bool:
+    """Whether a float in plain data is not finite."""
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return True
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return False
 
 
 def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:

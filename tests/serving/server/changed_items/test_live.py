@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import shutil
 import socket
@@ -15,7 +16,7 @@ import pytest
 
 import ziggurat as zg
 from tests.serving.shop import Shop
-from ziggurat.errors import ExportError, RequestError
+from ziggurat.errors import ExportError, FileError, RequestError
 from ziggurat.serving.answering.live_items import ItemChanges
 from ziggurat.serving.server.admin_socket import ADMIN
 from ziggurat.serving.server.app import ServerApp
@@ -143,6 +144,20 @@ def test_a_spare_has_the_items_of_the_moment_when_it_begins_to_serve(folder: Pat
         assert not wait_for_word(control, live=spare)
         ours.close()
         assert not wait_for_word(control, live=None)
+
+
+def test_a_full_disk_is_said_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = live(folder)
+
+    def full(*_: object) -> bool:
+        raise FileError(expected="room", found="No space left on device", where="x", ways_out="y") from OSError(
+            errno.ENOSPC, "No space left on device"
+        )
+
+    monkeypatch.setattr(items.journal, "write", full)
+    with pytest.raises(RefusedRequestError, match="No space left") as refused:
+        delete(items, "i1")
+    assert (refused.value.status, refused.value.ways_out[0]) == (507, "free space on that disk, and ask again")
 
 
 def test_items_are_changed_over_http(folder: Path) -> None:

@@ -88,6 +88,19 @@ def test_a_swap_to_what_can_be_no_folder_is_refused(shared: Running, tmp_path: P
     assert shared.recommend()[0] == 200
 
 
+def test_a_swap_to_an_export_that_answers_less_is_refused_unless_that_is_accepted(
+    shared: Running, tmp_path: Path
+) -> None:
+    before = shared.recommend()[1]["version"]
+    less = write_export(tmp_path / "less\nnoise", version="less", can_rank=False)
+    status, answer = shared.admin("/admin/swap", {"export": str(less)})
+    assert (status, answer["error"]["found"]) == (409, "an export without /rank")
+    assert shared.recommend()[1]["version"] == before
+    assert shared.admin("/admin/swap", {"export": str(less), "accept_loss": True}) == (200, {"version": "less"})
+    assert shared.admin("/admin/swap", {"export": str(shared.folder / "export")})[0] == 200
+    assert "\nnoise" not in shared.log.read_text(), "a path adds no line to the log"
+
+
 def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(shared: Running, tmp_path: Path) -> None:
     command = shared.folder / "export"  # the path that the server was started with
     other = write_export(tmp_path / "other", version="other")

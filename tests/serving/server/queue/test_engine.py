@@ -141,6 +141,21 @@ def test_a_request_whose_deadline_passed_in_the_queue_is_not_computed() -> None:
     assert answerer.batches == [1]
 
 
+def test_an_answer_after_its_deadline_is_not_given(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(engine: Engine) -> tuple[Any, str]:
+        engine.warm_up([USER])
+        answer = (await asyncio.gather(ask(engine, USER), return_exceptions=True))[0]
+        return answer, engine.metrics.page()[0].decode()
+
+    late, counted = run(body, FakeAnswerer(base_s=0.1), deadline_ms=20, degrade=False)
+    assert isinstance(late, OverloadError)
+    assert (late.expected, late.where) == ("an answer within 20 ms", "computation")
+    assert late.found.startswith("one after 1")
+    assert late.expired
+    assert "ziggurat_expired_total 1.0" in counted
+    assert "/recommend takes 10" in caplog.text, "said at the start"
+
+
 def test_the_queue_is_bounded() -> None:
     async def body(engine: Engine) -> list[Any]:
         return await asyncio.gather(*(ask(engine, USER) for _ in range(20)), return_exceptions=True)

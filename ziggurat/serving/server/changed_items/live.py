@@ -17,6 +17,7 @@ version of the export begins with a journal of its own, which is empty. `journal
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
 import threading
@@ -140,6 +141,8 @@ class LiveItems:
                 if isinstance(problem, ZigguratError) and not isinstance(problem, FileError):
                     raise refused_as(409, problem) from problem
                 found = problem.found if isinstance(problem, FileError) else problem.strerror or str(problem)
+                if _is_full(problem):
+                    raise _full(self.journal.folder, found) from problem
                 raise _unwritable(self.journal.folder, found, "let the server write there") from problem
 
     def merge(self) -> bool:
@@ -246,6 +249,25 @@ class LiveItems:
 
 def _has_shards(chain: Chain) -> bool:
     return chain.index is not None and chain.index.shards is not None
+
+
+def _is_full(problem: BaseException | None) -> bool:
+    """Whether an error comes from a disk, or a quota, without room."""
+    while problem is not None:
+        if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
+
+
+def _full(folder: Path, found: str) -> Exception:
+    return refused(
+        507,
+        expected="room for a change of items on the disk of the journal",
+        found=found,
+        where=str(folder),
+        ways_out=("free space on that disk, and ask again", "raise the quota of the server's user"),
+    )
 
 
 def _unwritable(folder: Path, found: str, way: str) -> Exception:

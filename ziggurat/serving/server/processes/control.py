@@ -1,7 +1,7 @@
 """Messages between supervisor and worker: a line of JSON each, over a pair of sockets. No pickle.
 
     worker → supervisor   {"ready": LOADED}   {"failed": ERROR}  {"serving": true}  {"draining": true}  {"alive": true}
-                          {"swap": FOLDER, "number": 3}
+                          {"swap": FOLDER, "number": 3, "accept_loss": false}
     supervisor → worker   {"serve": true}  {"drain": true}
                           {"swapped": VERSION, "number": 3}  {"refused": ERROR, "number": 3}
 
@@ -127,3 +127,18 @@ def error_from_json(data: Any) -> ZigguratError:
     if not (isinstance(kind, type) and issubclass(kind, ZigguratError)):
         kind = ZigguratError
     return kind(expected=data["expected"], found=data["found"], where=data["where"], ways_out=tuple(ways_out))
+
+
+def in_lines(error: ZigguratError) -> str:
+    """Return an error for a log: no line that its parts did not have when they were written (paths may hold any)."""
+
+    def plain(text: str) -> str:
+        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+    shown = ZigguratError(
+        expected=plain(error.expected),
+        found=plain(error.found),
+        where=plain(error.where),
+        ways_out=tuple(plain(way) for way in error.ways_out),
+    )
+    return str(shown)

@@ -38,7 +38,13 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
-from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import (
+    BrokenMessageError,
+    Control,
+    error_from_json,
+    error_to_json,
+    in_lines,
+)
 from ziggurat.serving.server.processes.own_folder import OwnFolder
 from ziggurat.serving.server.processes.private_export import PrivateExport, PrivateExports
 from ziggurat.serving.server.processes.stand_in import StandIn
@@ -90,6 +96,7 @@ class _Swap:
     asked_by: _Child | None
     number: int
     promoted: bool = False
+    accept_loss: bool = False
 
 
 class Supervisor:
@@ -135,6 +142,7 @@ class Supervisor:
         self._swap: _Swap | None = None
         self._wants_reload = False
         self._started = self._ending = False
+        self._served: Loaded | None = None  # what is served now
         self._failure: ZigguratError | None = None
         self._pause_s, self._not_before = 0.0, 0.0
         self._closed_by = self._end_by = 0.0
@@ -317,13 +325,13 @@ class Supervisor:
             self._could_not_load(child, error_from_json(message["failed"]))
         elif "serving" in message:
             if not self._started and child.loaded is not None:
-                self._started = True
+                self._started, self._served = True, child.loaded
                 self._on_ready(child.loaded)
         elif "swap" in message:
             export, number = message["swap"], message.get("number")
             if not isinstance(export, str) or not isinstance(number, int):
                 raise BrokenMessageError(f"{message!r:.80}: no swap")
-            self._begin_swap(Path(export), child, number)
+            self._begin_swap(Path(export), child, number, accept_loss=message.get("accept_loss") is True)
         elif "alive" not in message:
             raise BrokenMessageError(f"{message!r:.80}: no message of a worker")
 
@@ -342,6 +350,13 @@ class Supervisor:
             self._could_not_load(child, error)
             _kill(child, signal.SIGKILL)
             return
+        swap = self._swap
+        if swap is not None and child.generation == swap.generation and not swap.accept_loss:
+            lost = loaded.lacks(self._served) if self._served is not None else []
+            if lost:
+                self._could_not_load(child, _answers_less(swap.export, lost))
+                _kill(child, signal.SIGKILL)
+                return
         child.state, child.loaded = State.READY, loaded
         if child.generation == self._generation:
             self._pause_s = 0.0
@@ -386,7 +401,7 @@ class Supervisor:
         else:
             self._pause_s = min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, 2 * self._pause_s))
             self._not_before = time.monotonic() + self._pause_s
-            _log.error("a worker could not load the export; next trial in %.1f s\n%s", self._pause_s, error)
+            _log.error("a worker could not load the export; next trial in %.1f s\n%s", self._pause_s, in_lines(error))
 
     def _end_the_hung(self) -> None:
         now = time.monotonic()
@@ -407,7 +422,7 @@ class Supervisor:
 
     # ---- another version
 
-    def _begin_swap(self, export: Path, asked_by: _Child | None, number: int) -> None:
+    def _begin_swap(self, export: Path, asked_by: _Child | None, number: int, *, accept_loss: bool = False) -> None:
         if self._swap is not None or self._ending:
             error = ConfigError(
                 expected="one swap at a time",
@@ -422,6 +437,7 @@ class Supervisor:
             self._seen_export = identity_of(export)  # a bad one is tried once
         self._newest += 1
         swap = _Swap(export=export, folder=export, generation=self._newest, asked_by=asked_by, number=number)
+        swap.accept_loss = accept_loss
         self._swap = swap
         try:
             swap.folder = export.resolve()
@@ -456,7 +472,8 @@ class Supervisor:
         self._generation, self._swap = swap.generation, None
         self.export, self._folder = swap.export, swap.folder
         self._forget_copies()
-        version = serving[0].loaded.version if serving and serving[0].loaded else ""
+        self._served = next((child.loaded for child in serving if child.loaded is not None), self._served)
+        version = self._versions.get(swap.generation, "")
         _log.info("serving version %s of %s", version, quoted(str(swap.export)))
         if swap.asked_by is not None:
             swap.asked_by.control.send(swapped=version, number=swap.number)
@@ -468,7 +485,7 @@ class Supervisor:
             child.state = State.DRAINING
             _kill(child, signal.SIGKILL)
         self._forget_copies()
-        _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), error)
+        _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), in_lines(error))
         if swap.asked_by is not None:
             swap.asked_by.control.send(refused=error_to_json(error), number=swap.number)
 
@@ -533,6 +550,18 @@ class Supervisor:
 def _kill(child: _Child, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child.pid, number)
+
+
+def _answers_less(export: Path, lost: list[str]) -> ConfigError:
+    return ConfigError(
+        expected="an export that answers all that the served one answers",
+        found=f"an export without {', '.join(lost):.200}",
+        where=quoted(str(export)),
+        ways_out=(
+            'through the admin socket: {"export": "FOLDER", "accept_loss": true}',
+            "start a server of its own with it",
+        ),
+    )
 
 
 def _is_stopped(pid: int) -> bool:

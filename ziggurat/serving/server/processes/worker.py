@@ -55,6 +55,8 @@ class Loaded:
         version: of the export.
         num_items: of its catalogue.
         labels: of its ranker.
+        routes: that it answers.
+        user_columns: that a request may have.
         path: the route that `example` is for.
         example: a request that it answers.
     """
@@ -62,16 +64,30 @@ class Loaded:
     version: str
     num_items: int = 0
     labels: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    user_columns: tuple[str, ...] = ()
     path: str = "/recommend"
     example: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(info: Info) -> Loaded:
         """What an export's description says."""
-        about: dict[str, Any] = {"version": info.version, "num_items": info.num_items, "labels": info.labels}
-        if info.can_recommend:
-            return Loaded(path="/recommend", example=example_request(info), **about)
-        return Loaded(path="/rank", example=example_ranking(info), **about)
+        routes = (*(["/recommend"] if info.can_recommend else []), *(["/rank"] if info.can_rank else []))
+        return Loaded(
+            version=info.version,
+            num_items=info.num_items,
+            labels=info.labels,
+            routes=routes,
+            user_columns=tuple(column.name for column in info.user_columns),
+            path="/recommend" if info.can_recommend else "/rank",
+            example=example_request(info) if info.can_recommend else example_ranking(info),
+        )
+
+    def lacks(self, other: Loaded) -> list[str]:
+        """Return what another export answers and this one does not: routes, and columns of users in requests."""
+        routes = [route for route in other.routes if route not in self.routes]
+        columns = [f"the user's {name!r:.80}" for name in other.user_columns if name not in self.user_columns]
+        return [*routes, *columns]
 
     @staticmethod
     def from_message(data: Any) -> Loaded:
@@ -315,11 +331,11 @@ class _Worker:
             await asyncio.to_thread(self.live.keep_up)
             await asyncio.sleep(FOLLOW_S)
 
-    async def swap_by_admin(self, folder: str) -> str:
+    async def swap_by_admin(self, folder: str, accept_loss: bool) -> str:
         """Ask the supervisor for another version; its version, or RefusedRequestError."""
         number = max(self._asked, default=0) + 1
         future = self._asked[number] = asyncio.get_running_loop().create_future()
-        if not self._send(swap=folder, number=number):
+        if not self._send(swap=folder, number=number, accept_loss=accept_loss):
             del self._asked[number]
             raise _no_supervisor()
         try:

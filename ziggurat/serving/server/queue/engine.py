@@ -7,7 +7,8 @@
 
 A batch starts as soon as the thread is free: it never waits for company, since under load company is there. A batch has
 candidates, not requests, for its size: ranking 1,000 items costs what 1,000 requests for one item cost. A request whose
-deadline passed while it waited is not computed any more. If the answerer fails on a whole batch, its requests are
+deadline passed while it waited is not computed any more, and an answer that is there after its deadline is not given:
+its client learns that it was late, and asks elsewhere. If the answerer fails on a whole batch, its requests are
 computed one by one, so that only the guilty one fails; for the next seconds the engine is *careful*, and requests are
 checked before they join a batch (a check costs as much as the HTTP around it, and good requests need none).
 
@@ -317,7 +318,21 @@ class Engine:
         errors = [_too_late(job, started) for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(_deliver, pairs)
+        self._loop.call_soon_threadsafe(self._deliver, pairs)
+
+    def _deliver(self, pairs: Sequence[tuple[_Job, Answer | Exception]]) -> None:
+        """Give answers to those who wait, in the event loop; an answer after its deadline is an error."""
+        now = time.monotonic()
+        for job, answer in pairs:
+            if job.future.done():
+                continue
+            if isinstance(answer, Exception):
+                job.future.set_exception(answer)
+            elif now > job.deadline:
+                self.metrics.expired.inc()
+                job.future.set_exception(_too_late(job, now, where="computation"))
+            else:
+                job.future.set_result(answer)
 
     def _answers(self, requests: Sequence[Request], effort: Effort) -> list[Answer | Exception]:
         try:
@@ -343,6 +358,7 @@ class Engine:
             requests: examples; requests that cannot be answered are passed over.
         """
         end = time.monotonic() + _WARM_UP_S
+        alone: dict[type, float] = {}  # seconds of one request that finds nothing before it
         for kind in (RecommendRequest, RankRequest):
             known: list[tuple[Request, int]] = []
             for request in requests:
@@ -362,8 +378,17 @@ class Engine:
                     self._ask_answerer([request for request, _ in chosen], effort)
                     seconds = time.monotonic() - started
                     self._costs[kind, effort].observe(sum(count for _, count in chosen), seconds)
+                    if size == 1:
+                        alone[kind] = min(seconds, alone.get(kind, seconds))
         for key, cost in self._costs.items():
             self._costs[key] = dataclasses.replace(cost, excess=1.0)
+        for kind, seconds in alone.items():
+            if seconds > self._deadline_s:
+                route = "/rank" if kind is RankRequest else "/recommend"
+                _log.warning(
+                    "%s takes %.0f ms for one request alone, and its deadline is %.0f ms: start with --deadline-ms %d",
+                    *(route, seconds * 1e3, self._deadline_s * 1e3, math.ceil(3 * seconds) * 1000),
+                )
 
 
 def _effort_of(kind: type, effort: Effort) -> Effort:
@@ -382,18 +407,9 @@ def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> Ove
     return error
 
 
-def _too_late(job: _Job, now: float) -> OverloadError:
+def _too_late(job: _Job, now: float, *, where: str = "queue") -> OverloadError:
     allowed, waited = (job.deadline - job.arrived) * 1e3, (now - job.arrived) * 1e3
-    error = _refusal(f"an answer within {allowed:.0f} ms", f"{waited:.0f} ms in the queue", "queue", 0.5)
+    found = f"{waited:.0f} ms in the queue" if where == "queue" else f"one after {waited:.0f} ms"
+    error = _refusal(f"an answer within {allowed:.0f} ms", found, where, 0.5)
     error.expired = True
     return error
-
-
-def _deliver(pairs: Sequence[tuple[_Job, Answer | Exception]]) -> None:
-    for job, answer in pairs:
-        if job.future.done():
-            continue
-        if isinstance(answer, Exception):
-            job.future.set_exception(answer)
-        else:
-            job.future.set_result(answer)
