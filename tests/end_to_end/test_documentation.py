@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import build_parser
+from ziggurat.serving.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = (
@@ -112,6 +113,10 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
             continue
         if options.verb == "towers":
             override(recipe_named("table_dlrm", schema=known_schema), settings_given(rest))
+            continue
+        if options.verb == "serve":
+            given = {name.removeprefix("server."): value for name, value in settings_given(rest).items()}
+            override(ServerConfig(), given)
             continue
         if options.verb not in ("train", "prepare"):
             assert not rest, arguments
