@@ -13,7 +13,7 @@ import ziggurat as zg
 from tests.embeddings.embedding_inputs import MIXED, make_batch
 from ziggurat.features.inputs import LabelSpec, VectorSpec
 from ziggurat.models import MODEL_CONFIGS, build_model
-from ziggurat.serving.export.dense_program import compile_program, export_program, inputs_of, save_program
+from ziggurat.serving.export.dense_program import compile_program, export_program, inputs_of, program_bytes
 
 TABLES = tuple(dataclasses.replace(table, embedding_dim=0) for table in MIXED.tables)
 INPUTS = dataclasses.replace(
@@ -31,7 +31,7 @@ def batch_of(size: int, seed: int, *, inputs: Any = INPUTS) -> zg.Batch:
 def check(config: Any, path: Path, *, inputs: Any = INPUTS) -> None:
     model = build_model(config, inputs, seed=0).eval()
     batches = (batch_of(7, 0, inputs=inputs), batch_of(4, 1, inputs=inputs))
-    save_program(export_program(model, batches), path)
+    path.write_bytes(program_bytes(export_program(model, batches)))
     program = torch.export.load(path).module()
     for size in (2, 33):
         batch = batch_of(size, size, inputs=inputs)

@@ -46,6 +46,7 @@ from ziggurat.cli.runs.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tab
 from ziggurat.cli.serving.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.errors import SchemaError, ZigguratError
+from ziggurat.files.streams import say
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
 EXAMPLES = """examples:
@@ -248,14 +249,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise options.parser.unknown(rest)
         return _run(options, rest)
     except ZigguratError as error:
-        sys.stderr.write(f"{type(error).__name__}\n{error}\n")
+        say(f"{type(error).__name__}\n{error}\n")
         if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
             from ziggurat.parallel.lost_ranks import end_process
 
             end_process(2, after=error)
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(
+        say(
             "\ninterrupted; a run goes on from its last checkpoint with --resume; before the first one, give the same "
             "command again (prepared data is kept)\n"
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ziggurat.errors import ConfigError
+from ziggurat.files.streams import say
 
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
@@ -28,7 +28,7 @@ def say_given_again(flag: str, values: Sequence[str]) -> None:
     text = f"notice: {flag} is given {times}, {', '.join(values[:-1])} and {last}: the last counts, {last}"
     if flag in ("--data.train", "--data.valid", "--data.test"):
         text += f"; {flag} {','.join(values)} takes {every}"
-    sys.stderr.write(f"{text}\n")
+    say(f"{text}\n")
 
 
 class _Store(argparse.Action):

@@ -15,7 +15,6 @@ import dataclasses
 import difflib
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from ziggurat.cli.parser import say_given_again
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
+from ziggurat.files.streams import say
 
 SHORT: dict[str, tuple[tuple[str, ...], str]] = {
     "epochs": (("training.epochs",), "passes over the training data"),
@@ -93,7 +93,7 @@ def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str,
         given |= dict.fromkeys(paths, text) if text is not None else {}
         full = dashed.get(paths[0])
         if text is not None and full is not None and text != full:
-            sys.stderr.write(f"notice: --{name} {text} and --{paths[0]} {full}: the full name counts, {full}\n")
+            say(f"notice: --{name} {text} and --{paths[0]} {full}: the full name counts, {full}\n")
     return given | by_full_name
 
 
@@ -125,7 +125,7 @@ def _present_name(path: str) -> str:
     """The name that a renamed setting has now, with a notice."""
     new = RENAMED.get(path.replace("_", "-"))
     if new:
-        sys.stderr.write(f"notice: --{path} is called --{new} now\n")
+        say(f"notice: --{path} is called --{new} now\n")
     return new or path
 
 

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from ziggurat.files.streams import answering
+
 _GAP = "   "
 _MIN_PROSE = 24
 _LONG_CELL = 28
@@ -25,7 +27,8 @@ def print_line(line: str) -> None:
     """One line of text on standard output; the terminal folds it, nothing is cut."""
     from rich.console import Console
 
-    Console().print(line, soft_wrap=True, markup=False, highlight=False)
+    with answering():
+        Console().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -36,7 +39,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     width = console.width if console.is_terminal else None
     text = table_text(columns, rows, width=width)
     if text:
-        console.print(text + "\n", soft_wrap=True, markup=False, highlight=False)
+        with answering():
+            console.print(text + "\n", soft_wrap=True, markup=False, highlight=False)
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None) -> str:

@@ -22,6 +22,7 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
     writing.py    files and folders, whole or not at all
     formats.py    the three keys, migrations, checksums
     locking.py    one process at a time
+    streams.py    standard output and standard error
     stores.py     files in object stores under their URLs, for reading; store_reader.py reads them
 """
 

@@ -19,6 +19,9 @@ from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files.reading import text_of
 
 _LEFT_S = 3600.0
+# Polars and safetensors say what the system refused in errors of their own.
+_WRITERS = ("polars", "safetensors", "safetensors_rust")
+_REFUSED = re.compile(r"I/?O error|os error \d+", re.IGNORECASE)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -208,10 +211,16 @@ def writing_to(path: Path, error: type[ZigguratError]) -> Iterator[None]:
         yield
     except ZigguratError:
         raise
-    except OSError as problem:
+    except Exception as problem:
+        if not isinstance(problem, OSError) and not _is_of_a_writer(problem):
+            raise
         raise error(
             expected=f"to write {path.name}",
-            found=text_of(problem),
+            found=text_of(problem) if isinstance(problem, OSError) else str(problem)[:300],
             where=str(path),
             ways_out=("free space on this disk, or correct the permissions of the folder", "choose another path"),
         ) from problem
+
+
+def _is_of_a_writer(problem: Exception) -> bool:
+    return type(problem).__module__.split(".")[0] in _WRITERS and bool(_REFUSED.search(str(problem)))

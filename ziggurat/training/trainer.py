@@ -154,10 +154,14 @@ class Trainer:
             while not self.position.finished and self.position.epoch < self.config.epochs:
                 self._epoch()
             self.store.wait()
-        finally:
-            self.progress.end()
-            self.records.close()
-            self.ledger.close()
+        except BaseException:
+            for close in (self.progress.end, self.records.close, self.ledger.close):
+                with contextlib.suppress(OSError):  # what ended the training is what must be told
+                    close()
+            raise
+        self.progress.end()
+        self.records.close()
+        self.ledger.close()
         stopped_early = self.ending.patience_is_out
         if stopped_early:
             self.progress.say(self.ending.text())

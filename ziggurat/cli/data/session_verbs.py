@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.files.streams import say
 
 
 def cluster_by_session(options: argparse.Namespace) -> int:
@@ -13,19 +14,21 @@ def cluster_by_session(options: argparse.Namespace) -> int:
     from ziggurat.data.clustering import cluster_by_session
 
     phase = ""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def progress(what: str, done: int, total: int | None) -> None:
         nonlocal phase
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{what} {done:,}{f' of {total:,}' if total else ''} rows")
+        if is_terminal:
+            say(f"\r{what} {done:,}{f' of {total:,}' if total else ''} rows")
         elif what != phase:
-            sys.stderr.write(f"{what} rows\n")
+            say(f"{what} rows\n")
         phase = what
 
     done = cluster_by_session(
         options.files, session=options.session, time=options.time, out=options.out, progress=progress
     )
-    sys.stderr.write("\n" if sys.stderr.isatty() else "")
+    if is_terminal:
+        say("\n")
     before, after = done.bytes_before, done.bytes_after
     rows = [
         [name, *([f"{before[name]:,}"] if before else []), f"{size:,}"]
@@ -69,12 +72,15 @@ def import_query(options: argparse.Namespace) -> int:
     """Write what the database answers, and print the columns."""
     from ziggurat.data.sql_import import import_query
 
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+
     def progress(done: int) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{done:,} rows")
+        if is_terminal:
+            say(f"\r{done:,} rows")
 
     done = import_query(options.sql, out=options.out, database=options.database, progress=progress)
-    sys.stderr.write("\n" if sys.stderr.isatty() else "")
+    if is_terminal:
+        say("\n")
     print_table(["column", "type"], [list(each) for each in done.columns.items()])
     print_line(f"{done.num_rows:,} rows, {done.num_bytes:,} bytes written to {options.out}")
     return 0

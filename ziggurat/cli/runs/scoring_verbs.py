@@ -59,7 +59,7 @@ def embeddings(options: argparse.Namespace, rest: list[str]) -> int:
     run = load_run(options.run, step=options.step, models=own_models(options))
     found = run.embeddings(options.feature)
     with replacing(options.out) as temporary:
-        found.write_parquet(temporary)
+        found.write_parquet(temporary)  # an error of polars is one of writing, too
     size = found["vector"].to_numpy().shape[1]
     print_line(f"{found.height:,} ids with {size} numbers each written to {options.out} (step {run.step:,})")
     return 0

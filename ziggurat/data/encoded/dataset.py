@@ -272,7 +272,7 @@ class EncodedDataset:
     def _sound(self, index: int, make: Callable[[], pa.Table]) -> pa.Table:
         try:
             return make()
-        except (pa.ArrowException, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged("columns as they were written", str(error), self._where(index)) from error
 
     def _where(self, index: int) -> str:

@@ -26,8 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ziggurat.errors import CheckpointError, MissingFileError
+from ziggurat.errors import CheckpointError, FileError, MissingFileError
 from ziggurat.features.hashing import GOLDEN, mix
+from ziggurat.files import writing_to
 from ziggurat.ops.rows import hash_rows
 
 _MAGIC = b"ziggurat ledger 1\n".ljust(24, b"\0")
@@ -119,14 +120,15 @@ class Ledger:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.path.exists():
-            self.path.write_bytes(_MAGIC)
-        self._records, self.dropped_bytes = _read(self.path)
-        if not len(self._records):
-            self.path.write_bytes(_MAGIC)  # a header may have been torn, too
-        self._file = self.path.open("r+b", buffering=1 << 16)
-        self._cut(len(self._records))
+        with writing_to(self.path, FileError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.write_bytes(_MAGIC)
+            self._records, self.dropped_bytes = _read(self.path)
+            if not len(self._records):
+                self.path.write_bytes(_MAGIC)  # a header may have been torn, too
+            self._file = self.path.open("r+b", buffering=1 << 16)
+            self._cut(len(self._records))
 
     def __enter__(self) -> Ledger:
         return self
@@ -156,34 +158,40 @@ class Ledger:
         record["epoch"], record["num_rows"], record["step"] = epoch, num_rows, step
         record["ordered"], record["sum"] = ordered, row_sum
         record["check"] = _checks(record)
-        self._file.write(record.tobytes())
+        with writing_to(self.path, FileError):
+            self._file.write(record.tobytes())
 
     def truncate(self, step: int) -> None:
         """Forget the steps after `step`, which a resumed run does again."""
-        self._file.flush()
+        self.flush()
         self._records, _ = _read(self.path)
         self._cut(int(np.searchsorted(self._records["step"], step, side="right")))
 
     def _cut(self, num_records: int) -> None:
         self._records = self._records[:num_records]
-        self._file.truncate(len(_MAGIC) + num_records * _RECORD.itemsize)
-        self._file.seek(0, os.SEEK_END)
+        with writing_to(self.path, FileError):
+            self._file.truncate(len(_MAGIC) + num_records * _RECORD.itemsize)
+            self._file.seek(0, os.SEEK_END)
 
     def flush(self, *, durable: bool = False) -> None:
         """Hand everything to the operating system; `durable` also waits until it is on the disk."""
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
+        with writing_to(self.path, FileError):
+            self._file.flush()
+            if durable:
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flush and close."""
         if not self._file.closed:
-            self.flush(durable=True)
-            self._file.close()
+            try:
+                self.flush(durable=True)
+            finally:
+                with writing_to(self.path, FileError):
+                    self._file.close()
 
     def verify(self, *, num_rows: int, row_sum: int) -> LedgerReport:
         """`verify_ledgers` for this ledger alone."""
-        self._file.flush()
+        self.flush()
         return verify_ledgers([self.path], num_rows=num_rows, row_sum=row_sum)
 
 

@@ -169,7 +169,7 @@ def _read_frame(path: Path, entry: _File, *, columns: dict[str, Any]) -> pl.Data
         frame = pl.from_arrow(pq.read_table(io.BytesIO(content)))
         assert isinstance(frame, pl.DataFrame)
         return frame.select([pl.col(name).cast(kind) for name, kind in columns.items()])
-    except (pa.ArrowException, pl.exceptions.PolarsError) as error:
+    except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise _damaged(path, f"not a vocabulary: {error}") from error
 
 

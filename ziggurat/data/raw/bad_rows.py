@@ -15,6 +15,7 @@ One line of the quarantine:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -23,7 +24,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
-from ziggurat.errors import BoundsError, ConfigError, DataError, ZigguratError
+from ziggurat.errors import BoundsError, ConfigError, DataError, FileError, ZigguratError
+from ziggurat.files import writing_to
 from ziggurat.files.stores import DataPath
 
 _SHOWN_CHARACTERS = 200  # of a bad value, in errors and in the quarantine
@@ -196,9 +198,11 @@ class BadRows:
 
     def close(self) -> None:
         """Write out and close the quarantine files; more rows may still follow."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        with contextlib.ExitStack() as files:
+            for file in self._files.values():
+                files.enter_context(writing_to(Path(file.name), FileError))
+                files.callback(file.close)
+            self._files.clear()
 
     def __enter__(self) -> BadRows:
         return self
@@ -209,12 +213,13 @@ class BadRows:
     def _write(self, bad: BadRow) -> None:
         assert self.folder is not None
         if bad.path not in self._files:
-            self.folder.mkdir(parents=True, exist_ok=True)
             # Two files of one name in different folders must not share a quarantine.
             tag = hashlib.blake2b(str(bad.path).encode(errors="surrogateescape"), digest_size=4).hexdigest()
             first_time = len(self._seen[bad.path]) == 1
             target = self.folder / f"{bad.path.name}.{tag}.jsonl"
-            self._files[bad.path] = target.open("w" if first_time else "a", encoding="utf-8")
+            with writing_to(target, FileError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._files[bad.path] = target.open("w" if first_time else "a", encoding="utf-8")
         record = {
             "file": str(bad.path),
             "row": bad.row,
@@ -224,4 +229,5 @@ class BadRows:
             "detail": bad.expected,
             "found": bad.found if len(bad.found) <= 100_000 else bad.found[:100_000] + "…",
         }
-        self._files[bad.path].write(json.dumps(record) + "\n")
+        with writing_to(self.folder / bad.path.name, FileError):
+            self._files[bad.path].write(json.dumps(record) + "\n")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ziggurat.data.raw.saved_datasets import saved_files
-from ziggurat.errors import MissingFileError, SchemaError
+from ziggurat.errors import DataError, MissingFileError, SchemaError
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
@@ -140,6 +140,7 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
     elif (folder := Path(path)).is_dir():
         found = [*(saved_files(folder) or (file for file in folder.iterdir() if _is_data_file(file, known)))]
     elif folder.exists():
+        _refuse_other_than_files(folder)
         return [folder]
     else:
         found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
@@ -152,6 +153,18 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
             ways_out=(*hint, "correct the path", "look at it with ls"),
         )
     return sorted(found, key=_natural)
+
+
+def _refuse_other_than_files(path: Path) -> None:
+    """Refuse a pipe, which would wait for a writer and can be read once only, and a device, which may have no end."""
+    if path.is_file():
+        return
+    raise DataError(
+        expected="a regular file: data is read more than once, and in parts",
+        found="a pipe" if path.is_fifo() else "a device or a socket",
+        where=str(path),
+        ways_out=("write what comes out of it to a file, and name that",),
+    )
 
 
 def documents_in(path: str | DataPath, *, suffixes: Iterable[str]) -> list[Path]:

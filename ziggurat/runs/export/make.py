@@ -27,9 +27,9 @@ from ziggurat.arguments import check_arguments
 from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, FileError
 from ziggurat.features.schema import Schema
-from ziggurat.files import digest_of
+from ziggurat.files import digest_of, write_bytes
 from ziggurat.parallel.device import Device
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
@@ -53,7 +53,7 @@ from ziggurat.serving.export.dense_program import (
     PROGRAM_FILE,
     compile_program,
     export_program,
-    save_program,
+    program_bytes,
 )
 from ziggurat.serving.export.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
 from ziggurat.serving.export.packed_model import save_model
@@ -327,17 +327,20 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
         return "not written: too few rows"
     try:
         program = export_program(ranker.packed.model, (batch, batch.rows(0, half + 1)))
-        save_program(program, folder / RANKER / PROGRAM_FILE)
+        content = program_bytes(program)
     except Exception as error:  # torch raises whatever it likes; the export is whole without the program
         why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         progress.say(f"no {PROGRAM_FILE}: torch.export cannot trace this model ({why})")
         return f"not written: {why}"
+    write_bytes(folder / RANKER / PROGRAM_FILE, content)  # what a disk refuses is no fault of the model's
     if not config.compiled:
         return "written"
     path = folder / RANKER / COMPILED_FILE
     progress.begin(f"compile {COMPILED_FILE}", total=None)
     try:
         compile_program(program, path, model=ranker.packed.model, batch=batch.rows(0, half + 1))
+    except FileError:
+        raise
     except Exception as error:  # as above; the export is whole without it
         path.unlink(missing_ok=True)
         why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"

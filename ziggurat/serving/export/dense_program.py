@@ -19,6 +19,7 @@ later, either.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ziggurat.features.batch import Batch
+from ziggurat.files import write_bytes
 from ziggurat.models import Embedded, Model, Unpooled
 
 PROGRAM_FILE = "dense.pt2"
@@ -96,9 +98,11 @@ def export_program(model: Model, batches: tuple[Batch, Batch]) -> torch.export.E
     return program
 
 
-def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Write a program into an export."""
-    torch.export.save(program, path)
+def program_bytes(program: torch.export.ExportedProgram) -> bytes:
+    """The content of a program's file. In memory first: torch ends the process where a disk is full."""
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return content.getvalue()
 
 
 @torch.no_grad()
@@ -115,7 +119,9 @@ def compile_program(program: torch.export.ExportedProgram, path: Path, *, model:
         RuntimeError and what else torch raises: there is no C++ compiler, or it cannot compile the program.
         AssertionError: the compiled program computes something else.
     """
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    content = io.BytesIO()  # torch ends the process where a disk is full
+    torch._inductor.aoti_compile_and_package(program, package_path=content)
+    write_bytes(path, content.getvalue())
     given = inputs_of(model.embed(batch))
     found = torch._inductor.aoti_load_package(str(path))(**given)
     torch.testing.assert_close(found, DenseProgram(model)(**given), rtol=_ATOL, atol=_ATOL)

@@ -14,7 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ziggurat.files import write_text
+from ziggurat.errors import FileError
+from ziggurat.files import write_text, writing_to
 
 
 class RunRecords:
@@ -27,41 +28,51 @@ class RunRecords:
     """
 
     def __init__(self, path: Path, *, tensorboard: Path, resume_step: int | None = None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if resume_step is None:
-            path.write_text("", encoding="utf-8")
-        else:
-            _cut(path, last_step=resume_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._tensorboard = tensorboard
+        with writing_to(path, FileError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if resume_step is None:
+                path.write_text("", encoding="utf-8")
+            else:
+                _cut(path, last_step=resume_step)
+            self._file = path.open("a", encoding="utf-8")
         purge = None if resume_step is None else resume_step + 1
         self._events: Any = None
         if not why_no_events():
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(tensorboard), purge_step=purge)
+            with writing_to(tensorboard, FileError):
+                self._events = SummaryWriter(str(tensorboard), purge_step=purge)
 
     def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write one record; it must hold `kind` and `step`. Numbers go to TensorBoard as `kind/name`."""
         line = record | ({"timing": timing} if timing else {})
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        with writing_to(self._path, FileError):
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         if self._events is None:
             return
-        for name, value in (record | (timing or {})).items():
-            if isinstance(value, int | float) and name != "step":
-                self._events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+        with writing_to(self._tensorboard, FileError):
+            for name, value in (record | (timing or {})).items():
+                if isinstance(value, int | float) and name != "step":
+                    self._events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def flush(self, *, durable: bool = False) -> None:
         """Hand everything to the operating system; `durable` also waits for the disk."""
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
+        with writing_to(self._path, FileError):
+            self._file.flush()
+            if durable:
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flush and close both logs."""
-        self.flush()
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        try:
+            with writing_to(self._path, FileError):
+                self._file.close()  # flushes, and gives the file back even where that fails
+        finally:
+            if self._events is not None:
+                with writing_to(self._tensorboard, FileError):
+                    self._events.close()
 
 
 class NoRecords:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
+from ziggurat.files.streams import say_to
+
 
 class Progress(Protocol):
     """What long work reports to."""
@@ -98,9 +100,8 @@ class LineProgress:
             self.say(self._latest)
 
     def say(self, text: str) -> None:
-        """Print one line."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        """Print one line; where nobody can read it (a full disk, a closed pipe), the work goes on without."""
+        say_to(self._stream, text + "\n")
 
     def end(self) -> None:
         """Print the last state."""
@@ -117,5 +118,10 @@ def show_progress() -> Progress:
     try:
         from ziggurat.training.report.progress_bar import bar_on_terminal
     except ImportError:
-        return LineProgress(sys.stderr)
-    return bar_on_terminal() or LineProgress(sys.stderr)
+        return _lines()
+    return bar_on_terminal() or _lines()
+
+
+def _lines() -> Progress:
+    # Python has no standard error where the process was started with it closed.
+    return NoProgress() if sys.stderr is None else LineProgress(sys.stderr)

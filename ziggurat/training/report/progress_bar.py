@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBar
@@ -29,26 +32,32 @@ class BarProgress:
             console=self._console,
             refresh_per_second=4,
         )
-        self._bar.start()
+        with contextlib.suppress(OSError):  # the terminal is gone; the work goes on
+            self._bar.start()
         self._task = self._bar.add_task(what, total=total, note="")
 
     def update(self, done: int, *, note: str = "") -> None:
         """Move the bar."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, note=note)
+            with contextlib.suppress(OSError):
+                self._bar.update(self._task, completed=done, note=note)
 
     def say(self, text: str) -> None:
         """Print above the bar."""
-        self._console.print(text, highlight=False, markup=False)
+        with contextlib.suppress(OSError):
+            self._console.print(text, highlight=False, markup=False)
 
     def end(self) -> None:
         """Leave the finished bar on the screen."""
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
         self._bar = self._task = None
 
 
 def bar_on_terminal() -> BarProgress | None:
     """A bar on standard error; None where that is no terminal."""
+    if sys.stderr is None:  # closed when the process began
+        return None
     console = Console(stderr=True)
     return BarProgress(console) if console.is_terminal else None

@@ -11,13 +11,14 @@ from ziggurat.config import to_json
 from ziggurat.errors import NumericsError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.files import replacing
 
 
 def dump_batch(batch: Batch, path: Path, inputs: InputSpec) -> Path:
     """Write a batch as safetensors; the names of its columns stand in the file's metadata. Returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: value.detach().cpu().contiguous() for name, value in batch.tensors().items()}
-    save_file(plain, str(path), metadata={"inputs": json.dumps(to_json(inputs))})
+    with replacing(path) as temporary:
+        save_file(plain, str(temporary), metadata={"inputs": json.dumps(to_json(inputs))})
     return path
 
 
