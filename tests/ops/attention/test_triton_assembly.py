@@ -1,0 +1,99 @@
+"""The kernels of attention as GPUs run them: each default compiles, multiplies by tensor cores and loads ahead."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.lookup.assembly import compiled
+from ziggurat.ops.attention.launches import AttentionPart, kind_of, launch_of
+from ziggurat.ops.attention.triton import ATTENTION_KERNELS
+from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None or is_interpreted(), reason="no package triton, or it is interpreted"
+    ),
+]
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+PRODUCTS = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+
+
+def ptx(
+    part: AttentionPart,
+    *,
+    architecture: int = 90,
+    dim: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    form: str = "silu",
+    is_biased: bool = False,
+    has_targets: bool = False,
+    precision: str = "ieee",
+) -> str:
+    """PTX of a part as it is launched."""
+    kernel = getattr(kernels_of(ATTENTION_KERNELS), f"{part.value}_kernel")
+    launch = launch_of(part, kind_of(dtype, width=dim, is_biased=is_biased, precision=precision))
+    numbers = dict.fromkeys(("q", "k", "v", "out", "grad", "dq", "dk", "dv"), POINTERS[dtype])
+    floats = ("lse", "delta", "d_places", "d_columns", "d_own", "d_time", "w_pos", "w_time", "borders")
+    integers = ("offsets", "query_offsets", "targets", "spans", "query_times", "key_times")
+    sizes = ("sequences", "tiles", "lead", "pieces", "context", "reach", "half")
+    strides = [f"{name}_{axis}" for name in ("q", "k", "v", "out", "grad") for axis in ("row", "head")]
+    types = numbers | dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i64") | dict.fromkeys(sizes, "i32")
+    types |= dict.fromkeys(("scale", "inverse"), "fp32") | dict.fromkeys(strides, "i32:16")
+    buckets = 129 if is_biased else 0
+    constants: dict[str, Any] = {
+        "heads": 4,
+        "dim": dim,
+        "value_dim": dim,
+        "padded": power_of_two(dim),
+        "padded_value": power_of_two(dim),
+        "has_targets": has_targets,
+        "has_spans": False,
+        "has_pos": is_biased,
+        "has_time": is_biased,
+        "buckets": buckets,
+        "form": form,
+        "precision": precision,
+        "rows_tile": launch.rows,
+        "columns_tile": launch.columns,
+        "tile": launch.rows,
+        "padded_buckets": power_of_two(max(1, buckets)),
+        "of_targets": False,
+    }
+    found = compiled(
+        kernel,
+        types=types,
+        constants={name: value for name, value in constants.items() if name in kernel.arg_names},
+        architecture=architecture,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )
+    return found.asm["ptx"]
+
+
+@pytest.mark.parametrize("part", [AttentionPart.FORWARD, AttentionPart.QUERIES, AttentionPart.KEYS])
+@pytest.mark.parametrize(("architecture", "dim"), [(80, 64), (90, 64), (90, 128), (100, 128)])
+def test_bf16_is_multiplied_by_tensor_cores_from_loads_ahead(part: AttentionPart, architecture: int, dim: int) -> None:
+    text = ptx(part, architecture=architecture, dim=dim)
+    assert PRODUCTS[architecture] in text
+    assert "cp.async.cg.shared.global" in text  # 16 bytes at a time
+    assert "atom." not in text
+
+
+@pytest.mark.parametrize("part", list(AttentionPart))
+@pytest.mark.parametrize("form", ["silu", "softmax"])
+def test_biases_compile(part: AttentionPart, form: str) -> None:
+    text = ptx(part, form=form, is_biased=True, has_targets=True, dim=32)
+    assert "wgmma.mma_async" in text
+    assert "atom." not in text
+
+
+@pytest.mark.parametrize("part", list(AttentionPart))
+@pytest.mark.parametrize(("precision", "dim"), [("ieee", 32), ("tf32", 64)])
+def test_fp32_is_multiplied_as_torch_is_set(part: AttentionPart, precision: str, dim: int) -> None:
+    text = ptx(part, dtype=torch.float32, precision=precision, is_biased=part is AttentionPart.BIASES, dim=dim)
+    assert ("wgmma" in text or "mma.sync" in text) is (precision == "tf32")
