@@ -1,20 +1,20 @@
 """Kernels on one GPU against their bytes and against torch, every launch that might be faster, search, a whole step.
 
     python -m benchmarks.kernels_gpu --out FILE            all parts, each in a process of its own, about 90 s
-    python -m benchmarks.kernels_gpu --out FILE --parts dots,fm_norm
+    python -m benchmarks.kernels_gpu --out FILE --parts dots_bf16,fm_norm
 
     copy      the rate of a copy in memory: what bytes are held against
     finite    the check that tables stay finite
-    dots      DLRM's interaction of 27 fields of 128 columns, forward and backward, 65,536 samples
+    dots_…    DLRM's interaction of 27 fields of 128 columns, forward and backward, 65,536 samples, for three pairs of
+              dtypes of the pieces
     fm_norm   Wukong's products and norm, 40 fields of 128 columns, rank 8
     tables    lookup and update of 26 tables of 1,000,000 rows, ids by a Zipf law, and what an update consists of
     search    1, 64 and 1,024 queries among 1,000,000 vectors of 64 numbers
     step      a DLRM step, compiled, and its forward and backward pass as CUDA graphs; where its time goes
 
 The file is written again after each case. Kernels are timed by events around calls that follow each other; each is held
-to a reference first (FP64, or the bits of the default launch). Compilation is done before, by processes beside the part
-`step`, which compiles meanwhile and is timed alone. Needs neither polars nor FBGEMM; `--tiny` shows on a CPU, under
-Triton's interpreter, that the code runs, and measures nothing.
+to a reference first (FP64, or the bits of the default launch). Compilation is done before, by all parts at once. Needs
+neither polars nor FBGEMM; `--tiny` shows on a CPU, under Triton's interpreter, that the code runs, and measures nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ziggurat.ops.interactions.dot import pair_places
 from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction_reference
 from ziggurat.ops.interactions.dot_triton import (
     DotLaunch,
+    candidates_of,
     interaction_backward_triton,
     interaction_triton,
-    launch_of,
 )
-from ziggurat.ops.interactions.fm_norm import LAUNCH, FMLaunch, fm_norm_reference, fm_norm_triton
+from ziggurat.ops.interactions.fm_norm import FMLaunch, fm_norm_reference, fm_norm_triton
 from ziggurat.ops.lookup import FieldKind, GradientPart, LookupLayout, Lookups, Step, TableOptimizerKind, UpdateRule
 from ziggurat.ops.lookup.choose import BatchShape, synthetic_lookups
 from ziggurat.ops.lookup.gradient import are_finite_sums
@@ -58,8 +58,8 @@ from ziggurat.ops.machine.launches import DEFAULT, Launch, LaunchPart, launches_
 from ziggurat.ops.machine.matmul_rate import copy_gb_per_s
 
 FP32, BF16, FP64 = torch.float32, torch.bfloat16, torch.float64
-PARTS = ("copy", "finite", "dots", "fm_norm", "tables", "search", "step")
-COMPILED = ("finite", "dots", "fm_norm", "tables")  # beside the part `step`
+PARTS = ("copy", "dots_mixed", "dots_bf16", "tables", "search", "fm_norm", "dots_fp32", "finite", "step")
+COMPILED = ("dots_mixed", "dots_bf16", "tables", "fm_norm", "dots_fp32")  # all at once, before anything is timed
 LIMIT_S = 60.0  # of a part
 
 
@@ -141,43 +141,31 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
     return float(torch.linalg.vector_norm(found.double() - exact) / torch.linalg.vector_norm(exact))
 
 
-def dot_launches(dtype: torch.dtype, *, is_backward: bool) -> dict[str, DotLaunch]:
-    """Name launches of dots, the one in use first."""
-    own = launch_of(27, 128, dtype=dtype, is_backward=is_backward)
-    found = [own]
-    if dtype is BF16:
-        for samples, warps, stages in (
-            (1, 1, 1),
-            (1, 2, 1),
-            (1, 4, 1),
-            (4, 1, 2),
-            (4, 2, 2),
-            (8, 2, 2),
-            (8, 2, 3),
-            (8, 4, 3),
-            (16, 2, 3),
-            (8, 1, 3),
-            (8, 2, 4),
-            (32, 4, 4),
-        ):
-            found.append(DotLaunch(samples=samples, warps=warps, stages=stages, chunk=128))
-    else:
-        for samples, warps, stages, chunk, precision in (
-            (4, 4, 2, 32, "ieee"),
-            (1, 4, 1, 32, "tf32x3"),
-            (1, 2, 1, 64, "tf32x3"),
-            (4, 4, 2, 32, "tf32x3"),
-            (8, 4, 3, 128, "tf32x3"),
-            (8, 2, 2, 64, "tf32x3"),
-        ):
-            found.append(DotLaunch(samples=samples, warps=warps, stages=stages, chunk=chunk, precision=precision))
-    return {str(dataclasses.astuple(each)): each for each in found}
+def dot_launches(dtype: torch.dtype) -> dict[str, DotLaunch]:
+    """Name launches of dots, the first of those in use first."""
+    found = candidates_of(27, 128, dtype=dtype)
+    own = next(iter(found.values()))
+    more: tuple[tuple[int, int, int, int, str], ...] = ((8, 4, 3, 128, "ieee"), (8, 2, 2, 128, "ieee"))
+    if dtype is FP32:
+        more = ((1, 4, 1, 32, "tf32x3"), (4, 4, 2, 32, "tf32x3"), (8, 4, 2, 64, "tf32x3"))
+    for samples, warps, stages, chunk, precision in more:
+        launch = dataclasses.replace(own, samples=samples, warps=warps, stages=stages, chunk=chunk, precision=precision)
+        found[f"{launch}, {precision}"] = launch
+    return found
 
 
-def dots(run: Run) -> None:
-    """Time forward and backward for each pair of dtypes of the two pieces."""
-    dots_of(run, "bf16_fp32", kinds=(BF16, FP32), dtype=BF16)
+def dots_bf16(run: Run) -> None:
+    """Time forward and backward of fields in BF16."""
     dots_of(run, "bf16", kinds=(BF16, BF16), dtype=BF16)
+
+
+def dots_mixed(run: Run) -> None:
+    """Time forward and backward of pooled fields in FP32, and products in BF16: the default."""
+    dots_of(run, "bf16_fp32", kinds=(BF16, FP32), dtype=BF16)
+
+
+def dots_fp32(run: Run) -> None:
+    """Time forward and backward of fields in FP32."""
     dots_of(run, "fp32", kinds=(FP32, FP32), dtype=FP32)
 
 
@@ -197,7 +185,7 @@ def dots_of(run: Run, name: str, *, kinds: tuple[torch.dtype, torch.dtype], dtyp
     gradients = torch.autograd.grad(wanted, exact, upstream[:256].double())
     read = sum(piece.numel() * piece.itemsize for piece in pieces)
     rows = run.size * shape.width * dtype.itemsize
-    forward = dot_launches(dtype, is_backward=False)
+    forward = dot_launches(dtype)
     errors = {}
     for each, launch in forward.items():
         try:
@@ -215,7 +203,7 @@ def dots_of(run: Run, name: str, *, kinds: tuple[torch.dtype, torch.dtype], dtyp
         bytes_moved=read + rows,
         errors=errors,
     )
-    backward = dot_launches(dtype, is_backward=True)
+    backward = dot_launches(dtype)
     errors = {}
     for each, launch in backward.items():
         try:
@@ -241,20 +229,9 @@ def dots_of(run: Run, name: str, *, kinds: tuple[torch.dtype, torch.dtype], dtyp
 
 def fm_launches() -> dict[str, FMLaunch]:
     """Name launches of Wukong's norm, the one in use first."""
-    found = [LAUNCH]
-    for samples, warps, stages in (
-        (1, 1, 1),
-        (1, 2, 1),
-        (1, 8, 1),
-        (4, 4, 1),
-        (8, 4, 2),
-        (8, 4, 3),
-        (8, 2, 2),
-        (16, 4, 3),
-        (16, 8, 3),
-    ):
-        found.append(FMLaunch(samples=samples, warps=warps, stages=stages))
-    return {str(dataclasses.astuple(each)): each for each in found}
+    sizes = ((1, 4, 1), (8, 4, 3), (8, 2, 2), (1, 2, 1), (16, 4, 2), (16, 8, 3))
+    found = [FMLaunch(samples=samples, warps=warps, stages=stages) for samples, warps, stages in sizes]
+    return {str(each): each for each in found}
 
 
 def fm_norm(run: Run) -> None:
@@ -371,7 +348,7 @@ def tables(run: Run) -> None:
     """Time lookup and update for every launch, and the pieces of an update."""
     rows = 1_000_000 if run.size > 1000 else 100  # few where candidates are compiled alone
     mine = Tables(run, rows=rows)
-    tiles = ((2048, 4, 4), (1024, 4, 2), (2048, 4, 2), (1024, 2, 2), (512, 1, 2), (512, 2, 2), (4096, 8, 2))
+    tiles = ((2048, 4, 4), (1024, 4, 2), (2048, 4, 2), (1024, 2, 2), (512, 1, 2), (4096, 8, 2))
     launches = [Launch(numbers=numbers, warps=warps, reads_ahead=ahead) for numbers, warps, ahead in tiles]
     dim, num_lookups = 128, 26 * run.size
     out = torch.empty(run.size, mine.layout.width, device=run.device, dtype=BF16)
@@ -394,7 +371,7 @@ def updates(run: Run, mine: Tables, name: str, grad: Tensor, *, tiles: tuple[tup
     """Time updates from a gradient, for every launch, with rows that are sorted already and without."""
     dim, num_lookups = 128, 26 * run.size
     ahead = mine.sorted_lookups()
-    tiles += ((1024, 2, 4), (512, 1, 4), (1024, 1, 2), (256, 1, 2), (4096, 8, 4), (4096, 4, 2), (8192, 8, 2))
+    tiles += ((512, 1, 4), (1024, 1, 2), (4096, 4, 2))
     launches = [Launch(numbers=numbers, warps=warps, reads_ahead=reads) for numbers, warps, reads in tiles]
     moved = num_lookups * dim * grad.itemsize + mine.distinct * (8 * dim + 8)
     before = mine.weight[:100_000].clone(), mine.state["sum"][:100_000].clone()
@@ -527,8 +504,8 @@ def _fed(train: Any, upload: Any, batches: list[Any]) -> Callable[[], object]:
     return one
 
 
-def step(run: Run, *, ready: Path | None = None, go: Path | None = None) -> None:
-    """Time whole steps; compiles first, says so by a file, and waits for another before anything is timed."""
+def step(run: Run) -> None:
+    """Time whole steps, which are compiled first."""
     from benchmarks.ours import build, to_batch, training_config
     from benchmarks.workload import Workload, make_batches
     from ziggurat.ops.lookup import KernelChoice
@@ -550,10 +527,6 @@ def step(run: Run, *, ready: Path | None = None, go: Path | None = None) -> None
         steps[name] = _fed(train, upload, batches)
         for _ in range(4):
             steps[name]()
-    if ready is not None and go is not None:
-        ready.touch()
-        while not go.exists():
-            time.sleep(0.02)
     for name, one in steps.items():
         for _ in range(3):
             one()
@@ -583,7 +556,9 @@ def copy(run: Run) -> None:
 WORK: dict[str, Callable[[Run], None]] = {
     "copy": copy,
     "finite": finite,
-    "dots": dots,
+    "dots_mixed": dots_mixed,
+    "dots_bf16": dots_bf16,
+    "dots_fp32": dots_fp32,
     "fm_norm": fm_norm,
     "tables": tables,
     "search": search,
@@ -599,37 +574,18 @@ def _commands(options: argparse.Namespace, part: str, *more: str) -> list[str]:
 def _everything(options: argparse.Namespace) -> Iterator[str]:
     """Run each part in a process of its own; what a part could not do is said, and the next goes on."""
     parts = [part for part in PARTS if part in options.parts.split(",")]
-    ready, go = options.out.with_suffix(".ready"), options.out.with_suffix(".go")
-    for path in (ready, go):
-        path.unlink(missing_ok=True)
     begin_s = time.perf_counter()
-    waiting = None
-    if "step" in parts:
-        waiting = subprocess.Popen(_commands(options, "step", "--ready", str(ready), "--go", str(go)))
     beside = [subprocess.Popen(_commands(options, part, "--only-compile")) for part in parts if part in COMPILED]
     for process in beside:
         process.wait()
     yield f"compiled after {time.perf_counter() - begin_s:.0f} s"
-    if waiting is not None:
-        while not ready.exists() and waiting.poll() is None and time.perf_counter() - begin_s < 2 * LIMIT_S:
-            time.sleep(0.02)
-        yield f"steps compiled after {time.perf_counter() - begin_s:.0f} s"
-        go.touch()
-        try:
-            waiting.wait(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            waiting.kill()
-            yield "step: stopped at its limit"
     for part in parts:
-        if part != "step":
-            try:
-                done = subprocess.run(_commands(options, part), timeout=LIMIT_S, check=False)
-            except subprocess.TimeoutExpired:
-                yield f"{part}: stopped at its limit"
-            else:
-                yield f"{part}: exit {done.returncode} after {time.perf_counter() - begin_s:.0f} s"
-    for path in (ready, go):
-        path.unlink(missing_ok=True)
+        try:
+            done = subprocess.run(_commands(options, part), timeout=LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            yield f"{part}: stopped at its limit"
+        else:
+            yield f"{part}: exit {done.returncode} after {time.perf_counter() - begin_s:.0f} s"
 
 
 def _only_compile(part: str, run: Run) -> None:
@@ -647,8 +603,6 @@ def main() -> None:
     parser.add_argument("--one", choices=PARTS)
     parser.add_argument("--only-compile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--ready", type=Path)
-    parser.add_argument("--go", type=Path)
     options = parser.parse_args()
     if options.one is None:
         for line in _everything(options):
@@ -664,8 +618,6 @@ def main() -> None:
         run = Run(options.out, size=size, device=device)
         if options.only_compile:
             _only_compile(options.one, run)
-        elif options.one == "step":
-            step(run, ready=options.ready, go=options.go)
         else:
             WORK[options.one](run)
     except Exception:

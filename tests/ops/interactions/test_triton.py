@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from tests.ops.lookup.assembly import assemble
 from tests.ops.triton_runs import run_python
 from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS
-from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, launch_of, why_not_triton
+from ziggurat.ops.interactions.dot_triton import DOT_KERNELS, candidates_of, why_not_triton
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -66,8 +67,9 @@ def test_dots_do_not_spill_and_fields_move_16_bytes_at_a_time(
     dtype = torch.bfloat16 if stored == "*bf16" else torch.float32
     constants |= {"padded_passed": dim}
     kernels = kernels_of(DOT_KERNELS)
-    for kernel, is_backward in ((kernels.interaction_kernel, False), (kernels.interaction_backward_kernel, True)):
-        launch = launch_of(num_fields, dim, dtype=dtype, is_backward=is_backward)
+    both = ((kernels.interaction_kernel, False), (kernels.interaction_backward_kernel, True))
+    candidates = candidates_of(num_fields, dim, dtype=dtype).values()
+    for (kernel, is_backward), launch in itertools.product(both, candidates):
         launched = dataclasses.asdict(launch)
         options = {"num_stages": 1, "num_warps": launched.pop("warps")}
         found = assemble(kernel, tmp_path, types=types, constants=constants | launched, **options)

@@ -60,11 +60,26 @@ def test_an_answer_that_is_damaged_or_names_nobody_is_measured_again(tmp_path: P
         assert calls
 
 
+def test_what_does_not_run_is_left_out_and_named(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def fails() -> None:
+        raise RuntimeError("out of shared memory")
+
+    work = contestants(calls, slow="triton") | {"large": fails}
+    found = fastest("sums", work, shape="8", kernels=KERNELS, device=CPU, folder=tmp_path)
+    assert found.name == "torch"
+    assert "large" in found.reason
+    assert "shared memory" in found.reason
+    alone = fastest("sums", {"large": fails, "torch": work["torch"]}, shape="9", kernels=KERNELS, device=CPU)
+    assert alone.name == "torch"
+
+
 def test_nothing_is_measured_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     with pretend_cuda() as device:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        monkeypatch.setattr(measured_choice, "_machine", lambda device: "a GPU")
+        monkeypatch.setattr(measured_choice, "machine_line", lambda device: "a GPU")
         work = contestants(calls, slow="triton")
         found = fastest("sums", work, shape="8", kernels=KERNELS, device=device, folder=tmp_path)
     assert found.name == "triton"
@@ -83,7 +98,8 @@ def test_kernels_follow_the_answer(name: str, monkeypatch: pytest.MonkeyPatch) -
 
     def answered(what: str, *_: object, **__: object) -> Answer:
         asked.append(what)
-        return Answer(name=name, times_ms={}, reason="of a test")
+        launches = {"dots": "triton", "fm_norm": next(iter(fm_norm._LAUNCHES))}
+        return Answer(name=launches[what] if name == "triton" else name, times_ms={}, reason="of a test")
 
     served: list[str] = []
     for module in (dot_interaction, fm_norm):

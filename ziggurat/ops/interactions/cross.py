@@ -11,8 +11,9 @@ Both sums can be made where the part is computed: `addcmul_` for the first, and 
 (`addmm_`, BLAS's beta = 1) for the second. At width 1728 and batch 2048 each matrix is 14 MiB, so what is saved is
 memory traffic: two of five passes a layer.
 
-On CUDA devices Triton does what is not a matrix product, where it can be imported (`interactions/cross_triton.py`): one
-trip through memory forward and one backward, the cast for the next layer and the bias's gradient among them.
+On CUDA devices Triton does what is not a matrix product, where it can be imported (`interactions/cross_triton.py`) and
+was faster than torch's operations (`machine/measured_choice.py`): one trip through memory forward and one backward, the
+cast for the next layer and the bias's gradient among them.
 
 Under autocast x stays FP32 and only the products are made in the lower dtype. What autograd keeps of a layer for them,
 x_l in FP32 and its cast, is here the cast alone, and g ⊙ x₀ is rounded where it is computed.
@@ -26,6 +27,7 @@ Reference: arXiv 2008.13535, equations 1 and 2. Cost: the matrix products are th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +36,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ziggurat.ops.interactions.cross_triton import add_crossed, add_crossed_backward, why_not_triton
+from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS, add_crossed, add_crossed_backward, why_not_triton
+from ziggurat.ops.kernel_choice import is_interpreted
+from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
 
 
 def cross_layers_reference(
@@ -150,8 +154,12 @@ def _add(
     crossed_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, is_last: bool
 ) -> tuple[Float[Tensor, "B d"], Float[Tensor, "B d"]]:
     """The next x, and what the next layer multiplies: rounded to the dtype of products, but for the last one."""
-    if not why_not_triton(inputs_Bd, factor_Bd.dtype):
+    if _takes_triton(inputs_Bd, factor_Bd.dtype):
         return add_crossed(crossed_Bd, inputs_Bd, factor_Bd, needs_cast=not is_last)
+    return _add_by_torch(crossed_Bd, inputs_Bd, factor_Bd, is_last=is_last)
+
+
+def _add_by_torch(crossed_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor]:
     crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, factor_Bd)
     return crossed_Bd, crossed_Bd if is_last else crossed_Bd.to(factor_Bd.dtype)
 
@@ -160,12 +168,63 @@ def _add_backward(
     flowing_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, first_Bd: Tensor | None, needs_bias: bool
 ) -> tuple[Float[Tensor, "B d"], Float[Tensor, "B d"], Float[Tensor, "d"] | None]:
     """Gradients of f, of x₀ so far (`first_Bd` is added to in place), and of the bias."""
-    if not why_not_triton(inputs_Bd, factor_Bd.dtype):
+    if _takes_triton(inputs_Bd, factor_Bd.dtype):
         of_factor_Bd, first_Bd, of_bias = add_crossed_backward(flowing_Bd, inputs_Bd, factor_Bd, first_Bd=first_Bd)
         return of_factor_Bd, first_Bd, of_bias if needs_bias else None
+    return _add_backward_by_torch(flowing_Bd, inputs_Bd, factor_Bd, first_Bd=first_Bd, needs_bias=needs_bias)
+
+
+def _add_backward_by_torch(
+    flowing_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, first_Bd: Tensor | None, needs_bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     of_factor_Bd = torch.mul(flowing_Bd, inputs_Bd, out=torch.empty_like(factor_Bd))
     first_Bd = flowing_Bd * factor_Bd if first_Bd is None else first_Bd.addcmul_(flowing_Bd, factor_Bd)
     return of_factor_Bd, first_Bd, of_factor_Bd.sum(0) if needs_bias else None
+
+
+def _takes_triton(inputs_Bd: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the Triton kernels add: where they can, and were faster than torch's operations when both were timed."""
+    if why_not_triton(inputs_Bd, dtype):
+        return False
+    if inputs_Bd.device.type != "cuda" or is_interpreted():
+        return True
+    size, dim = inputs_Bd.shape
+    return measured_form(timed_size(size), dim, dtype, inputs_Bd.device).name == "triton"
+
+
+def measured_form(size: int, dim: int, dtype: torch.dtype, device: torch.device) -> Answer:
+    """Time the kernels and torch's operations of one layer between others, forward and backward.
+
+    Args:
+        size: samples.
+        dim: d.
+        dtype: of products.
+        device: a GPU.
+    """
+
+    @functools.cache
+    def scratch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        draw = torch.Generator(device).manual_seed(0)
+        drawn = [torch.randn(size, dim, generator=draw, device=device) for _ in range(4)]
+        return drawn[0], drawn[1], drawn[2].to(dtype), drawn[3]
+
+    def by_triton() -> None:
+        crossed_Bd, inputs_Bd, factor_Bd, first_Bd = scratch()
+        add_crossed(crossed_Bd, inputs_Bd, factor_Bd, needs_cast=True)
+        add_crossed_backward(crossed_Bd, inputs_Bd, factor_Bd, first_Bd=first_Bd)
+
+    def by_torch() -> None:
+        crossed_Bd, inputs_Bd, factor_Bd, first_Bd = scratch()
+        _add_by_torch(crossed_Bd, inputs_Bd, factor_Bd, is_last=False)
+        _add_backward_by_torch(crossed_Bd, inputs_Bd, factor_Bd, first_Bd=first_Bd, needs_bias=True)
+
+    return fastest(
+        "cross_layers",
+        {"triton": by_triton, "torch": by_torch},
+        shape=f"{size} samples of {dim}, products in {dtype}",
+        kernels=CROSS_KERNELS,
+        device=device,
+    )
 
 
 def _differentiable_backward(

@@ -1,15 +1,20 @@
-"""DLRM's interaction by Triton: a program for a sample, which reads its fields once, and writes the row once.
+"""DLRM's interaction by Triton: a program reads the fields of a sample once, and writes its row once.
 
     forward    fields ──► F × F products ──► the part above the diagonal, written in its place of the row
     backward   gradients of the pairs ──► G + Gᵀ ──► times the fields ──► the gradient of each piece, in its dtype
 
 Torch writes and reads the fields once more as one matrix, all F² products, and the pairs. What is rounded, and where,
-is as in C++: `dot_interaction.py`, which takes this kernel for tensors on CUDA devices. Held to the reference by
-Triton's interpreter; not timed on a GPU yet.
+is as in C++: `dot_interaction.py`, which takes this kernel for tensors on CUDA devices where it is the faster one.
+
+A program goes through some samples, one after the other, and has the next ones on their way meanwhile. How many, and
+how many warps it has, is timed on the GPU (`ops/machine/measured_choice.py`): the last bits depend on it, so the answer
+is kept.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +24,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
+from ziggurat.ops.machine.measured_choice import fastest, timed_size
 
 DOT_KERNELS = "ziggurat.ops.interactions.dot_triton_kernels"
 _MOST_FIELDS = 64
 _MOST_DIM = 1024
 _CHUNK = {torch.float32: 32, torch.bfloat16: 128}  # columns at a time; wider ones spill
+_TIMED = ((1, 2, 1), (8, 4, 2), (8, 2, 3), (16, 4, 3))  # samples, warps, stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,9 @@ class DotLaunch:
     chunk: int
     precision: str = "ieee"
 
+    def __str__(self) -> str:
+        return f"{self.samples} samples, {self.warps} warps, {self.stages} stages, {self.chunk} columns"
+
 
 def why_not_triton(pieces: Sequence[Tensor], *, num_fields: int, dim: int) -> str:
     """The reason why the kernels cannot serve fields; "" if they can."""
@@ -57,20 +67,31 @@ def why_not_triton(pieces: Sequence[Tensor], *, num_fields: int, dim: int) -> st
     return ""
 
 
-def launch_of(num_fields: int, dim: int, *, dtype: torch.dtype, is_backward: bool) -> DotLaunch:
-    """Return the launch of a kernel: as many columns and warps as spill no registers.
+def launch_of(num_fields: int, dim: int, *, dtype: torch.dtype) -> DotLaunch:
+    """Return a launch that serves everywhere: as many columns and warps as spill no registers.
 
     Args:
         num_fields: F.
         dim: D.
         dtype: of the products.
-        is_backward: for the gradient.
     """
     chunk = min(power_of_two(dim), _CHUNK[dtype])
     if dtype == torch.float32:  # with four warps Triton 3.6 spills the products of more than 32 fields
         return DotLaunch(samples=1, warps=8 if num_fields > 32 else 4, stages=1, chunk=chunk)
-    del is_backward
     return DotLaunch(samples=1, warps=4, stages=1, chunk=chunk)
+
+
+def candidates_of(num_fields: int, dim: int, *, dtype: torch.dtype) -> dict[str, DotLaunch]:
+    """Return the launches that are timed on a GPU, by name; the first is that of `launch_of`."""
+    own = launch_of(num_fields, dim, dtype=dtype)
+    found = [own]
+    if dtype == torch.bfloat16:
+        found += [
+            dataclasses.replace(own, samples=samples, warps=warps, stages=stages)
+            for samples, warps, stages in _TIMED
+            if num_fields <= 32 or warps >= 4  # more fields fill the registers of fewer warps
+        ]
+    return {str(each): each for each in found}
 
 
 def interaction_triton(
@@ -82,12 +103,12 @@ def interaction_triton(
         pieces: of whole fields, FP32 or BF16.
         shape: a `DotShape`.
         dtype: of the result, FP32 or BF16.
-        launch: of the kernel; `launch_of` unless given.
+        launch: of the kernel; the fastest on this GPU unless given.
     """
     first, second = _two(pieces)
     row_BW = first.new_empty(first.shape[0], shape.width, dtype=dtype)
     if row_BW.numel():
-        launch = launch or launch_of(shape.num_fields, shape.dim, dtype=dtype, is_backward=False)
+        launch = launch or _launch_on(pieces, shape=shape, dtype=dtype, is_backward=False)
         kernels_of(DOT_KERNELS).interaction_kernel[(-(-first.shape[0] // launch.samples),)](
             first,
             second,
@@ -113,13 +134,13 @@ def interaction_backward_triton(
         pieces: of whole fields, FP32 or BF16.
         shape: a `DotShape`.
         gradient_BW: of the result, contiguous.
-        launch: of the kernel; `launch_of` unless given.
+        launch: of the kernel; the fastest on this GPU unless given.
     """
     first, second = _two(pieces)
     found = [torch.empty(piece.shape, dtype=piece.dtype, device=piece.device) for piece in (first, second)]
     if first.shape[0]:
         dtype = gradient_BW.dtype
-        launch = launch or launch_of(shape.num_fields, shape.dim, dtype=dtype, is_backward=True)
+        launch = launch or _launch_on(pieces, shape=shape, dtype=dtype, is_backward=True)
         kernels_of(DOT_KERNELS).interaction_backward_kernel[(-(-first.shape[0] // launch.samples),)](
             first,
             second,
@@ -137,6 +158,39 @@ def interaction_backward_triton(
         found[0],
         *(each.to(piece.dtype, copy=True).contiguous() for each, piece in zip(rest, pieces[1:], strict=True)),
     ]
+
+
+def _launch_on(pieces: Sequence[Tensor], *, shape: Any, dtype: torch.dtype, is_backward: bool) -> DotLaunch:
+    """Return the fastest launch for these pieces, timed on this GPU; `launch_of` elsewhere."""
+    device = pieces[0].device
+    if device.type != "cuda" or is_interpreted():
+        return launch_of(shape.num_fields, shape.dim, dtype=dtype)
+    candidates = candidates_of(shape.num_fields, shape.dim, dtype=dtype)
+    if len(candidates) == 1:
+        return next(iter(candidates.values()))
+    size = timed_size(pieces[0].shape[0])
+
+    @functools.cache
+    def scratch() -> tuple[list[Tensor], Tensor]:
+        draw = torch.Generator(device).manual_seed(0)
+        drawn = [torch.randn(size, piece.shape[1], generator=draw, device=device).to(piece.dtype) for piece in pieces]
+        return drawn, torch.randn(size, shape.width, generator=draw, device=device).to(dtype)
+
+    def run(launch: DotLaunch) -> object:
+        drawn, gradient_BW = scratch()
+        if is_backward:
+            return interaction_backward_triton(drawn, shape=shape, gradient_BW=gradient_BW, launch=launch)
+        return interaction_triton(drawn, shape=shape, dtype=dtype, launch=launch)
+
+    kinds = [(piece.shape[1], piece.dtype) for piece in pieces]
+    answer = fastest(
+        "dots_backward_launch" if is_backward else "dots_forward_launch",
+        {name: functools.partial(run, launch) for name, launch in candidates.items()},
+        shape=f"{size} samples, {kinds}, {shape}, {dtype}",
+        kernels=DOT_KERNELS,
+        device=device,
+    )
+    return candidates[answer.name]
 
 
 def _two(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ Reference: arXiv 2403.02545, sections 3.4 to 3.6; Triton: Tillet, Kung and Cox, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -46,6 +47,34 @@ class FMKernel(StrEnum):
     AUTO = "auto"  # the faster one, measured on the GPU; torch on the CPU and under torch.compile
     TORCH = "torch"  # torch's operations, and on the CPU those of `fields.py`
     TRITON = "triton"  # one fused kernel; CUDA
+
+
+@dataclass(frozen=True, kw_only=True)
+class FMLaunch:
+    """How the kernel is launched; the order of sums, and so the last bits, depend on it.
+
+    Args:
+        samples: of a program, one after the other.
+        warps: of a program.
+        stages: samples that are on their way at a time; 1: the next is read when this one is done.
+    """
+
+    samples: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"triton, {self.samples} samples, {self.warps} warps, {self.stages} stages"
+
+
+_LAUNCHES = {
+    str(each): each
+    for each in (
+        FMLaunch(samples=1, warps=4, stages=1),
+        FMLaunch(samples=8, warps=4, stages=3),
+        FMLaunch(samples=8, warps=2, stages=2),
+    )
+}
 
 
 def fm_norm_reference(
@@ -91,7 +120,8 @@ def fm_norm(
     Raises:
         MissingDependencyError: `triton` was asked for and cannot run here.
     """
-    if kernel is FMKernel.TORCH or (kernel is FMKernel.AUTO and _is_torch_faster(fields_BFD, weight_Fr)):
+    chosen = _chosen(fields_BFD, weight_Fr, kernel)
+    if chosen == FMKernel.TORCH.value:
         return fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=eps)
     reason = why_not_triton(fields_BFD, weight_Fr)
     if reason:
@@ -101,7 +131,7 @@ def fm_norm(
             where="factorization machine products",
             ways_out=("set model.kernel = torch: the same numbers", "move the model to a CUDA device"),
         )
-    return _FusedFMNorm.apply(fields_BFD, weight_Fr, scale_P, shift_P, eps)  # type: ignore[return-value]
+    return _FusedFMNorm.apply(fields_BFD, weight_Fr, scale_P, shift_P, eps, _LAUNCHES[chosen])  # type: ignore[return-value]
 
 
 def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:
@@ -116,12 +146,19 @@ def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:
     return ""
 
 
-def _is_torch_faster(fields_BFD: Tensor, weight_Fr: Tensor) -> bool:
-    """Whether `auto` takes torch's operations."""
-    if torch.compiler.is_compiling() or why_not_triton(fields_BFD, weight_Fr) or fields_BFD.device.type != "cuda":
-        return True
+def _chosen(fields_BFD: Tensor, weight_Fr: Tensor, kernel: FMKernel) -> str:
+    """Return what computes these products: torch, or a launch of the kernel, by name."""
+    is_asked_for = kernel is FMKernel.TRITON
+    if kernel is FMKernel.TORCH or (torch.compiler.is_compiling() and not is_asked_for):
+        return FMKernel.TORCH.value
+    first = next(iter(_LAUNCHES)) if is_asked_for else FMKernel.TORCH.value
+    if why_not_triton(fields_BFD, weight_Fr) or fields_BFD.device.type != "cuda":
+        return first
     shape = (timed_size(fields_BFD.shape[0]), *fields_BFD.shape[1:])
-    return measured_form(shape, weight_Fr.shape[1], fields_BFD.dtype, fields_BFD.device).name != "triton"
+    answer = measured_form(shape, weight_Fr.shape[1], fields_BFD.dtype, fields_BFD.device)
+    if not is_asked_for:
+        return answer.name
+    return min(_LAUNCHES, key=lambda name: answer.times_ms.get(name, math.inf))
 
 
 def measured_form(shape: tuple[int, ...], rank: int, dtype: torch.dtype, device: torch.device) -> Answer:
@@ -143,41 +180,28 @@ def measured_form(shape: tuple[int, ...], rank: int, dtype: torch.dtype, device:
         upstream = torch.randn(shape[0], num_fields * rank, generator=draw, device=device)
         return [each.to(dtype).requires_grad_() for each in drawn], upstream.to(dtype)
 
-    def run(kernel: FMKernel) -> object:
+    def run(launch: FMLaunch | None) -> object:
         leaves, upstream = scratch()
         fields_BFD, weight_Fr, scale_P, shift_P = leaves
         with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            found = fm_norm(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=1e-5, kernel=kernel)
+            if launch is None:
+                found = fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=1e-5)
+            else:
+                found = _FusedFMNorm.apply(*leaves, 1e-5, launch)
             return torch.autograd.grad(found, leaves, upstream)
 
+    contestants: dict[str, Callable[[], object]] = {FMKernel.TORCH.value: functools.partial(run, None)}
+    contestants |= {name: functools.partial(run, launch) for name, launch in _LAUNCHES.items()}
     return fastest(
         "fm_norm",
-        {kernel.value: functools.partial(run, kernel) for kernel in (FMKernel.TORCH, FMKernel.TRITON)},
+        contestants,
         shape=f"{shape[0]} samples, {num_fields} fields of {dim}, rank {rank}, {dtype}",
         kernels=_KERNELS,
         device=device,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FMLaunch:
-    """How the kernel is launched; the order of sums, and so the last bits, depend on it.
-
-    Args:
-        samples: of a program, one after the other.
-        warps: of a program.
-        stages: samples that are on their way at a time; 1: the next is read when this one is done.
-    """
-
-    samples: int
-    warps: int
-    stages: int
-
-
-LAUNCH = FMLaunch(samples=1, warps=4, stages=1)
-
-
-def fm_norm_triton(inputs: Sequence[Tensor], out_BP: Tensor, *, eps: float, launch: FMLaunch = LAUNCH) -> None:
+def fm_norm_triton(inputs: Sequence[Tensor], out_BP: Tensor, *, eps: float, launch: FMLaunch) -> None:
     """Launch the kernel.
 
     Args:
@@ -208,7 +232,13 @@ def fm_norm_triton(inputs: Sequence[Tensor], out_BP: Tensor, *, eps: float, laun
 class _FusedFMNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, fields_BFD: Tensor, weight_Fr: Tensor, scale_P: Tensor, shift_P: Tensor, eps: float
+        ctx: Any,
+        fields_BFD: Tensor,
+        weight_Fr: Tensor,
+        scale_P: Tensor,
+        shift_P: Tensor,
+        eps: float,
+        launch: FMLaunch,
     ) -> Tensor:
         ctx.eps = eps
         ctx.save_for_backward(fields_BFD, weight_Fr, scale_P, shift_P)
@@ -216,7 +246,7 @@ class _FusedFMNorm(torch.autograd.Function):
         out_BP = fields_BFD.new_empty(size, num_fields * weight_Fr.shape[1])
         if size:
             inputs = [each.contiguous() for each in (fields_BFD, weight_Fr, scale_P, shift_P)]
-            fm_norm_triton(inputs, out_BP, eps=eps)
+            fm_norm_triton(inputs, out_BP, eps=eps, launch=launch)
         return out_BP
 
     @staticmethod
@@ -229,4 +259,4 @@ class _FusedFMNorm(torch.autograd.Function):
             result = fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=ctx.eps)
             wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
             found = iter(torch.autograd.grad(result, wanted, gradients[0], create_graph=is_again))
-        return (*(next(found) if need else None for need in needed), None)
+        return (*(next(found) if need else None for need in needed), None, None)

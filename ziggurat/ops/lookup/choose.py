@@ -10,7 +10,7 @@ Measurements differ from run to run, and kernels agree only up to rounding, so a
 folder and given again for the same machine, versions, threads and shape: the same run repeats bit for bit. Delete the
 file to measure anew. Batches too small to matter are not measured: C++ if it can be built, else torch. Nor are tables
 in few bits: C++ alone reads and writes their rows where they lie; for every other kernel torch decodes them first.
-On CUDA devices nothing is measured: Triton's kernel where it can be imported, else torch.
+On CUDA devices Triton's kernel and torch's are timed alike, where Triton can be imported.
 
     lookups · dim < 2^15   no measurement
     otherwise              1 + 5 rounds, a few milliseconds a kernel each; importing FBGEMM takes most of a second
@@ -48,7 +48,10 @@ from ziggurat.ops.lookup.kernel import (
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.reference import TorchKernel
 from ziggurat.ops.lookup.triton import TritonKernel
+from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
+from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS
 from ziggurat.ops.machine.launches import launch_line
+from ziggurat.ops.machine.measured_choice import machine_line, source_hash
 
 CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
 _SMALL = 2**15
@@ -120,22 +123,29 @@ def choose_kernel(
 def _chosen(choice: KernelChoice, setting: KernelSetting, shape: BatchShape, folder: Path | None) -> ChosenKernel:
     if choice is not KernelChoice.AUTO:
         return ChosenKernel(kernel=_asked_for(choice, setting), reason="as configured")
-    if setting.device.type != "cpu":
-        eligible, reasons = _eligible(setting, _ON_CUDA)
-        why = f"the first that serves these tables on {setting.device.type!r} devices; none was measured there yet"
-        return ChosenKernel(kernel=eligible[0], reason=why, not_eligible=reasons)
+    makers = _ON_CPU if setting.device.type == "cpu" else _ON_CUDA
     lookups = sum(
         shape.batch_size * (len(layout.single) + shape.list_length * len(layout.jagged)) * layout.dim
         for layout in setting.layouts
     )
-    if lookups < _SMALL or setting.has_few_bits:
-        eligible, reasons = _eligible(setting, _ON_CPU[:2])
-        why = "batches too small to measure"
-        if setting.has_few_bits:
-            why = "rows in few bits: C++ reads them where they lie; torch decodes them where there is no C++"
-        return ChosenKernel(kernel=eligible[0], reason=why, not_eligible=reasons)
+    reason = _why_not_measured(setting, lookups=lookups)
+    if reason:
+        eligible, reasons = _eligible(setting, makers[:2])
+        return ChosenKernel(kernel=eligible[0], reason=reason, not_eligible=reasons)
     path = (folder or cache_folder() / "kernels") / f"choice-{_fingerprint(setting, shape)}.json"
-    return _kept(path, setting) or _measured(path, setting, shape)
+    return _kept(path, setting, makers) or _measured(path, setting, shape, makers)
+
+
+def _why_not_measured(setting: KernelSetting, *, lookups: float) -> str:
+    """Why the first kernel that serves a setting is taken without measuring; "" where it is measured."""
+    if setting.device.type != "cpu":
+        if len(_eligible(setting, _ON_CUDA)[0]) == 1:
+            return f"the only one that serves these tables on {setting.device.type!r} devices"
+        if setting.has_few_bits:
+            return "rows in few bits: Triton reads them where they lie; torch decodes them"
+    elif setting.has_few_bits:
+        return "rows in few bits: C++ reads them where they lie; torch decodes them where there is no C++"
+    return "batches too small to measure" if lookups < _SMALL else ""
 
 
 def kernel_diagnosis() -> dict[str, str]:
@@ -190,7 +200,7 @@ def _eligible(setting: KernelSetting, makers: _Makers) -> tuple[list[LookupKerne
     return kernels, reasons
 
 
-def _kept(path: Path, setting: KernelSetting) -> ChosenKernel | None:
+def _kept(path: Path, setting: KernelSetting, makers: _Makers) -> ChosenKernel | None:
     """The answer of an earlier measurement, if it is there and still possible."""
     try:
         kept = CHOICE.read(path)
@@ -198,15 +208,15 @@ def _kept(path: Path, setting: KernelSetting) -> ChosenKernel | None:
         times, reasons = dict(kept["times_s"]), dict(kept["not_eligible"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # measured again
-    eligible, _ = _eligible(setting, tuple(maker for maker in _ON_CPU if maker[0] is choice))
+    eligible, _ = _eligible(setting, tuple(maker for maker in makers if maker[0] is choice))
     if not eligible:
         return None
     reason = f"fastest when measured before ({path})"
     return ChosenKernel(kernel=eligible[0], reason=reason, times_s=times, not_eligible=reasons)
 
 
-def _measured(path: Path, setting: KernelSetting, shape: BatchShape) -> ChosenKernel:
-    kernels, reasons = _eligible(setting, _ON_CPU)
+def _measured(path: Path, setting: KernelSetting, shape: BatchShape, makers: _Makers) -> ChosenKernel:
+    kernels, reasons = _eligible(setting, makers)
     times = measure(kernels, setting=setting, shape=shape)
     fastest = min(kernels, key=lambda kernel: times[kernel.choice.value])
     answer = {"kernel": fastest.choice.value, "times_s": times, "not_eligible": reasons}
@@ -222,7 +232,7 @@ def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: Batch
     """Smallest seconds of lookup and update on scratch tables, for each kernel by name; kernels take turns."""
     generator = torch.Generator().manual_seed(0)
     problems = [
-        _Problem.make(layout, rule=setting.rule, shape=shape, generator=generator)
+        _Problem.make(layout, rule=setting.rule, shape=shape, generator=generator).on(setting.device)
         for layout in setting.layouts
         if layout.slots
     ]
@@ -232,6 +242,8 @@ def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: Batch
             start = time.perf_counter()
             for problem in problems:
                 problem.run(kernel)
+            if setting.device.type == "cuda":
+                torch.cuda.synchronize(setting.device)
             seconds[kernel.choice.value].append(time.perf_counter() - start)
     return {name: min(values[1:]) for name, values in seconds.items()}
 
@@ -273,8 +285,21 @@ class _Problem:
             step=Step(rule=rule, learning_rate=1e-3),
         )
 
+    def on(self, device: torch.device) -> _Problem:
+        """The same problem on a device."""
+        if device.type == "cpu":
+            return self
+        moved = {name: getattr(self.lookups, name).to(device) for name in ("single", "values", "offsets")}
+        return dataclasses.replace(
+            self,
+            lookups=dataclasses.replace(self.lookups, **moved),
+            weight=self.weight.to(device),
+            state={name: each.to(device) for name, each in self.state.items()},
+            grad=self.grad.to(device),
+        )
+
     def run(self, kernel: LookupKernel) -> None:
-        out = torch.empty(self.lookups.batch_size, self.layout.width)
+        out = self.weight.new_empty(self.lookups.batch_size, self.layout.width)
         kernel.lookup(self.weight, layout=self.layout, lookups=self.lookups, out=out)
         part = GradientPart(layout=self.layout, lookups=self.lookups, grad=self.grad)
         kernel.update(self.weight, state=self.state, parts=[part], step=self.step)
@@ -314,7 +339,14 @@ def _fingerprint(setting: KernelSetting, shape: BatchShape) -> str:
             fbgemm += f"{name} {importlib.metadata.version(name)} "
         except importlib.metadata.PackageNotFoundError:
             continue
-    lines = [library_fingerprint(), fbgemm, str(torch.get_num_threads()), str(setting.rule), str(shape)]
+    lines = [_device_fingerprint(setting.device), fbgemm, str(torch.get_num_threads()), str(setting.rule), str(shape)]
     for layout in setting.layouts:
         lines.append(f"{layout.dim} {layout.width} {layout.packed.tolist()}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]
+
+
+def _device_fingerprint(device: torch.device) -> str:
+    """What times on a device depend on: of the CPU also the kernel that was compiled for it."""
+    if device.type == "cpu":
+        return library_fingerprint()
+    return f"{machine_line(device)} {source_hash(LOOKUP_KERNELS)} {source_hash(UPDATE_KERNELS)}"

@@ -39,6 +39,8 @@ MEASURED = Format(name="ziggurat.measured_choice", what="a kept choice between i
 MOST_SAMPLES = 8192  # of a batch that is timed: 27 fields of 128 columns are 113 MB of it, more than a cache holds
 _ROUNDS = 5
 _CALLS = 3  # of a round
+_CYCLES_PER_S = 2e9  # of a GPU, about
+_LEAST_SLEEP_S = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ def fastest(
     asked = (what, shape, device)
     if asked in _answers and folder is None:
         return _answers[asked]
-    lines = [what, shape, _machine(device), _source_of(kernels)]
+    lines = [what, shape, machine_line(device), source_hash(kernels)]
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]
     path = (folder or cache_folder() / "kernels") / f"{what}-{fingerprint}.json"
     answer = _kept(path, contestants)
@@ -116,6 +118,25 @@ def times_in_turns(contestants: Mapping[str, Callable[[], object]], *, device: t
     return {name: min(times[1:]) for name, times in found.items()}
 
 
+def _those_that_run(
+    contestants: Mapping[str, Callable[[], object]],
+) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    """Run each contestant once; return those that could, and why the others could not.
+
+    A launch may ask for more registers or shared memory than a GPU has.
+    """
+    able: dict[str, Callable[[], object]] = {}
+    reasons: dict[str, str] = {}
+    for name, work in contestants.items():
+        try:
+            work()
+        except Exception as error:
+            reasons[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            able[name] = work
+    return able, reasons
+
+
 def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         begin_s = time.perf_counter()
@@ -124,6 +145,12 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
         return 1e3 * (time.perf_counter() - begin_s) / _CALLS
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
+    start_s = time.perf_counter()
+    work()
+    host_s = time.perf_counter() - start_s
+    torch.cuda.synchronize(device)
+    # The GPU sleeps until the host has launched everything: otherwise short kernels are timed by their launches.
+    torch.cuda._sleep(int(_CYCLES_PER_S * (_LEAST_SLEEP_S + 2 * _CALLS * host_s)))
     begin.record()
     for _ in range(_CALLS):
         work()
@@ -135,12 +162,15 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
 def _measured(
     path: Path, contestants: Mapping[str, Callable[[], object]], *, shape: str, device: torch.device
 ) -> Answer:
-    try:
-        times_ms = times_in_turns(contestants, device=device)
-    except torch.OutOfMemoryError:
-        return Answer(name=next(iter(contestants)), times_ms={}, reason="no memory is left to measure in")
+    first = next(iter(contestants))
+    able, reasons = _those_that_run(contestants)
+    if len(able) < 2:
+        return Answer(name=next(iter(able), first), times_ms={}, reason=f"the others do not run here: {reasons}")
+    times_ms = times_in_turns(able, device=device)
     name = min(times_ms, key=lambda each: times_ms[each])
     reason = f"fastest, measured just now ({shape})"
+    if reasons:
+        reason += f"; what does not run here: {reasons}"
     try:
         MEASURED.write(path, {"name": name, "times_ms": times_ms, "shape": shape})
     except FileError as error:
@@ -161,7 +191,7 @@ def _kept(path: Path, contestants: Mapping[str, object]) -> Answer | None:
 
 
 @functools.cache
-def _machine(device: torch.device) -> str:
+def machine_line(device: torch.device) -> str:
     """Name the device and the versions that times depend on."""
     versions = [f"torch {torch.__version__}"]
     try:
@@ -175,7 +205,7 @@ def _machine(device: torch.device) -> str:
 
 
 @functools.cache
-def _source_of(module: str) -> str:
+def source_hash(module: str) -> str:
     """Return a hash of a module's source."""
     found = importlib.util.find_spec(module)
     assert found is not None, module
