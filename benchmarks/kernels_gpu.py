@@ -14,7 +14,7 @@
 
 The file is written again after each case. Kernels are timed by events around calls that follow each other; each is held
 to a reference first (FP64, or the bits of the default launch). Compilation is done before, by all parts at once. Needs
-neither polars nor FBGEMM; `--tiny` shows on a CPU, under Triton's interpreter, that the code runs, and measures nothing.
+neither polars nor FBGEMM; `--tiny` shows on a CPU, by Triton's interpreter, that the code runs, and measures nothing.
 """
 
 from __future__ import annotations
