@@ -16,7 +16,7 @@ import pytest
 
 from tests.ops.lookup.assembly import compiled
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
-from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
+from ziggurat.ops.lookup.triton.kernel import BOUNDED, LOOKUP_KERNELS
 from ziggurat.ops.lookup.triton.runs import CHUNK, LONG_RUN, UPDATE_KERNELS, chunk_lanes
 from ziggurat.ops.machine.launches import DEFAULT, Launch, LaunchPart, stored_launches, tile_rows
 from ziggurat.ops.row_formats import RowFormat
@@ -77,6 +77,15 @@ def test_lookups(row_format: RowFormat, architecture: int) -> None:
             num_warps=launch.warps,
             enable_fp_fusion=not row_format.has_codes,
         )
+
+
+def test_gradients_are_checked(architecture: int) -> None:
+    for dim, grad, has_lists in itertools.product(WIDTHS, ("*bf16", "*fp32"), (False, True)):
+        types = {"grad": grad, "verdict": "*i1", "batch_size": "i32", "width": "i32", "bound": "fp32"}
+        types |= dict.fromkeys(("slots", "single", "offsets"), "*i64")
+        constants = sizes(dim) | {"samples": tile_rows(dim, numbers=BOUNDED.numbers), "has_lists": has_lists}
+        check = kernels_of(UPDATE_KERNELS).bounded_kernel
+        compiled(check, types=types, constants=constants, architecture=architecture, num_warps=BOUNDED.warps)
 
 
 def test_means_are_divided_and_long_runs_are_summed(architecture: int) -> None:
