@@ -1,6 +1,6 @@
 """A training step of DLRM on one device: ours, plain torch, and torch as an expert tunes it by hand.
 
-    ours     `TrainStep` with the recipes' settings, compiled, batches from pinned memory
+    ours     `TrainStep` with the recipes' settings, compiled, batches that a thread and a queue of their own bring
     plain    26 nn.EmbeddingBag with sparse gradients, Adagrad on them, Adam on the rest (`peers/plain_torch.py`), FP32
     tuned    one table of all rows, pinned int32 ids copied ahead, BF16, torch.compile, fused Adam; row-wise Adagrad
              occurrence by occurrence, which needs no sort (and is not exact where ids repeat); as one CUDA graph
@@ -10,6 +10,7 @@ The loss is read back every tenth step, as logs want it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,8 +24,10 @@ from benchmarks.ours import build, to_batch, training_config
 from benchmarks.peers.plain_torch import PlainModel
 from benchmarks.report import Case
 from benchmarks.workload import RawBatch, Workload, make_batches
+from ziggurat.features.batch import Batch
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.training.step.train_step import TrainStep
+from ziggurat.training.upload import Upload
 
 GOAL_PLAIN, GOAL_TUNED, GOAL_LAUNCHES = 3.0, 1.3, 5
 _READ_EVERY = 10
@@ -52,21 +55,21 @@ class Ours:
     """
 
     def __init__(self, machine: Machine, workload: Workload, raws: list[RawBatch]) -> None:
-        self._device = machine.device
         model = build(workload, kernel=KernelChoice.AUTO).to(machine.device)
         self.step = TrainStep(model, training_config(workload, our_settings(machine)))
         self._batches = [to_batch(raw, workload, labels=raw.label_sets[0]) for raw in raws]
-        self._number = 0
-        self._ahead = self._next()
+        self._upload = Upload(machine.device, is_beside=True)  # as the trainer brings them: beside the step
+        self._numbers = itertools.count()
+        self._coming = [self._next() for _ in range(self._upload.depth)]
 
-    def _next(self) -> Any:
-        self._number += 1
-        return self._batches[self._number % len(self._batches)].to(self._device)
+    def _next(self) -> Callable[[], Batch]:
+        return self._upload.start(self._batches[next(self._numbers) % len(self._batches)])
 
     def run(self) -> object:
-        """One step, while the next batch is copied."""
-        batch, self._ahead = self._ahead, self._next()
-        return self.step(batch, upcoming=self._ahead)
+        """One step, while the batches after it are copied."""
+        self._coming.append(self._next())
+        batch = self._coming.pop(0)()
+        return self.step(batch, upcoming=self._coming[0]())
 
 
 class Plain:
