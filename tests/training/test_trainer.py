@@ -12,7 +12,7 @@ import torch
 from tests.training.tiny import tiny_dataset
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.errors import ConfigError, NumericsError
+from ziggurat.errors import CheckpointError, ConfigError, FileError, NumericsError
 from ziggurat.models import DCNv2Config, DLRMConfig, MLPConfig, RankingModel, build_model
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.training.config import (
@@ -23,6 +23,7 @@ from ziggurat.training.config import (
     ScheduleConfig,
     TrainingConfig,
 )
+from ziggurat.training.records.log import RunRecords
 from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.trainer import FitResult, Trainer
 
@@ -155,6 +156,31 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_
     assert any("damaged checkpoint" in text and newest.name in text for text in said)
     assert_same_weights(last.model, whole.model)
     assert log_of(tmp_path / "cut") == log_of(tmp_path / "whole")
+
+
+def test_a_log_that_cannot_be_closed_does_not_hide_what_ended_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise CheckpointError(expected="room", found="none", where="a disk", ways_out="make some")
+
+    def refuse(self: RunRecords) -> None:
+        raise FileError(expected="room", found="none", where="the log", ways_out="make some")
+
+    trainer = make(tmp_path / "run")
+    monkeypatch.setattr(trainer.store, "save", full)
+    monkeypatch.setattr(RunRecords, "close", refuse)
+    with pytest.raises(CheckpointError, match="a disk"):
+        trainer.fit()
+
+
+def test_a_full_disk_under_the_log_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    records = RunRecords(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard")
+    records.append({"kind": "train", "step": 1, "loss": 0.5})
+    with pytest.raises(FileError, match="No space left on device") as caught:
+        records.close()
+    assert caught.value.where == str(tmp_path / "metrics.jsonl")
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

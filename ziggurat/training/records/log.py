@@ -11,11 +11,15 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from ziggurat.errors import FileError
 from ziggurat.files import write_text, writing_to
+
+_SHOWN_EVERY_S = 30.0
 
 
 class RunRecords:
@@ -40,10 +44,8 @@ class RunRecords:
         purge = None if resume_step is None else resume_step + 1
         self._events: Any = None
         if not why_no_events():
-            from torch.utils.tensorboard import SummaryWriter
-
             with writing_to(tensorboard, FileError):
-                self._events = SummaryWriter(str(tensorboard), purge_step=purge)
+                self._events = _Events(tensorboard, purge_step=purge)
 
     def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write one record; it must hold `kind` and `step`. Numbers go to TensorBoard as `kind/name`."""
@@ -63,6 +65,9 @@ class RunRecords:
             self._file.flush()
             if durable:
                 os.fsync(self._file.fileno())
+        if self._events is not None:
+            with writing_to(self._tensorboard, FileError):
+                self._events.flush()
 
     def close(self) -> None:
         """Flush and close both logs."""
@@ -73,6 +78,51 @@ class RunRecords:
             if self._events is not None:
                 with writing_to(self._tensorboard, FileError):
                     self._events.close()
+
+
+class _Events:
+    """A file of TensorBoard's events, written where it is told to.
+
+    TensorBoard's own writer has a thread, whose traceback is on the screen before anybody can say that a disk is full.
+
+    Args:
+        folder: of event files; this one gets a name of its own.
+        purge_step: TensorBoard is to forget what other files say from this step on.
+    """
+
+    def __init__(self, folder: Path, *, purge_step: int | None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import scalar
+
+        self._make_event, self._make_scalar = Event, scalar
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+        self._flushed_at = time.time()
+        self._file = (folder / name).open("wb")
+        self._records = RecordWriter(self._file)
+        self._add(Event(file_version="brain.Event:2"))
+        if purge_step is not None:
+            self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Add a number."""
+        self._add(self._make_event(step=step, summary=self._make_scalar(name, value)))
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        if event.wall_time - self._flushed_at > _SHOWN_EVERY_S:  # for who watches a run
+            self._flushed_at = event.wall_time
+            self._file.flush()
 
 
 class NoRecords:
