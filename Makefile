@@ -10,7 +10,7 @@
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU, and compiled for sm_90 (downloads 0.2 GB)
 #   make test-bare     what trains, with torch 2.11, Triton 3.6, numpy, pyarrow and little else, in .venv-bare
-#   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items
+#   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items, 10,000 things that happen to servers
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
 #   make bench-gpu     both: what needs a GPU and what is measured on one, part by part, in five minutes (GPU_OUT=folder)
 #   make index    write docs/files.md and docs/experiments/list.md: every file, every experiment, a line each
@@ -150,7 +150,7 @@ chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
 
 chaos-serve: setup
-	$(BIN)/python -m pytest -m chaos --timeout 600 -s tests/serving/server/processes/test_processes.py tests/serving/server/changed_items/test_merge.py
+	$(BIN)/python -m pytest -m chaos --timeout 14400 -s tests/serving/server/processes tests/serving/server/changed_items/test_merge.py
 
 index: setup
 	$(BIN)/python docs/make_index.py
