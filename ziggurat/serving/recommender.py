@@ -240,7 +240,8 @@ class Recommender:
         return self._users is not None and self._users.number(user) >= 0
 
     def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
-        """Ids of the items that a user had in the data, the latest first."""
+        """Return ids of the items that a user had in the data, the latest first; RequestError for a wrong column."""
+        self._check_values(user)
         if self._users is None or self.chain.catalogue is None:
             return []
         return self.chain.catalogue.ids_at(self._users.seen(user)[:limit])
@@ -249,6 +250,7 @@ class Recommender:
         """Why an item may be in the answer to a request, or may not."""
         number = int(self._catalogue().numbers([id])[0])
         question = self._question(request)
+        self._check_values(request.user)
         lines = []
         if request.exclude_seen and self._users is not None and number in self._users.seen(request.user):
             lines.append("left out: the user has had it (exclude_seen)")
@@ -345,6 +347,13 @@ class Recommender:
             return Question(row=dict(user), k=1)
         is_plain = len(user) == 1  # the id alone
         return Question(row=self._users.row(number) | dict(user), known=number if is_plain else -1, k=1)
+
+    def _check_values(self, user: Mapping[str, Any]) -> None:
+        """Refuse what `recommend` and `rank` refuse of a user: unknown columns, and values that no model can read."""
+        row = self._asker(user).row
+        for part in (self.chain.ranker, self.chain.encoder):
+            if part is not None:
+                part.encode_users([row])
 
     def _rank(self, requests: Sequence[RankRequest]) -> list[Ranked]:
         self._ranker()

@@ -146,6 +146,7 @@ class FakeAnswerer:
         return ["u1", "u2"][:limit]
 
     def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
+        self.check(RecommendRequest(user=user))
         return ["3", "4"][:limit] if user.get("user_id") == "u1" else []
 
     def explain_item(self, request: RecommendRequest, id: str) -> str:

@@ -12,6 +12,7 @@ from ziggurat.serving.answers import MAX_K, MAX_RANKED
 from ziggurat.typed import Range, checked
 
 BACKLOG = 2048  # connections that the kernel holds until a worker takes them
+LONGEST_PATH = 4096  # PATH_MAX of Linux
 _LONG = "an hour"
 Seconds = Annotated[float, Range(0, 3600, _LONG, open="least")]
 Milliseconds = Annotated[float, Range(0, 600_000, "ten minutes", open="least")]

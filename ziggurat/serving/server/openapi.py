@@ -5,20 +5,24 @@ Every example is a request that this export answers: the values of columns are t
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ziggurat.serving.answers import Column, Info
-from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
 
 _KINDS: dict[str, dict[str, Any]] = {
-    "dense": {"type": ["number", "string", "null"]},
+    "dense": {"type": ["number", "string", "boolean", "null"]},
     "categorical": {"type": ["string", "number", "boolean", "null"]},
-    "multi_hot": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "null"]}},
-    "sequence": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "null"]}},
+    "multi_hot": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "boolean", "null"]}},
+    "sequence": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "boolean", "null"]}},
     "vector": {"type": ["array", "null"], "items": {"type": "number"}},
 }
 
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_SHOWN_ITEMS: dict[str, Any] = {"type": "array", "items": {"$ref": "#/components/schemas/ShownItem"}}
+_OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
+_OF_CONNECTION = "Refused before its route: not received in time, wrong or too many headers, a Host of another server"
 
 
 def description(
@@ -35,29 +39,44 @@ def description(
     """
     paths: dict[str, Any] = {}
     if info.can_recommend:
-        paths["/recommend"] = {"post": _question("The best items for a user", "RecommendRequest", _recommend(info))}
+        paths["/recommend"] = {
+            "post": _question("The best items for a user", "RecommendRequest", _recommend(info), config=config)
+        }
     if info.can_rank:
-        paths["/rank"] = {"post": _question("Scores for given items", "RankRequest", _rank(info))}
+        paths["/rank"] = {"post": _question("Scores for given items", "RankRequest", _rank(info), config=config)}
     paths |= {
-        "/livez": {"get": _plain("Whether the process runs")},
-        "/readyz": {"get": _plain("Whether it takes requests, and the shards of the index; 503 while it drains")},
-        "/metrics": {"get": _plain("Figures for Prometheus", kind="text/plain")},
-        "/openapi.json": {"get": _plain("This description")},
-        "/info": {"get": _plain("What the export is, and the limits of the server")},
-        "/users": {"get": _plain("Users that the export knows, the most active first")},
+        "/livez": {"get": _plain("Whether the process runs", schema=_object({"live": {"type": "boolean"}}, ["live"]))},
+        "/readyz": {"get": _ready()},
+        "/metrics": {"get": _plain("Figures for Prometheus", kind="text/plain", schema={"type": "string"})},
+        "/openapi.json": {"get": _plain("This description", schema={"type": "object"})},
+        "/info": {"get": _plain("What the export is, and the limits of the server", schema=_ref("Info"))},
+        "/users": {
+            "get": _plain(
+                "Users that the export knows, the most active first", schema=_object({"users": _TEXTS}, ["users"])
+            )
+        },
         "/items": {
             "post": _plain(
                 "The columns of some items",
-                body=_object({"ids": _TEXTS}, ["ids"]),
+                body=_object({"ids": _TEXTS | {"maxItems": config.max_k}}, ["ids"]),
                 example={"ids": [_example_id(info)]},
+                schema=_object({"items": _SHOWN_ITEMS}, ["items"]),
             ),
         },
-        "/items/{id}": {"get": _plain("The columns of an item", parameters=[_path_parameter("id")])},
+        "/items/{id}": {
+            "get": _plain(
+                "The columns of an item",
+                parameters=[_path_parameter("id")],
+                schema=_ref("ShownItem"),
+                errors={"404": "There is no such item"},
+            )
+        },
         "/history": {
             "post": _plain(
                 "The items that a user had",
                 body=_object({"user": _ref("User")}, ["user"]),
                 example={"user": example_of(info.user_columns)},
+                schema=_object({"items": _SHOWN_ITEMS}, ["items"]),
             )
         },
         "/explain": {
@@ -65,6 +84,9 @@ def description(
                 "Why an item is in an answer, or is not: seen, excluded, or filtered, and by which term",
                 body=_object({"request": _ref("RecommendRequest"), "item": {"type": "string"}}, ["request", "item"]),
                 example=example_explanation(info),
+                schema=_object(
+                    {"item": {"type": "string"}, "explanation": {"type": "string"}}, ["item", "explanation"]
+                ),
             )
         },
     }
@@ -75,6 +97,13 @@ def description(
         "paths": paths,
         "components": {"schemas": _schemas(info, config)},
     }
+    for path, operations in paths.items():
+        for operation in operations.values():
+            operation["operationId"] = _operation_id(path)
+            if has_key and path not in _OPEN:
+                operation["responses"]["401"] = _error("No API key, or another one")
+            elif has_key:
+                operation["security"] = []
     if has_key:
         data["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         data["security"] = [{"key": []}]
@@ -83,7 +112,28 @@ def description(
 
 def _pages() -> dict[str, Any]:
     kinds = {"/": "text/html", "/page.js": "text/javascript", "/page.css": "text/css"}
-    return {path: {"get": _plain("The web page", kind=kind)} for path, kind in kinds.items()}
+    text = {"type": "string"}
+    return {path: {"get": _plain("The web page", kind=kind, schema=text)} for path, kind in kinds.items()}
+
+
+def _ready() -> dict[str, Any]:
+    summary = "Whether it takes requests, and the shards of the index; 503 while it drains"
+    shard = {"type": "object", "properties": {"shard": {"type": "integer"}, "state": {"type": "string"}}}
+    fields = {"ready": {"type": "boolean"}, "version": {"type": "string"}, "effort": {"type": "string"}}
+    schema = {
+        "type": "object",
+        "properties": fields | {"shards": {"type": "array", "items": shard}},
+        "required": list(fields),
+    }
+    operation = _plain(summary, schema=schema)
+    either = {"anyOf": [schema, _ref("Error")]}  # where no worker serves, the process that holds the port answers
+    operation["responses"]["503"] = {"description": "It takes none", "content": _content(either)}
+    return operation
+
+
+def _operation_id(path: str) -> str:
+    """Return the name of a route's function in generated clients."""
+    return re.sub(r"\W+", "_", path.removesuffix(".json")).strip("_") or "page"
 
 
 def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool) -> dict[str, Any]:
@@ -93,18 +143,38 @@ def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool
     if can_swap:
         swap = _plain(
             "Load another version, and swap when it is ready; through the admin socket alone",
-            body=_object({"export": {"type": "string", "description": "folder on this machine"}}, ["export"]),
+            body=_object(
+                {
+                    "export": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": LONGEST_PATH,
+                        "description": "folder on this machine",
+                    },
+                    "accept_loss": {
+                        "type": "boolean",
+                        "default": False,
+                        "description": "take one that answers less than the served one",
+                    },
+                },
+                ["export"],
+            ),
             example={"export": "exports/next"},
+            schema=_object({"version": {"type": "string"}}, ["version"]),
         )
         swap["responses"] |= refused | {"409": _error("The export is damaged, or a swap is under way; nothing changed")}
         paths["/admin/swap"] = {"post": swap}
     if can_change:
-        change = _plain("Items that come, change or go; through the admin socket alone", body=_ref("ItemChanges"))
+        change = _plain(
+            "Items that come, change or go; through the admin socket alone",
+            body=_ref("ItemChanges"),
+            schema=_ref("ChangedItems"),
+        )
         change["requestBody"]["content"] = _content(_ref("ItemChanges"), examples=_changes(info))
-        change["responses"]["200"]["content"] = _content(_ref("ChangedItems"))
         change["responses"] |= refused | {
             "400": _error("A row without an id, an unknown column, a value that it cannot hold; nothing changed"),
             "409": _error("The change cannot be written down; nothing changed"),
+            "507": _error("No room on the disk for the change; nothing changed"),
             "413": _error(f"More than {config.max_body_bytes:,} bytes"),
         }
         paths["/admin/items"] = {"post": change}
@@ -181,35 +251,45 @@ def _error(text: str) -> dict[str, Any]:
     return {"description": text, "content": _content(_ref("Error"))}
 
 
-def _question(summary: str, schema: str, examples: dict[str, Any]) -> dict[str, Any]:
-    deadline = {"name": "X-Deadline-Ms", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}}
+def _question(summary: str, schema: str, examples: dict[str, Any], *, config: ServerConfig) -> dict[str, Any]:
+    bounds = {"type": "number", "exclusiveMinimum": 0, "maximum": config.max_deadline_ms, "default": config.deadline_ms}
+    deadline = {"name": "X-Deadline-Ms", "in": "header", "schema": bounds}
     busy = _error("No time to answer within the deadline; Retry-After says when to come again")
     busy["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
+    answer = {"description": "The answer", "content": _content(_ref("Answer"))}
+    answer["headers"] = {"X-Export-Version": {"schema": {"type": "string"}, "description": "that answered"}}
     return {
         "summary": summary,
         "parameters": [deadline | {"description": "milliseconds that the answer may take"}],
         "requestBody": {"required": True, "content": _content(_ref(schema), examples=examples)},
-        "responses": {
-            "200": {"description": "The answer", "content": _content(_ref("Answer"))},
-            "400": _error("The request cannot be answered, and why"),
-            "413": _error("The body is too long"),
-            "503": busy,
-        },
+        "responses": {"200": answer} | _refusals(has_body=True) | {"503": busy},
     }
+
+
+def _refusals(*, has_body: bool) -> dict[str, Any]:
+    """Return the errors that any route may answer."""
+    of_body = {
+        "400": _error("The request cannot be answered, and why"),
+        "413": _error("The body is too long"),
+        "415": _error("The body is compressed"),
+    }
+    return (of_body if has_body else {}) | {"default": _error(_OF_CONNECTION)}
 
 
 def _plain(
     summary: str,
     *,
+    schema: dict[str, Any],
     kind: str = "application/json",
     body: dict[str, Any] | None = None,
     example: dict[str, Any] | None = None,
     parameters: Any = None,
+    errors: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {"200": {"description": summary, "content": {kind: {"schema": {}}}}},
-    }
+    responses: dict[str, Any] = {"200": {"description": summary, "content": {kind: {"schema": schema}}}}
+    responses |= {status: _error(text) for status, text in (errors or {}).items()}
+    responses |= _refusals(has_body=body is not None)
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _content(body, examples={"plain": {"value": example}})}
     if parameters:
@@ -247,7 +327,8 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
     counts = {name: {"type": "integer"} for name in ("added", "changed", "deleted", "num_items")}
     error = {"kind": text, "expected": text, "found": text, "where": text, "ways_out": {"type": "array", "items": text}}
     return {
-        "User": _columns(info.user_columns) | {"description": "raw columns; those left out are missing values"},
+        "User": _columns(info.user_columns)
+        | {"description": "raw columns; those left out are missing values", "additionalProperties": False},
         "Item": _columns(info.item_columns) | {"description": "raw columns; those left out are as in the catalogue"},
         "RecommendRequest": _object(
             {
@@ -276,7 +357,10 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
             "type": "object",
             "required": ["items", "version", "degraded"],
             "properties": {
-                "items": {"type": "array", "items": {"type": "object", "properties": item}},
+                "items": {
+                    "type": "array",
+                    "items": {"type": "object", "properties": item, "required": ["id", "score"]},
+                },
                 "version": text,
                 "degraded": degraded,
                 "notes": {
@@ -287,6 +371,12 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "plan": text | {"description": "how the candidates were found, if `explain` asked for it"},
                 "missing_shards": missing,
             },
+        },
+        "Info": _info_schema(),
+        "ShownItem": {
+            "type": "object",
+            "required": ["id", "columns"],
+            "properties": {"id": text, "columns": {"type": "object", "description": "empty: no such item"}},
         },
         "ItemChanges": _object(
             {
@@ -302,7 +392,41 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
         ),
         "ChangedItems": {
             "type": "object",
+            "required": [*counts, "unknown", "version"],
             "properties": counts | {"unknown": _TEXTS | {"description": "ids of no item"}, "version": text},
         },
         "Error": _object({"error": _object(error, list(error))}, ["error"]),
     }
+
+
+def _info_schema() -> dict[str, Any]:
+    """Return the schema of what `Info.to_json` says, with the limits of the server."""
+    text, number = {"type": "string"}, {"type": "integer"}
+    column = {"type": "object", "required": ["name", "kind"], "properties": {"name": text, "kind": text, "example": {}}}
+    columns = {"type": "array", "items": column}
+    objects = {"type": "array", "items": {"type": "object"}}
+    properties: dict[str, Any] = {
+        "name": text,
+        "version": text,
+        "made_with": text,
+        "can_recommend": {"type": "boolean"},
+        "can_rank": {"type": "boolean"},
+        "num_items": number,
+        "labels": _TEXTS,
+        "user_columns": columns,
+        "item_columns": columns,
+        "filters": {"type": "object", "additionalProperties": text},
+        "value_model": text,
+        "filter_example": text,
+        "num_candidates": number,
+        "user_id": text,
+        "item_id": text,
+        "num_over_arch": number,
+        "examples": objects,
+        "changes": {"type": "object"},
+        "limits": {
+            "type": "object",
+            "properties": {"max_k": number, "max_items": number, "deadline_ms": {"type": "number"}},
+        },
+    }
+    return {"type": "object", "properties": properties, "required": list(properties)}

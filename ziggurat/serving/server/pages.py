@@ -19,10 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat.errors import RequestError
-from ziggurat.serving.answers import Answerer, RecommendRequest
+from ziggurat.serving.answers import Answerer
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.reading import read_body, read_json, refused_as
+from ziggurat.serving.server.reading import read_body, read_json, recommend_of, refused_as
 from ziggurat.serving.server.responses import json_response
 
 _FILES = {
@@ -133,7 +133,7 @@ class _Pages:
         data = await self._read(request, {"request", "item"})
         if not isinstance(data["item"], str):
             raise _wrong('{"request": {"user": {…}, "filter": "…"}, "item": "17"}', data)
-        question = RecommendRequest.from_json(data["request"])
+        question = recommend_of(data["request"], config=self.config)
         explanation = await run_in_threadpool(self.answerer.explain_item, question, data["item"])
         return json_response({"item": data["item"], "explanation": explanation})
 

@@ -17,7 +17,7 @@ from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.files import parse_json
 from ziggurat.serving.answers import RankRequest, RecommendRequest
 from ziggurat.serving.server.admin_socket import is_admin
-from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
 
 Receive = Callable[[], Awaitable[Any]]
 Question = TypeVar("Question", RecommendRequest, RankRequest)
@@ -26,7 +26,6 @@ _ADMIN_WAYS = (
     "choose the path: --server.admin-socket PATH",
     "for another version of the export: send SIGHUP to the server, or start it with --watch",
 )
-_LONGEST_PATH = 4096  # PATH_MAX of Linux
 _JSON_WAYS = ("send a JSON object; /openapi.json has examples",)
 
 
@@ -138,9 +137,9 @@ def read_export(body: bytes) -> str:
 
 def _export_of(data: Any) -> str:
     path = data.get("export") if isinstance(data, dict) else None
-    if not isinstance(path, str) or not path or set(data) != {"export"} or len(path) > _LONGEST_PATH:
+    if not isinstance(path, str) or not path or set(data) != {"export"} or len(path) > LONGEST_PATH:
         raise RequestError(
-            expected=f'{{"export": "FOLDER"}}, a path of at most {_LONGEST_PATH:,} characters',
+            expected=f'{{"export": "FOLDER"}}, a path of at most {LONGEST_PATH:,} characters',
             found=f"{data!r:.80}",
             where="request, body",
             ways_out="name the folder of an export on the server's machine",
@@ -186,8 +185,12 @@ def _has_no_number(data: Any) -> bool:
 
 
 def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:
-    """A body as a request for recommendations; raises RequestError."""
-    data = read_json(body)
+    """Return a body as a request for recommendations; raises RequestError."""
+    return recommend_of(read_json(body), config=config)
+
+
+def recommend_of(data: Any, *, config: ServerConfig) -> RecommendRequest:
+    """Return plain data as a request for recommendations within the server's bounds; raises RequestError."""
     k = data.get("k") if isinstance(data, dict) else None
     if type(k) is int and not 1 <= k <= config.max_k:
         raise _not_so_many(f"1 to {config.max_k:,}", k, "k")
@@ -228,7 +231,7 @@ def _not_so_many(expected: str, found: int, name: str) -> RequestError:
 def read_deadline(scope: Any, *, config: ServerConfig) -> float | None:
     """Seconds that the header X-Deadline-Ms allows, or None without one; raises RequestError."""
     text = header(scope, b"x-deadline-ms")
-    if not text:
+    if not text and all(name != b"x-deadline-ms" for name, _ in scope["headers"]):
         return None
     try:
         value = float(text) if len(text) < 20 and "_" not in text else float("nan")
