@@ -322,10 +322,11 @@ def test_attention_compiles_with_the_network_for_lists_of_any_number_of_rows():
         torch.testing.assert_close(step.outputs(batch).logits, model(batch))
 
 
-def test_ranks_refuse_dice_and_name_its_setting():
+def test_batches_in_parts_refuse_dice_and_name_its_setting():
+    check_dense(build_model(CONFIG, INPUTS, seed=0))
     with pytest.raises(PlanError, match=r"--model\.attention-activation relu"):
-        check_dense(build_model(CONFIG, INPUTS, seed=0))
+        check_dense(build_model(CONFIG, INPUTS, seed=0), num_parts=2)
     norm = MLPConfig(hidden_dims=(6,), normalization=Normalization.BATCH)
     plain = dataclasses.replace(CONFIG, attention_activation=AttentionActivation.RELU, deep=norm)
     with pytest.raises(PlanError, match=r"--model\.deep\.normalization none"):
-        check_dense(build_model(plain, INPUTS, seed=0))
+        check_dense(build_model(plain, INPUTS, seed=0), num_parts=2)

@@ -38,10 +38,12 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.blocks.batch_norm import BatchNorm
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.sequence.rankers.history import History, HistoryInput, pairs_of, refuse_unread
@@ -137,21 +139,12 @@ class Dice(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(dim, affine=False, eps=1e-9, momentum=0.01)
+        self.norm = BatchNorm(dim, affine=False, eps=1e-9, momentum=0.01)
         self.alpha = nn.Parameter(torch.zeros(dim))
 
     def forward(self, inputs_PH: Float[Tensor, "P H"]) -> Float[Tensor, "P H"]:
         """Positions as samples; fewer than two leave the running statistics alone."""
-        norm = self.norm
-        normal_PH = nn.functional.batch_norm(
-            inputs_PH,
-            norm.running_mean,
-            norm.running_var,
-            training=norm.training and len(inputs_PH) > 1,
-            momentum=0.01,
-            eps=norm.eps,
-        )
-        p_PH = normal_PH.sigmoid()
+        p_PH = self.norm(inputs_PH).sigmoid()
         return inputs_PH * (p_PH + (1 - p_PH) * self.alpha)
 
 
@@ -171,6 +164,8 @@ class TargetAttention(nn.Module):
         has_dice = config.attention_activation is AttentionActivation.DICE
         self.dice = nn.ModuleList(Dice(width) for width in config.attention_dims if has_dice)
         self.output = nn.Linear(widths[-1], 1)
+        if config.weights is AttentionWeights.SOFTMAX:
+            without_gradient(self.output.bias)  # one number, added to all scores of a history
 
     def forward(self, target_BD: Float[Tensor, "B D"], history: Unpooled) -> Float[Tensor, "B D"]:
         """The weighted sum; zeros for an empty history."""

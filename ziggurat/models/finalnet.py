@@ -46,7 +46,6 @@ from ziggurat.models.blocks.mlp import (
     activate,
     initialise,
     norm_of_width,
-    normalise,
 )
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.losses import LossSums, labelled_weights, numbers_of_labels
@@ -166,7 +165,7 @@ class FactorizedBlock(nn.Module):
             else:
                 hidden_BH = torch.cat([kept_BH, products_BH], dim=1)
             if len(self.norms):
-                hidden_BH = normalise(self.norms[index], hidden_BH)
+                hidden_BH = self.norms[index](hidden_BH)
             hidden_BH = activate(hidden_BH, self.config.activation)
             hidden_BH = dropout(hidden_BH, p=self.config.dropout, training=self.training)
         return self.output(hidden_BH)

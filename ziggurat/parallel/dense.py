@@ -29,6 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ziggurat.errors import PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
+from ziggurat.models.blocks.batch_norm import BatchNorm
 from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
 from ziggurat.parallel.exchange.hierarchical import Hierarchy, ReductionRoute, why_flat
 from ziggurat.parallel.exchange.traffic import Traffic
@@ -90,19 +91,42 @@ def compute_copies(network: DenseForward, compute: DenseForward) -> None:
     module._compute = compute
 
 
-def check_dense(model: Model) -> None:
-    """Refuse layers whose result depends on which samples share a rank.
+def check_dense(model: Model, *, num_parts: int = 1) -> None:
+    """Refuse layers whose result depends on which samples share a rank, or a part of a batch.
+
+    Batch norms of ours see the samples of all ranks (`parallel/batch_norm.py`).
+
+    Args:
+        model: to be made parallel.
+        num_parts: parts of a batch.
 
     Raises:
-        PlanError: batch normalisation.
+        PlanError: batch normalisation of another kind, inside a tower, or of batches in parts.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        found = f"{type(module).__name__} at {name}"
+        if not isinstance(module, BatchNorm):
             raise PlanError(
-                expected="layers that treat every sample by itself",
-                found=f"{type(module).__name__} at {name}: each rank would normalise its own part of the batch",
+                expected="layers that treat every sample by itself, or see those of all ranks",
+                found=f"{found}: each rank would normalise its own part of the batch",
+                where="parallelize",
+                ways_out=(f"{BatchNorm.__module__}.{BatchNorm.__name__} in its place", "train on one device"),
+            )
+        if name.split(".")[0] == "towers":
+            raise PlanError(
+                expected="tower modules that treat every sample by itself",
+                found=f"{found}: each tower group would normalise for itself",
                 where="parallelize",
                 ways_out=(*_without_batch_norm(model), "train on one device"),
+            )
+        if num_parts > 1:
+            raise PlanError(
+                expected="whole batches, which batch normalisation looks at",
+                found=f"{found}, and batches in {num_parts} parts",
+                where="parallelize",
+                ways_out=("--parallel.num-parts 1", *_without_batch_norm(model)),
             )
 
 

@@ -24,6 +24,7 @@ from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
 from ziggurat.models.costs.length_cost import length_cost
+from ziggurat.parallel.batch_norm import normalise_over_ranks
 from ziggurat.parallel.context.attention import check_context, spread_stack
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.context.dividing import DividedOutputs
@@ -138,7 +139,7 @@ def parallelize(
     require_same_model(model, plan, settings=to_json(config), seed=seed)
     check_plan(plan, model.inputs, topology)
     _check_towers(model, plan)
-    check_dense(model)
+    check_dense(model, num_parts=config.num_parts)
     check_context(model, topology, num_parts=config.num_parts)
     cost, cost_source = length_cost(model) if count_costs else (SampleCost(), _NOT_COUNTED)
     traffic, flow = Traffic(topology), Flow()
@@ -184,8 +185,10 @@ def parallelize(
         model.towers = transform  # type: ignore[assignment]
     if topology.context.size > 1:
         spread_stack(model, topology=topology, traffic=traffic, passing=config.passing)
+    dense = DenseNetwork(model)
+    normalise_over_ranks(dense, topology=topology, traffic=traffic)
     network = parallel_dense(
-        DenseNetwork(model),
+        dense,
         how=config.dense,
         reduction=config.reduction,
         route=config.reduction_route,

@@ -60,6 +60,16 @@ def snapshot_tensors(
     return state_tensors(step) | more | {f"{prefix}{name}": value for name, value in rng_state(step.device).items()}
 
 
+def optional_names(step: TrainStep) -> tuple[str, ...]:
+    """What the names begin with that a checkpoint may have or not.
+
+    The random state of each rank, whose number may have changed; and what optimizers keep of weights that learned once
+    and no longer do (`models/blocks/without_gradient.py`).
+    """
+    still = (name for name, weight in step.model.named_parameters() if not weight.requires_grad)
+    return RNG, *(f"dense_optimizer.{name}." for name in still)
+
+
 def rng_prefix(step: TrainStep) -> str:
     """What the names of this rank's random state begin with."""
     many = step.parallel is not None and step.parallel.topology.world_size > 1

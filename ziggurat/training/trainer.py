@@ -43,7 +43,14 @@ from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
-from ziggurat.training.state import RNG, into_model, prepare_to_load, restore_state, seed_everything, snapshot_tensors
+from ziggurat.training.state import (
+    into_model,
+    optional_names,
+    prepare_to_load,
+    restore_state,
+    seed_everything,
+    snapshot_tensors,
+)
 from ziggurat.training.step.own_loss import LossFunction, loss_name, refuse_other_loss
 from ziggurat.training.step.results import LateResult, StepResult
 from ziggurat.training.step.schedule import learning_rate_factor
@@ -349,7 +356,7 @@ class Trainer:
             return False
         prepare_to_load(self.step)
         into = snapshot_tensors(self.step, self.negatives, self.growing)
-        checkpoint = self.store.load(into=into, optional=RNG)
+        checkpoint = self.store.load(into=into, optional=optional_names(self.step))
         restore_state(self.step, into, self.growing)
         self.team.restore_context_rates(self.model, checkpoint.state)
         for damaged in checkpoint.skipped:

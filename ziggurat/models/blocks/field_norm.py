@@ -7,7 +7,7 @@ penalty pulls it to zero, looks as certain as one whose embedding is long. Batch
 is common to all samples, and the difference stays. In front of the first layer it also brings embeddings of 1e-3 to
 numbers of order one, so that linear terms do not vanish beside what the norms inside the layers have enlarged.
 
-Batches of fewer than two samples use the running statistics, as in `mlp.py`.
+Batches of fewer than two samples use the running statistics, as in `batch_norm.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.models.blocks.mlp import Normalization, normalise
+from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.mlp import Normalization
 from ziggurat.ops.interactions.fields import sum_norm
 
 
@@ -33,11 +34,11 @@ class FieldBatchNorm(nn.Module):
 
     def __init__(self, num_fields: int, *, dim: int, eps: float) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(num_fields * dim, eps=eps)
+        self.norm = BatchNorm(num_fields * dim, eps=eps)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F D"]:
         """The same shape."""
-        return normalise(self.norm, fields_BFD.flatten(1)).view_as(fields_BFD)
+        return self.norm(fields_BFD.flatten(1)).view_as(fields_BFD)
 
 
 def field_norm(kind: Normalization, num_fields: int, *, dim: int, eps: float) -> nn.Module:

@@ -7,10 +7,8 @@ One hidden layer is
 and an MLP is a chain of them, optionally closed by a plain linear layer (`output_dim`), optionally activated. This is
 the one building block that every ranking model shares: DLRM's bottom and top, the deep half of DCNv2, a DNN whole.
 
-Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) divides by the standard deviation over the batch, which one
-sample does not have. With fewer than two samples a layer in training mode uses its running statistics instead and
-leaves them alone, so the short last batch of an epoch can never stop a run. Layer normalisation (arXiv 1607.06450)
-looks at one sample alone.
+Batch normalisation (`batch_norm.py`) divides by the standard deviation over the batch, on many ranks over that of all
+of them; layer normalisation (arXiv 1607.06450) looks at one sample alone.
 
 Cost: 2·in·out FLOPs a layer and sample forward, twice that backward. ReLU works in place: neither the linear layer
 before it nor batch normalisation needs its own output for the backward pass, so the copy is not made. Matrix products
@@ -31,6 +29,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.ops.dropout import dropout, relu_dropout_
 from ziggurat.typed import Dim, Fraction, checked
 
@@ -109,6 +109,10 @@ class MLP(nn.Module):
         self.norms = nn.ModuleList()
         if config.normalization is not Normalization.NONE:
             self.norms.extend(norm_of_width(config.normalization, dim) for dim in config.hidden_dims)
+        if config.normalization is Normalization.BATCH:
+            for layer in self.layers:
+                assert isinstance(layer, nn.Linear)
+                without_gradient(layer.bias)  # the mean over the batch takes it out again
         self.output = None if output_dim is None else nn.Linear(dims[-1], output_dim)
         self.output_dim = dims[-1] if output_dim is None else output_dim
 
@@ -118,7 +122,7 @@ class MLP(nn.Module):
         for index, layer in enumerate(self.layers):
             hidden_BH = _padded_linear(hidden_BH, layer) if index == 0 else layer(hidden_BH)
             if len(self.norms):
-                hidden_BH = normalise(self.norms[index], hidden_BH)
+                hidden_BH = self.norms[index](hidden_BH)
             if self.config.activation is Activation.RELU:
                 hidden_BH = relu_dropout_(hidden_BH, p=self.config.dropout, training=self.training)
             else:
@@ -161,17 +165,8 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def norm_of_width(kind: Normalization, width: int, *, eps: float = 1e-5) -> nn.Module:
-    """A norm for `normalise`: over the batch (batch), or over the columns of each sample (layer)."""
-    return nn.BatchNorm1d(width, eps=eps) if kind is Normalization.BATCH else nn.LayerNorm(width, eps=eps)
-
-
-def normalise(norm: nn.Module, inputs_BH: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
-    """Apply a batch or layer norm; batch norm of fewer than two samples as the module docstring says."""
-    if isinstance(norm, nn.BatchNorm1d) and norm.training and inputs_BH.shape[0] < 2:
-        return F.batch_norm(
-            inputs_BH, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
-        )
-    return norm(inputs_BH)
+    """A norm over the batch (batch), or over the columns of each sample (layer)."""
+    return BatchNorm(width, eps=eps) if kind is Normalization.BATCH else nn.LayerNorm(width, eps=eps)
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ def check_into(
     into: Mapping[str, Tensor],
     everywhere: Collection[str],
     match: Match,
-    optional: str,
+    optional: str | tuple[str, ...],
     folder: Path,
 ) -> None:
     """Raise `CheckpointError` unless `into` can be filled.
@@ -93,7 +93,7 @@ def check_fit(
     *,
     into: Mapping[str, Tensor] | None,
     match: Match,
-    optional: str,
+    optional: str | tuple[str, ...],
     ranks: CheckpointRanks,
 ) -> None:
     """Compare what the manifest says with what is to be filled on each rank, before any file is read. Collective.

@@ -197,7 +197,7 @@ class CheckpointStore:
         prefer: int | None = None,
         into: Mapping[str, Tensor] | None = None,
         match: Match = Match.EXACT,
-        optional: str = "",
+        optional: str | tuple[str, ...] = "",
     ) -> Checkpoint:
         """Load a checkpoint, after verifying every file. Collective.
 

@@ -32,6 +32,7 @@ from ziggurat.embeddings.storage.host import device_facts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
+from ziggurat.models.blocks.batch_norm import BatchNorm
 from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import DenseForward, DenseParallelism, ShardedNetwork, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
@@ -78,7 +79,7 @@ class TrainStep:
         self._loss: LossFunction = loss or model.loss
         self.config = config
         self.parallel = parallel
-        _check_compile(config, parallel)
+        _check_compile(config, model=model, parallel=parallel)
         self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
         use_precision(self.precision, device=self.device)
@@ -331,8 +332,10 @@ class _FullBatches:
         return self._compiled(embedded)
 
 
-def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
+def _check_compile(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> None:
     """Allow copies of the network, whose reductions are hooks on weights; neither FSDP nor a batch in parts.
+
+    Batch norms wait for other ranks inside the network, which a compiled one cannot.
 
     Raises:
         ConfigError: it would have no effect, or an untested one.
@@ -346,6 +349,14 @@ def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
             found=f"{config.compile.value} with {how.value}, {parts} parts",
             where=f"training settings, compile, with {parallel.topology.world_size} ranks",
             ways_out=("--training.compile off", "--dense ddp --parallel.num-parts 1"),
+        )
+    norms = [n for n, module in model.named_modules() if isinstance(module, BatchNorm) and module.world_sum is not None]
+    if norms:
+        raise ConfigError(
+            expected="--training.compile off with batch normalisation, which adds up over ranks inside the network",
+            found=f"{config.compile.value}, batch norm at {norms[0]}",
+            where=f"training settings, compile, with {parallel.topology.world_size} ranks",
+            ways_out="--training.compile off",
         )
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.dot import PairwiseDot
-from ziggurat.models.blocks.mlp import MLP, MLPConfig, Normalization, norm_of_width, normalise
+from ziggurat.models.blocks.mlp import MLP, MLPConfig, Normalization, norm_of_width
 
 
 class DotBlock(nn.Module):
@@ -49,4 +49,4 @@ class DotBlock(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Turn the dot products of n fields into L fields."""
-        return self.mlp(normalise(self.norm, self.products(fields_BFD))).unflatten(1, (self.num_outputs, self.dim))
+        return self.mlp(self.norm(self.products(fields_BFD))).unflatten(1, (self.num_outputs, self.dim))

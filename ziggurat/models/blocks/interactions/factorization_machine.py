@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.fieldwise import FieldMix, start_like_linear
-from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, norm_of_width, normalise
+from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, norm_of_width
 from ziggurat.ops.interactions.fields import field_mix
 from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm
 
@@ -142,7 +142,7 @@ class FactorizationMachineBlock(nn.Module):
     def _normal_products(self, fields_BFD: Tensor) -> Tensor:
         machine, norm = self.products, self.norm
         if not isinstance(machine, FactorizationMachine) or not _asks_for_kernel(machine, norm, fields_BFD):
-            return normalise(norm, machine(fields_BFD).flatten(1))
+            return norm(machine(fields_BFD).flatten(1))
         assert isinstance(norm, nn.LayerNorm), "the fused kernel is for layer norms"
         affine = {"scale_P": norm.weight, "shift_P": norm.bias}
         return fm_norm(fields_BFD, machine.weight, **affine, eps=norm.eps, kernel=machine.kernel)

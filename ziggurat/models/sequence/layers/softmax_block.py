@@ -31,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
+from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.ops.attention.problem import AttentionForm
@@ -162,6 +163,8 @@ class SoftmaxBlock(SequenceLayer):
         for linear in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
+        if config.weights is AttentionForm.SOFTMAX:
+            without_gradient(self.key.bias)  # ⟨q_i, b⟩ is added to all scores of a query
 
     def project(self, events_ND: Float[Tensor, "N D"]) -> Projected:
         """Queries, keys and values; the rest is what the residual of attention starts from."""

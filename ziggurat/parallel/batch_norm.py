@@ -1,0 +1,61 @@
+"""Sums of batch normalisation over ranks: moments of the whole batch, and their gradients.
+
+    forward     S = Σ_r s_r                    each rank brings its sums, and all normalise by the same moments
+    backward    ∂L/∂s_r = Σ_q ∂L_q/∂S          every rank's share of the loss depends on everybody's samples
+
+Both are one sum of a few numbers, in the order of ranks, so all ranks have the same bits. They have a process group of
+their own: layers run, forward and backward, in the order of the network, and never get into the order of gradients and
+embeddings. A rank without samples takes part with zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.parallel.exchange.collectives import start_sum
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group
+
+_PURPOSE = "batch normalisation"
+
+
+def normalise_over_ranks(network: nn.Module, *, topology: Topology, traffic: Traffic) -> None:
+    """Let the batch norms of a network see the samples of all ranks; collective.
+
+    Args:
+        network: the same on every rank.
+        topology: the ranks.
+        traffic: counts the messages.
+    """
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    if not norms or topology.world.process_group is None:
+        return
+    group = own_group(topology, Axis.WORLD, what="normalise batches")
+
+    def world_sum(values: Tensor) -> Tensor:
+        return _WorldSum.apply(values, group, traffic)
+
+    for norm in norms:
+        norm.world_sum = world_sum
+
+
+class _WorldSum(torch.autograd.Function):
+    """A sum over ranks; so is the sum of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:  # type: ignore[override]
+        ctx.group, ctx.traffic = group, traffic
+        return _summed(values, group, traffic)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _summed(gradient, ctx.group, ctx.traffic), None, None
+
+
+def _summed(values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:
+    traffic.count_reduction(_PURPOSE, num_bytes=values.numel() * values.element_size())
+    return start_sum(values.clone(memory_format=torch.contiguous_format), group=group, purpose=_PURPOSE).wait()
