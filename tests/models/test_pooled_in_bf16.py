@@ -22,6 +22,7 @@ from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.models import Model, build_model
 from ziggurat.models.contract.losses import loss_of
 from ziggurat.testing.batches import random_batch
+from ziggurat.testing.pretend_cuda import pretend_cuda
 
 SOME = ("dlrm-dot-bottom_mlp", "dcn_v2-parallel-full", "wukong-optimized")
 some_configs = pytest.mark.parametrize(
@@ -51,7 +52,8 @@ def changes(model: Model, *, is_bf16: bool) -> Tensor:
 def test_rounding_pooled_fields_costs_no_more_than_bf16_itself(name: str) -> None:
     exact = changes(built(name, PooledDtype.FP32), is_bf16=False)
     errors = [
-        float((changes(built(name, pooled), is_bf16=True) - exact).norm() / exact.norm()) for pooled in PooledDtype
+        float((changes(built(name, pooled), is_bf16=True) - exact).norm() / exact.norm())
+        for pooled in (PooledDtype.FP32, PooledDtype.COMPUTED)
     ]
     assert errors[1] <= 2 * errors[0] + 2.0**-6, errors
 
@@ -80,6 +82,15 @@ def test_gradients_of_slices_are_summed_in_fp32() -> None:
         found.append([out.detach(), *(tables.table(table.name) for table in inputs.tables)])
     for mine, wanted in zip(*found, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_auto_rounds_on_a_gpu_alone() -> None:
+    model = built("dnn", PooledDtype.AUTO)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.fields(BATCH).dtype is torch.float32
+    with pretend_cuda() as device:
+        assert built("dnn", PooledDtype.AUTO).to(device).rounds_pooled
+        assert not built("dnn", PooledDtype.FP32).to(device).rounds_pooled
 
 
 def test_float16_autocast_is_not_bf16() -> None:

@@ -193,7 +193,12 @@ class Model(nn.Module, ABC):
     def rounds_pooled(self) -> bool:
         """True if pooled fields are written in BF16 where the network computes in it: as asked, and on one device."""
         tables = self.embeddings
-        return isinstance(tables, EmbeddingTables) and tables.config.pooled is PooledDtype.COMPUTED
+        if not isinstance(tables, EmbeddingTables):
+            return False
+        pooled = tables.config.pooled
+        if pooled is PooledDtype.AUTO:
+            return tables.tables.device.type == "cuda"
+        return pooled is PooledDtype.COMPUTED
 
     @property
     def coupled_samples(self) -> int:

@@ -153,7 +153,7 @@ def startup_report(
     }
     if reason := why_no_events():
         training["TensorBoard"] = f"no event files: {reason}; metrics.jsonl has every number"
-    if model.embeddings.config.pooled is PooledDtype.COMPUTED:
+    if model.embeddings.config.pooled is not PooledDtype.FP32:
         training["pooled fields"] = _pooled_line(step)
     if facts.has_dots:
         training["pairwise dot products"] = dot_kernel()
@@ -172,7 +172,9 @@ def startup_report(
 
 
 def _pooled_line(step: TrainStep) -> str:
-    """What pooled fields are written as, and why not BF16 although it was asked for."""
+    """What pooled fields are written as, and why not BF16 where it was asked for, or would be taken."""
+    if step.parallel is None and not step.model.rounds_pooled:
+        return "fp32: the run computes on a CPU (auto)"
     if not step.model.rounds_pooled:
         return "fp32: on many ranks the formats of wires say what travels (--wire bf16)"
     return "bf16" if step.precision is Precision.BF16 else f"fp32: the network computes in {step.precision.value}"
