@@ -126,3 +126,21 @@ def test_noise_is_that_of_a_plain_program_wherever_a_row_lies() -> None:
     whole = encode(values[2:], RowFormat.BF16, words_N=words[2:])
     part = encode(values[2:, 3:], RowFormat.BF16, words_N=shifted.words(torch.tensor([3]), step=12))
     assert torch.equal(part, whole[:, 3:])
+
+
+@pytest.mark.parametrize("row_format", [RowFormat.INT8, RowFormat.INT4])
+def test_rounding_is_right_on_average_but_within_a_step_of_fp16_of_an_end(row_format: RowFormat) -> None:
+    """What the guide says: rows around 0 are right; a row one step of FP16 wide is pulled together."""
+    generator = torch.Generator().manual_seed(0)
+    count = 20_000
+    words = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    wide = torch.randn(16, generator=generator) * 0.05
+    narrow = 1 + torch.rand(16, generator=generator) * 1e-3
+    for row, is_right in ((wide, True), (narrow, False)):
+        rows = decode(encode(row.expand(count, -1).contiguous(), row_format, words_N=words), row_format, dim=16)
+        errors = (rows - row).double()
+        z = errors.mean(0) / (errors.std(0) / count**0.5 + 1e-30)
+        assert (float(z.abs().max()) < 5) is is_right
+        ends = z[[int(row.argmin()), int(row.argmax())]]
+        assert float(ends.abs().max()) < 5  # each end itself is right
+        assert is_right or float(errors.mean(0).abs().max()) < 0.26 * 2**-10

@@ -55,5 +55,7 @@ class RowFormat(StrEnum):
 class Rounding(StrEnum):
     """How an update is rounded to what a row format can hold."""
 
-    STOCHASTIC = "stochastic"  # up or down at random, right on average: many small updates add up
+    # Up or down at random, right on average: many small updates add up. Not so, in a row of codes, for numbers within
+    # one step of FP16 of an end of their row: they are cut off where the end is rounded inwards.
+    STOCHASTIC = "stochastic"
     NEAREST = "nearest"  # updates below half a step of the format are lost
