@@ -150,7 +150,7 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
     """Logistic regression on the rows of a run, and how the run compares."""
     from ziggurat.runs.quality.baselines import train_baseline
     from ziggurat.training.evaluation.evaluate import metrics_line, versus_baseline
-    from ziggurat.training.records.run_folder import CONFIG, EVALUATION, RunFolder
+    from ziggurat.training.records.run_folder import CONFIG, RunFolder, read_evaluation
     from ziggurat.training.report.progress import show_progress
 
     run = RunFolder(folder)
@@ -161,7 +161,7 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
         print_line(f"  {split:<6} {metrics_line(evaluation.metrics)}")
     split = "test" if "test" in found.evaluations else "valid"
     if split in found.evaluations and run.evaluation(split).exists():
-        ours = EVALUATION.read(run.evaluation(split))["metrics"]
+        ours = read_evaluation(run.evaluation(split))["metrics"]
         text = versus_baseline(ours, found.evaluations[split].metrics, metric=metric)
         print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
 

@@ -237,8 +237,9 @@ class Schema:
         session: column that groups samples of one request or session, or "". A shuffle can keep its rows together
             (`shuffle = session_lanes`), so that what repeats in them is read, sent and looked up once.
         time: column with the order of events (integer, float, date or datetime), or "".
-        missing_texts: whole cells of these texts are null, in every column that the schema reads. `missing` in TOML,
-            where the default is `MISSING_TEXTS`.
+        missing_texts: whole cells of these texts are null, in every column that the schema reads, and so are numbers
+            and truth values that would be such a text in a CSV file. `missing` in TOML, where the default is
+            `MISSING_TEXTS`.
         items: which features describe the item; None where nobody said so.
         events: the rows are events of users, of which sequences are made; None: they are samples.
     """

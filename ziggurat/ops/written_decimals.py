@@ -50,6 +50,16 @@ def with_decimals(series: pl.Series) -> pl.Series:
     return series
 
 
+def as_float64(series: pl.Series) -> pl.Series:
+    """Return a column of numbers as floats of 64 bits, each the nearest to the decimal that it stands for.
+
+    A Decimal goes through its text: polars multiplies its digits by 0.0001, say, which rounds twice.
+    """
+    if isinstance(series.dtype, pl.Decimal):
+        series = series.cast(pl.String)
+    return with_decimals(series).cast(pl.Float64)
+
+
 def frame_with_decimals(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a frame each of whose columns `with_decimals` has turned."""
     changed = [series for series in frame.get_columns() if with_decimals(series.head(0)).dtype != series.dtype]

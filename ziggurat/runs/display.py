@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
-from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.run_folder import RunFolder, read_evaluation
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def stored_metrics(run: Run) -> dict[str, dict[str, float]]:
     """Metrics of the run's final evaluations, by split."""
     paths = {split: RunFolder(run.folder).evaluation(split) for split in ("valid", "test")}
-    return {split: EVALUATION.read(path)["metrics"] for split, path in paths.items() if path.exists()}
+    return {split: read_evaluation(path)["metrics"] for split, path in paths.items() if path.exists()}
 
 
 def text_of(run: Run) -> str:

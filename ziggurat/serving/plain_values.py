@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import polars as pl
+
+
+def shortest_text(value: Decimal) -> str:
+    """A Decimal without the zeros that only its type adds: 1.50 is "1.5", as the id that it is in a file."""
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def plain(value: Any) -> Any:
@@ -16,6 +23,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value.to_list()]
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
+    if isinstance(value, Decimal):
+        return shortest_text(value)
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

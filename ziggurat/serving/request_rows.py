@@ -13,16 +13,19 @@ import contextlib
 import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
+from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.errors import RequestError
 from ziggurat.features.events import HISTORY_TIMES
 from ziggurat.features.schema import Categorical, Dense, Feature, Moments, Schema, Vector, column_of
+from ziggurat.serving.plain_values import shortest_text
 from ziggurat.typed import nearest
 
 MAX_TEXT = 10_000  # characters of one value
@@ -43,12 +46,12 @@ def frame_of(
             the column.
     """
     columns: dict[str, pl.Series] = {}
-    missing = frozenset(schema.missing_texts)
+    missing = MissingValues.of(schema.missing_texts)
     for feature in schema.features:
         name = column_of(feature)
         if name not in columns:
             given = [row.get(name) for row in rows]
-            given = [None if isinstance(each, str) and each in missing else each for each in given]
+            given = [None if missing.has(each) else each for each in given]
             values = [_value(each, feature, name) for each in given]
             columns[name] = pl.Series(name, values, dtype=_type_of(feature), strict=True)
     for group in joined:
@@ -143,6 +146,8 @@ def canonical_id(value: Any, *, column: str = "id") -> str | None:
         RequestError: the value is no id.
     """
     text = _id(value, column)
+    if text in ("True", "False"):
+        return text.lower()
     if text is not None and text.endswith(".0") and text[:-2].lstrip("-").isdecimal() and text.isascii():
         whole = text[:-2]
         return "0" if whole == "-0" else whole if whole.count("-") <= 1 else text
@@ -211,7 +216,7 @@ def number_of(value: Any, *, column: str) -> float | None:
     """
     if value is None:
         return None
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float | Decimal):
         try:
             return float(value)
         except OverflowError:
@@ -254,6 +259,8 @@ def _id(value: Any, column: str) -> str | None:
         return str(int(value)) if value.is_integer() and abs(value) < 2.0**63 else repr(value)
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return shortest_text(value)
     raise _wrong("an id: text, a number, true or false", value, column)
 
 

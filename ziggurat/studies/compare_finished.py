@@ -39,7 +39,7 @@ from ziggurat.training.computed_with import computed_with, difference_notes, dif
 from ziggurat.training.evaluation.evaluate import ordered_batches, scores_of
 from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.records.log import read_records
-from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.run_folder import RunFolder, read_evaluation
 
 _SAID = ("training.precision", "training.threads", "training.loader.batch-size", "parallel")
 _NAMES_ONLY = ("recipe",)
@@ -195,8 +195,8 @@ def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
             where=str(run.evaluation("test")),
             ways_out=ways_out,
         )
-    test = EVALUATION.read(run.evaluation("test"))
-    valid = EVALUATION.read(run.evaluation("valid")) if run.evaluation("valid").exists() else {"metrics": {}}
+    test = read_evaluation(run.evaluation("test"))
+    valid = read_evaluation(run.evaluation("valid")) if run.evaluation("valid").exists() else {"metrics": {}}
     records = [record for record in read_records(run.metrics) if record["kind"] == "valid"]
     metric = config.training.early_stop.metric
     known = [record for record in records if metric in record]

@@ -35,6 +35,8 @@ def canonical(value: Any) -> str | None:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     text = str(value)
+    if text in ("True", "False"):
+        return text.lower()
     if re.fullmatch(r"-?[0-9]+\.0", text):
         return "0" if text == "-0.0" else text[:-2]
     return text

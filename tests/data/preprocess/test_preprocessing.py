@@ -46,6 +46,7 @@ from ziggurat.features.schema import (
     Task,
     Vector,
 )
+from ziggurat.runs.scores.scoring import ids_out_of_range
 from ziggurat.testing.data import shared_data
 
 EVERYTHING = Schema(
@@ -216,7 +217,7 @@ def _series(values: list[Any], dtype: Any = None) -> pl.Series:
         (_series([True, False, None]), ["true", "false", None]),
         (_series(["x", None, "y"], pl.Categorical), ["x", None, "y"]),
         (_series(["x", "y"], pl.Enum(["y", "x"])), ["x", "y"]),
-        (_series([Decimal("7.00"), Decimal("7.50")], pl.Decimal(10, 2)), ["7", "7.50"]),
+        (_series([Decimal("7.00"), Decimal("7.50")], pl.Decimal(10, 2)), ["7", "7.5"]),
         (_series([datetime.date(2024, 5, 1)]), ["2024-05-01"]),
         (_series([None, None], pl.Null), [None, None]),
     ],
@@ -773,3 +774,12 @@ def test_lists_in_text_are_divided_where_the_schema_knew_lists_alone(tmp_path: P
     (chunk,) = RawSource(path).frames()
     with pytest.raises(SchemaError, match="list-separator"):
         preprocessing.encode(chunk)
+
+
+@pytest.mark.parametrize(("policy", "said"), [("clamp", "took the row of the nearest id"), ("unknown", "are unknown")])
+def test_ids_out_of_range_are_counted_and_said(policy: str, said: str):
+    table = Table(name="page", encoding=Encoding.IDENTITY, num_rows=4, out_of_range=OutOfRange(policy))
+    schema = Schema(features=(Categorical(name="page"),), tables=(table,))
+    preprocessing = _fit(schema, pl.DataFrame({"page": [0, 1]}))
+    preprocessing.encode(RawChunk.of(pl.DataFrame({"page": [0, 9, -3, 3]})))
+    assert [str(each) for each in ids_out_of_range(preprocessing)] == [f"page 2 of 4 (50.0%), which {said}"]

@@ -25,7 +25,7 @@ from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.scores.scoring import FileReading
 from ziggurat.studies.compare_finished import compare_finished
-from ziggurat.training.records.run_folder import STARTUP, RunFolder
+from ziggurat.training.records.run_folder import STARTUP, RunFolder, read_evaluation
 from ziggurat.training.report.progress import NoProgress
 
 SCHEMA = ziggurat.Schema(
@@ -428,3 +428,15 @@ def test_train_rows_without_all_their_negatives_are_said(trained: Path, monkeypa
     assert not [text for text in told if "negative_rate" in text]
     run.evaluate_split("train", progress=Told())
     assert [text for text in told if text.startswith("warning: the train rows hold 0.1 of their negatives")]
+
+
+def test_an_undefined_metric_is_null_in_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    today().with_columns(pl.lit(1).alias("click")).write_parquet("ones.parquet")
+    assert main(["evaluate", "runs/a", "ones.parquet", "--json", "ones.json"]) == 0
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(constant)
+
+    found = json.loads(Path("ones.json").read_text(), parse_constant=refuse)
+    assert found["metrics"]["auc"] is None
+    assert np.isnan(read_evaluation(Path("ones.json"))["metrics"]["auc"])

@@ -247,6 +247,8 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _print_unknown(run: Run) -> None:
-    from ziggurat.runs.scores.scoring import unknown_ids
+    from ziggurat.runs.scores.scoring import ids_out_of_range, unknown_ids
 
     print_line(f"unknown ids: {', '.join(map(str, unknown_ids(run.preprocessing))) or 'none'}")
+    if outside := ids_out_of_range(run.preprocessing):
+        print_line(f"ids out of range: {', '.join(map(str, outside))}")

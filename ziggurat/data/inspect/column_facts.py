@@ -18,7 +18,7 @@ from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.dates import DateOrder, find_order, lack_some_zones, look_like_dates, parse_dates
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.features.schema import MISSING_TEXTS
-from ziggurat.ops.written_decimals import with_decimals
+from ziggurat.ops.written_decimals import as_float64
 
 NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-", "#n/a", "unknown", "missing", "")
 _COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
@@ -231,7 +231,7 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
         if _are_long_ids(texts.drop_nulls()):
             return Values.TEXT, texts
     if dtype.is_float() or isinstance(dtype, pl.Decimal):
-        numbers = with_decimals(series).cast(pl.Float64)
+        numbers = as_float64(series)
         finite = numbers.filter(numbers.is_finite())
         if len(finite) and (finite == finite.round()).all() and number(finite.abs().max()) < 2**53:
             return Values.WHOLE, numbers.set(~numbers.is_finite(), None).cast(pl.Int64)  # pandas' integers with nulls

@@ -69,6 +69,11 @@ class TextSpans:
         lengths[found] = 0
         return replace(self, lengths=lengths)
 
+    def has(self, hashes: np.ndarray, *, longest: int) -> bool:
+        """Return whether a field has one of `hashes`, of texts of at most `longest` bytes; others are not looked at."""
+        short = self.lengths <= longest
+        return bool(short.any() and np.isin(self.hashes[short], hashes).any())
+
     def series(self, name: str = "") -> pl.Series:
         """The texts, null where empty."""
         offsets = np.zeros(len(self) + 1, dtype=np.int64)

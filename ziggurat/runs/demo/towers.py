@@ -22,7 +22,7 @@ from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.planning.partition import partition_run
 from ziggurat.training.records.log import read_records
-from ziggurat.training.records.run_folder import EVALUATION, TRAFFIC, RunFolder
+from ziggurat.training.records.run_folder import TRAFFIC, RunFolder, read_evaluation
 from ziggurat.training.report.progress import Progress
 
 NUM_HOSTS, RANKS_PER_HOST = 2, 2
@@ -104,7 +104,7 @@ def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> Ran
     rates = [record["timing"]["samples_per_s"] for record in read_records(run.metrics) if record["kind"] == "train"]
     return RanksRow(
         name=name,
-        test_auc=EVALUATION.read(run.evaluation("test"))["metrics"]["auc"],
+        test_auc=read_evaluation(run.evaluation("test"))["metrics"]["auc"],
         cross_host_bytes=sum(row["bytes_per_step"] for row in hops),
         step_ms=1e3 * global_batch / statistics.median(rates),
         report=run.report,

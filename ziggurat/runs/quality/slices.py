@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ziggurat.data.encoded.records import ROW_COLUMN
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.preprocess.values.cells import canonical_text
+from ziggurat.data.preprocess.values.cells import MissingValues, canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import MISSING_ROW, UNKNOWN_ROW, Categorical, column_of, table_of
@@ -72,7 +72,7 @@ class Slicer:
             )
         features = {feature.name: feature for feature in preprocessing.schema.features}
         self.config = config
-        self._missing = frozenset(("", *preprocessing.schema.missing_texts))
+        self._missing = MissingValues.of(preprocessing.schema.missing_texts).texts | {""}
         self._column = {name: column_of(features[name]) if name in features else name for name in config.columns}
         self._with_vocabulary = [
             name

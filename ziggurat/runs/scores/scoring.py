@@ -39,7 +39,7 @@ from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
-from ziggurat.features.schema import column_of
+from ziggurat.features.schema import OutOfRange, column_of, table_of
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -110,6 +110,45 @@ def unknown_ids(preprocessing: Preprocessing) -> list[UnknownIds]:
     """Features with unknown ids in what was encoded since the run was loaded."""
     counters = preprocessing.counters.items()
     return [UnknownIds(feature=name, unknown=it.unknown, ids=it.ids) for name, it in counters if it.unknown]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdsOutOfRange:
+    """How many ids of a feature lie outside its identity table, and what became of them.
+
+    Args:
+        feature: name.
+        outside: ids below 0, or not below `num_rows`.
+        ids: ids looked up.
+        became: what the table makes of them.
+    """
+
+    feature: str
+    outside: int
+    ids: int
+    became: OutOfRange
+
+    def __str__(self) -> str:
+        became = "took the row of the nearest id" if self.became is OutOfRange.CLAMP else "are unknown"
+        return f"{self.feature} {self.outside:,} of {self.ids:,} ({self.outside / self.ids:.1%}), which {became}"
+
+
+def ids_out_of_range(preprocessing: Preprocessing) -> list[IdsOutOfRange]:
+    """Features with ids outside their identity table in what was encoded since the run was loaded."""
+    found: list[IdsOutOfRange] = []
+    for feature in preprocessing.schema.features:
+        counters = preprocessing.counters[feature.name]
+        if counters.out_of_range:
+            table = preprocessing.schema.table(table_of(feature))
+            found.append(
+                IdsOutOfRange(
+                    feature=feature.name,
+                    outside=counters.out_of_range,
+                    ids=counters.ids,
+                    became=table.out_of_range,
+                )
+            )
+    return found
 
 
 def is_frame(data: Any) -> bool:

@@ -56,7 +56,8 @@ class Slice:
 
     def to_json(self) -> dict[str, Any]:
         """The slice as plain data."""
-        return {"column": self.column, "value": self.value, "num_rows": self.num_rows, "metrics": self.metrics}
+        metrics = _without_nan(self.metrics)
+        return {"column": self.column, "value": self.value, "num_rows": self.num_rows, "metrics": metrics}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,15 @@ class Evaluation:
         return f"<table><tr><th>metric</th><th>{self.num_rows:,} rows</th></tr>{rows}</table>"
 
     def to_json(self) -> dict[str, Any]:
-        """The evaluation as plain data."""
-        data = {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
+        """The evaluation as plain data; `run_folder.read_evaluation` reads it."""
+        curves = {label: [_without_nan(point) for point in points] for label, points in self.curves.items()}
+        data = {"num_rows": self.num_rows, "metrics": _without_nan(self.metrics), "curves": curves}
         return data | ({"slices": [each.to_json() for each in self.slices]} if self.slices else {})
+
+
+def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON has them: null for a metric that is undefined, since JSON has no NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:

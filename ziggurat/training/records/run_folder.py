@@ -26,6 +26,7 @@ these files, and what it left belongs to settings and data that nobody knows: th
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,18 @@ TRAFFIC = Format(
     ways_out=_WAYS_OUT,
 )
 EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Read a file of `EVALUATION`, with NaN for metrics that are undefined: JSON has null for them.
+
+    Raises:
+        MissingFileError, DataError: there is none, or it is damaged.
+    """
+    data = EVALUATION.read(path)
+    for part in (data, *data.get("slices", ())):
+        part["metrics"] = {name: math.nan if value is None else value for name, value in part["metrics"].items()}
+    return data
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.evaluation.evaluate import versus_baseline
 from ziggurat.training.records.log import read_records
-from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
+from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, RunFolder, read_evaluation
 from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
@@ -84,7 +84,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def _evaluations(folder: Path) -> dict[str, Any]:
-    return {path.stem: EVALUATION.read(path) for path in sorted((folder / "evaluations").glob("*.json"))}
+    return {path.stem: read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))}
 
 
 def _svg(figure: Figure) -> str:

@@ -9,7 +9,8 @@ text*, whatever it came as, and only that is counted, hashed and looked up:
     "007", "a7", " 7", "7.00"       as it is
     7.5, 1e300                      "7.5", "1e+300"   (Python's shortest text that reads back as the same float)
     0.7 in 32 bits                  "0.7"             (the decimal that was written: `ops/written_decimals.py`)
-    true, false                     "true", "false"
+    true, false, "True", "False"    "true", "false"   (pandas' to_csv writes True)
+    Decimal 1.50                    "1.5"             (as the float; the text "1.50" may be a version, and stays)
     2024-05-01 (date)               "2024-05-01"
     "" (empty text), null, NaN      missing
 
@@ -20,6 +21,7 @@ the decimal that it was written from, null, NaN and empty text are missing, infi
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,10 +36,12 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import SchemaError
-from ziggurat.ops.written_decimals import with_decimals
+from ziggurat.ops.written_decimals import as_float64, with_decimals
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _TRUTH = {"true": 1.0, "false": 0.0}
+_PYTHON_TRUTH = {"True": "true", "False": "false"}  # as pandas writes booleans into a CSV file
+_NUMERAL = r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 
 
 @dataclass(kw_only=True)
@@ -114,9 +118,10 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
     if dtype == pl.String:
         numbers = _numbers_in_text(series, faults, decimal=faults.chunk.decimal, ways_out=ways_out)
     elif dtype.is_numeric() or dtype == pl.Boolean:
-        numbers = with_decimals(series).cast(pl.Float64).to_numpy()  # null becomes NaN
+        numbers = as_float64(series).to_numpy()  # null becomes NaN
     else:
         raise wrong_type(series, faults.chunk, role=role, expected="numbers")
+    numbers = numbers + 0.0  # −0 is 0, which is all that integers and decimals have
     too_large = np.abs(numbers) > LARGEST_FLOAT32
     if too_large.any():
         numbers = np.where(too_large, np.nan, numbers)
@@ -132,29 +137,85 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
     return numbers
 
 
+@dataclass(frozen=True)
+class MissingValues:
+    """The texts that a schema takes for nothing, in every form in which a type of column may carry them.
+
+    `missing = ["-1"]` means the text "-1", and as well the numbers −1, −1.0 and Decimal −1.00 of a Parquet file.
+
+    Args:
+        texts: as they are written, in canonical form, and whole numbers as floats are written ("-1.0").
+        numbers: those of the texts that are finite numbers.
+    """
+
+    texts: frozenset[str]
+    numbers: tuple[float, ...]
+
+    @staticmethod
+    @functools.cache
+    def of(texts: tuple[str, ...]) -> MissingValues:
+        """Find the forms of texts."""
+        canonical = [text for text in _canonical_string(pl.Series(texts, dtype=pl.String)).to_list() if text]
+        numerals = [text for text in canonical if re.fullmatch(_NUMERAL, text)]
+        as_floats = [f"{text}.0" for text in numerals if text.lstrip("-").isdigit()]
+        as_python = [text.capitalize() for text in canonical if text in _TRUTH]
+        numbers = sorted({float(text) for text in numerals})
+        return MissingValues(frozenset([*texts, *canonical, *as_floats, *as_python]), tuple(numbers))
+
+    def where(self, series: pl.Series) -> pl.Series | None:
+        """Find the cells of a column that are one of them; None where the type has none. Lists are not looked at."""
+        dtype, wanted = series.dtype, pl.Series(sorted(self.texts), dtype=pl.String).implode()
+        if isinstance(dtype, pl.String | pl.Categorical | pl.Enum):
+            return series.cast(pl.String).is_in(wanted)
+        if dtype.is_numeric() and not self.numbers:
+            return None
+        if dtype.is_float():
+            return as_float64(series).is_in(pl.Series(self.numbers, dtype=pl.Float64).implode())
+        texts = None if dtype.is_nested() else canonical_text(series)
+        return None if texts is None else texts.is_in(wanted)
+
+    def has(self, value: object) -> bool:
+        """Return whether a value of a request is one of them."""
+        if isinstance(value, str):
+            return value in self.texts
+        if isinstance(value, bool):
+            return str(value).lower() in self.texts
+        return isinstance(value, int | float) and value in self.numbers
+
+
 def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
     """The chunk with null where a whole cell is one of `texts`: missing values that somebody wrote out.
 
-    Cells of text alone are looked at; numbers, lists and elements of lists stay as they are.
+    Cells of numbers count too, as the texts that they would be in a CSV file; lists and their elements stay.
     """
     if not texts:
         return chunk
     frame, spans = chunk.frame, chunk.spans
-    names = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.String | pl.Categorical | pl.Enum)]
-    if names and frame.height:
-        wanted = pl.Series(list(texts), dtype=pl.String).implode()
-        found = frame.select(pl.col(name).cast(pl.String).is_in(wanted).any() for name in names).row(0, named=True)
-        nulls = [
-            pl.when(pl.col(name).cast(pl.String).is_in(wanted).not_()).then(pl.col(name)).alias(name)
-            for name, is_found in found.items()
-            if is_found
-        ]
+    missing = MissingValues.of(tuple(texts))
+    if frame.height:
+        nulls: list[pl.Series] = []
+        for series in frame.get_columns():
+            found = missing.where(series)
+            if found is not None and found.any():
+                nulls.append(series.to_frame().select(pl.when(~found).then(pl.col(series.name))).to_series())
         frame = frame.with_columns(nulls) if nulls else frame
     if spans:
-        hashes = hash_series(pl.Series(list(texts), dtype=pl.String))
-        longest = max(len(text.encode()) for text in texts)
+        forms = sorted(missing.texts)
+        hashes = hash_series(pl.Series(forms, dtype=pl.String))
+        longest = max(len(text.encode()) for text in forms)
         spans = {name: column.without(hashes, longest=longest) for name, column in spans.items()}
     return replace(chunk, frame=frame, spans=spans)
+
+
+def with_truths(chunk: RawChunk) -> RawChunk:
+    """The chunk with columns of "True" or "False" as text, to be made canonical, that a text file gave as spans."""
+    hashes = hash_series(pl.Series(list(_PYTHON_TRUTH), dtype=pl.String))
+    named = [name for name, column in chunk.spans.items() if column.has(hashes, longest=5)]
+    if not named:
+        return chunk
+    texts = [chunk.spans[name].series(name) for name in named]
+    frame = pl.DataFrame([*chunk.frame.get_columns(), *texts])
+    return replace(chunk, frame=frame, spans={name: each for name, each in chunk.spans.items() if name not in named})
 
 
 def _numbers_in_text(
@@ -211,8 +272,11 @@ def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, 
         return {}
     empty = (pl.col(name).eq("").any().alias(f"{i} empty") for i, name in enumerate(names))
     zero = (pl.col(name).str.ends_with(".0").any().alias(f"{i} zero") for i, name in enumerate(names))
-    flags = frame.select(*empty, *zero).row(0, named=True)
-    changed = {name: flags[f"{i} empty"] or flags[f"{i} zero"] for i, name in enumerate(names)}
+    words = pl.Series(list(_PYTHON_TRUTH)).implode()
+    truth = (pl.col(name).is_in(words).any().alias(f"{i} truth") for i, name in enumerate(names))
+    flags = frame.select(*empty, *zero, *truth).row(0, named=True)
+    kinds = ("empty", "zero", "truth")
+    changed = {name: any(flags[f"{i} {kind}"] for kind in kinds) for i, name in enumerate(names)}
     return {name: _canonical_string(series[name]) if changed[name] else series[name] for name in names}
 
 
@@ -263,7 +327,7 @@ def canonical_text(series: pl.Series) -> pl.Series | None:
     if dtype.is_integer() or dtype == pl.Boolean or dtype == pl.Date or dtype == pl.Null:
         return series.cast(pl.String)
     if isinstance(dtype, pl.Decimal):
-        return series.cast(pl.String).str.replace(r"\.0+$", "")
+        return series.cast(pl.String).str.replace(r"(\.[0-9]*?)0+$", "$1").str.strip_suffix(".")
     if dtype.is_float():
         return _canonical_float(with_decimals(series))
     return None
@@ -272,6 +336,8 @@ def canonical_text(series: pl.Series) -> pl.Series | None:
 def _canonical_string(series: pl.Series) -> pl.Series:
     if (series == "").any():
         series = series.set(series == "", None)
+    if series.is_in(pl.Series(list(_PYTHON_TRUTH)).implode()).any():
+        series = series.replace(_PYTHON_TRUTH)
     ends_in_zero = series.str.ends_with(".0")
     if ends_in_zero.any():
         shortened = series.str.replace(r"^(-?[0-9]+)\.0$", "$1")

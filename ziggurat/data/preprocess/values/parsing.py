@@ -20,6 +20,7 @@ from ziggurat.data.preprocess.values.cells import (
     LARGEST_FLOAT32,
     Faults,
     IdLists,
+    MissingValues,
     canonical_strings,
     canonical_text,
     read_id_lists,
@@ -27,6 +28,7 @@ from ziggurat.data.preprocess.values.cells import (
     read_numbers,
     read_vectors,
     with_nulls,
+    with_truths,
     wrong_type,
 )
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
@@ -131,7 +133,7 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
         DataError: a bad row (policy ERROR).
         BoundsError: an id outside an identity table (policy ERROR).
     """
-    chunk = with_nulls(chunk, schema.missing_texts)
+    chunk = with_truths(with_nulls(chunk, schema.missing_texts))
     faults = Faults(chunk=chunk)
     parsed = _parse(schema, chunk, faults, with_labels=with_labels)
     if not faults.found:
@@ -155,7 +157,8 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         series = needed_column(chunk, column)
         role = f"{feature.kind} feature {feature.name!r}"
         if isinstance(feature, Dense):
-            parsed.numbers[feature.name] = read_numbers(series, faults=faults, role=role)
+            numbers = read_numbers(series, faults=faults, role=role)
+            parsed.numbers[feature.name] = _without_missing(numbers, schema)
         elif isinstance(feature, Categorical):
             series = texts.get(column, series)
             _parse_categorical(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
@@ -183,6 +186,14 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         else:
             parsed.groups = np.full(chunk.num_rows, NO_GROUP, dtype=np.int64)
     return parsed
+
+
+def _without_missing(numbers: np.ndarray, schema: Schema) -> np.ndarray:
+    """NaN for numbers that the schema takes for nothing, also where text wrote them in another way ("-1.00")."""
+    missing = MissingValues.of(schema.missing_texts).numbers
+    if not missing or not (found := np.isin(numbers, missing)).any():
+        return numbers
+    return np.where(found, np.nan, numbers)
 
 
 def needed_column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
@@ -360,13 +371,15 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
     if texts is None:
         raise wrong_type(series, faults.chunk, role=f"label {label.name!r}", expected="texts, numbers or booleans")
     texts = texts.str.strip_chars()
-    positive = (texts == label.positive).fill_null(False).to_numpy()
+    wanted = canonical_text(pl.Series([label.positive, label.negative], dtype=pl.String))
+    assert wanted is not None
+    positive = (texts == wanted[0]).fill_null(False).to_numpy()
     unknown = (texts.is_null() | (texts == "")).fill_null(True).to_numpy()
     wrong = texts.is_null().to_numpy()
     if label.outcomes is Outcomes.POSITIVE_ONLY:
         wrong = wrong | ~positive
     if label.negative:
-        wrong = wrong | ~(positive | (texts == label.negative).fill_null(False).to_numpy())
+        wrong = wrong | ~(positive | (texts == wanted[1]).fill_null(False).to_numpy())
     if label.missing is MissingLabel.LEFT_OUT:
         wrong = wrong & ~unknown
     for index in np.flatnonzero(wrong).tolist():

@@ -13,7 +13,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DAY_OR_MONTH_FIRST, DateOrder, find_order, parse_dates
 from ziggurat.errors import ConfigError, SchemaError
-from ziggurat.ops.written_decimals import with_decimals
+from ziggurat.ops.written_decimals import as_float64
 
 
 def time_keys(
@@ -141,8 +141,9 @@ def kind_of_times(series: pl.Series) -> bool | None:
 
 
 def _numbers(series: pl.Series) -> pl.Series:
-    text = series.str.strip_chars() if series.dtype == pl.String else with_decimals(series)
-    return text.cast(pl.Float64, strict=False)
+    if series.dtype == pl.String:
+        return series.str.strip_chars().cast(pl.Float64, strict=False)
+    return as_float64(series)
 
 
 def _dates(series: pl.Series, order: DateOrder) -> pl.Series:

@@ -121,8 +121,12 @@ class Vocabulary:
         if self._table is None:
             table = KeyTable()
             _, places = table.add(hash_series(self.ids))
+            # Versions before kept "True" of a CSV file as it is; such a vocabulary has one of "True" and "true".
+            older = self.ids.is_in(pl.Series(["True", "False"]).implode()).arg_true().to_numpy()
+            _, new = table.add(hash_series(self.ids.gather(older).str.to_lowercase()))
+            rows = np.concatenate([places, older[new]]) + NUM_RESERVED_ROWS
             # One entry more, for number -1: an id that is not there.
-            self._row_of_key = np.append(places + NUM_RESERVED_ROWS, UNKNOWN_ROW).astype(np.int32)
+            self._row_of_key = np.append(rows, UNKNOWN_ROW).astype(np.int32)
             self._table = table
         rows = self._row_of_key.take(self._table.find(ids.keys))
         if ids.missing is not None:
