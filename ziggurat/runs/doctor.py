@@ -16,6 +16,7 @@ from ziggurat.ops.kernel_choice import kernels_or_reason
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.machine.launches import launch_line
 from ziggurat.ops.machine.matmul_rate import copy_gb_per_s, fp8_gflop_per_s, matmul_gflop_per_s, measure_ratio
+from ziggurat.ops.machine.measured_choice import kept_line
 from ziggurat.ops.mask_program import mask_program_kernel
 from ziggurat.ops.scan import scan_kernel
 from ziggurat.ops.text.choose import text_kernel
@@ -81,6 +82,7 @@ def gpu_lines() -> dict[str, str]:
         "CUDA": f"{torch.version.cuda}, the one that torch was built with",
         **{name: _measured(measure) for name, measure in rates.items()},
         "launches of Triton's kernels": launch_line(torch.device("cuda", torch.cuda.current_device())),
+        "faster of kernel and torch": kept_line(torch.device("cuda", torch.cuda.current_device())),
         "products FP32 in TF32": f"{torch.backends.cuda.matmul.allow_tf32}, as torch is set",
         **lines,
     }

@@ -11,7 +11,7 @@ import torch
 
 from ziggurat.ops.interactions import dot_interaction, fm_norm
 from ziggurat.ops.machine import measured_choice
-from ziggurat.ops.machine.measured_choice import MEASURED, Answer, fastest, timed_size
+from ziggurat.ops.machine.measured_choice import MEASURED, Answer, fastest, kept_line, timed_size
 from ziggurat.testing.pretend_cuda import pretend_cuda
 
 CPU = torch.device("cpu")
@@ -44,6 +44,18 @@ def test_the_faster_one_is_found_and_kept_for_its_shape(tmp_path: Path) -> None:
     assert "before" in str(again)
     assert ask(tmp_path, calls, slow="torch", shape="16 samples").name == "triton"
     assert calls
+
+
+def test_doctor_says_what_is_kept(tmp_path: Path) -> None:
+    assert "none yet" in kept_line(CPU, folder=tmp_path)
+    for shape in ("8", "16"):
+        ask(tmp_path, [], slow="triton", shape=shape)
+    ask(tmp_path, [], slow="torch", shape="32")
+    (tmp_path / "choice-1.json").write_text("{")
+    assert kept_line(CPU, folder=tmp_path) in (
+        "sums: torch for 2 shapes, triton for 1 shapes",
+        "sums: triton for 1 shapes, torch for 2 shapes",
+    )
 
 
 def test_an_answer_that_is_damaged_or_names_nobody_is_measured_again(tmp_path: Path) -> None:

@@ -104,6 +104,31 @@ def answers() -> dict[str, Answer]:
     return {f"{what}, {shape}": answer for (what, shape, _), answer in _answers.items()}
 
 
+def kept_line(device: torch.device, *, folder: Path | None = None) -> str:
+    """Say which implementations were the fastest on a device, with its present versions, and how often; for doctor.
+
+    Args:
+        device: a GPU.
+        folder: where answers are kept; the cache folder's `kernels` unless given.
+    """
+    folder = folder or cache_folder() / "kernels"
+    counts: dict[str, dict[str, int]] = {}
+    for path in sorted(folder.glob("*-*.json")):
+        try:
+            kept = MEASURED.read(path)
+            is_mine = kept["machine"] == machine_line(device)
+            what, name = path.stem.rpartition("-")[0], str(kept["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # another kind of answer, or damaged: measured again when it is asked for
+        if is_mine:
+            counts.setdefault(what, {})[name] = counts.get(what, {}).get(name, 0) + 1
+    texts = [
+        f"{what}: {', '.join(f'{name} for {count} shapes' for name, count in found.items())}"
+        for what, found in counts.items()
+    ]
+    return "; ".join(texts) or "none yet: the first batch of a shape is timed"
+
+
 def timed_size(batch_size: int) -> int:
     """Return the samples that are timed for batches of a size: few sizes, so that few are measured."""
     return min(power_of_two(batch_size), MOST_SAMPLES)
@@ -172,7 +197,7 @@ def _measured(
     if reasons:
         reason += f"; what does not run here: {reasons}"
     try:
-        MEASURED.write(path, {"name": name, "times_ms": times_ms, "shape": shape})
+        MEASURED.write(path, {"name": name, "times_ms": times_ms, "shape": shape, "machine": machine_line(device)})
     except FileError as error:
         reason += f"; the answer could not be kept ({error.found})"
     return Answer(name=name, times_ms=times_ms, reason=reason)
