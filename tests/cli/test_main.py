@@ -332,6 +332,8 @@ def test_a_run_in_place_of_a_recipe_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "--resume" in capsys.readouterr().err
 
 
-def test_without_a_recipe_a_schema_leads_to_a_recipe_of_tables(capsys) -> None:
-    assert main(["train", "--data.train", "shop.parquet", "--schema", "shop.toml"]) == 2
-    assert "ziggurat train table_dlrm --data.train FILE --schema shop.toml" in capsys.readouterr().err
+def test_without_a_recipe_ways_out_are_a_recipe_and_a_few_models(capsys) -> None:
+    assert main(["train", "--data.train", "shop.parquet"]) == 2
+    shown = capsys.readouterr().err
+    assert "ziggurat train movielens_dlrm" in shown
+    assert "ziggurat train --data.train FILE --schema SCHEMA" in shown

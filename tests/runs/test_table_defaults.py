@@ -9,11 +9,19 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import main
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.features.schema_io import write_schema
-from ziggurat.models import DNNConfig
+from ziggurat.models import DNNConfig, ModelConfig
+from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.row_formats.formats import RowFormat
 from ziggurat.recipes.catalogue import (
     DATA_DLRM,
+    FEW_BATCH,
+    FEW_ROWS,
+    MEDIUM_ROWS,
     SMALL_BATCH,
     SMALL_DCN_V2,
     SMALL_DLRM,
@@ -34,22 +42,51 @@ def run_on(path: Path, *, rows: int, recipe: str = "table_dlrm") -> RunConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, train=(str(path),)))
 
 
+def sizes_of(config: RunConfig) -> ModelConfig:
+    """The model as the recipe has it, whatever its tables learn by."""
+    return dataclasses.replace(config.model, embedding=EmbeddingConfig())
+
+
 def test_few_rows_get_small_sizes_and_many_rows_large_ones(tmp_path: Path) -> None:
     few = fit_to_rows(run_on(tmp_path / "few.parquet", rows=SMALL_ROWS))
-    assert (few.model, few.training.loader.batch_size) == (SMALL_DLRM, SMALL_BATCH)
+    assert (sizes_of(few), few.training.loader.batch_size) == (SMALL_DLRM, SMALL_BATCH)
     assert sizes_text(few) == "those for up to 100,000 rows"
     crossed = fit_to_rows(run_on(tmp_path / "few.parquet", rows=SMALL_ROWS, recipe="table_dcn_v2"))
-    assert (crossed.model, crossed.training.loader.batch_size) == (SMALL_DCN_V2, SMALL_BATCH)
-    many = run_on(tmp_path / "many.parquet", rows=SMALL_ROWS + 1)
+    assert (sizes_of(crossed), crossed.training.loader.batch_size) == (SMALL_DCN_V2, SMALL_BATCH)
+    fewest = fit_to_rows(run_on(tmp_path / "fewest.parquet", rows=FEW_ROWS))
+    assert (sizes_of(fewest), fewest.training.loader.batch_size) == (SMALL_DLRM, FEW_BATCH)
+    more = fit_to_rows(run_on(tmp_path / "more.parquet", rows=SMALL_ROWS + 1))
+    assert (sizes_of(more), more.training.loader.batch_size) == (DATA_DLRM, LoaderConfig().batch_size)
+    assert sizes_text(more) == "those for many rows"
+    many = run_on(tmp_path / "many.parquet", rows=MEDIUM_ROWS + 1)
     assert fit_to_rows(many) == many
-    assert sizes_text(many) == "those for many rows"
 
 
-def test_other_runs_keep_their_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [500, SMALL_ROWS, SMALL_ROWS + 1])
+def test_tables_of_few_rows_learn_by_adam_and_have_time_to_find_pairs(rows: int, tmp_path: Path) -> None:
+    for recipe in ("table_dlrm", "table_masknet"):
+        found = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=rows, recipe=recipe))
+        assert found.model.embedding.optimizer is TableOptimizerKind.SPARSE_ADAM
+        assert found.training.table_learning_rate == 0.01
+        assert found.training.early_stop.patience >= 2
+    logistic = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=rows, recipe="table_logistic_regression"))
+    assert logistic.model.embedding.optimizer is TableOptimizerKind.ROWWISE_ADAGRAD
+    assert (logistic.training.epochs, logistic.training.table_learning_rate) == (10, 0.1)
+
+
+def test_other_runs_keep_their_sizes_and_what_they_learn_by(tmp_path: Path) -> None:
     few = run_on(tmp_path / "few.parquet", rows=10)
     own = dataclasses.replace(few, model=dataclasses.replace(DATA_DLRM, embedding_dim=12))
-    assert fit_to_rows(own) == own
+    assert sizes_of(fit_to_rows(own)) == own.model
     assert sizes_text(own) == "as given"
+    trained = dataclasses.replace(few, training=dataclasses.replace(few.training, epochs=2))
+    assert fit_to_rows(trained) == trained
+    with_files = dataclasses.replace(few, tables=TablesConfig(weights=RowFormat.INT8))
+    assert fit_to_rows(with_files).model.embedding == few.model.embedding
+    given = EmbeddingConfig(optimizer=TableOptimizerKind.SGD)
+    by_sgd = fit_to_rows(dataclasses.replace(few, model=dataclasses.replace(few.model, embedding=given)))
+    assert by_sgd.model.embedding == given
+    assert by_sgd.training.table_learning_rate == few.training.table_learning_rate
     other = table_run(DNNConfig(), SCHEMA)
     assert fit_to_rows(other) == other
     assert sizes_text(other) == ""
@@ -69,10 +106,14 @@ def test_what_the_command_line_names_wins(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("ziggurat.runs.execute.train_run", train_run)
     files = ["--data.train", str(tmp_path / "few.parquet"), "--schema", str(tmp_path / "my.toml")]
-    for given in ([], ["--batch-size", "77", "--model.top.hidden-dims", "5"]):
+    sgd = ["--model.embedding.optimizer", "sgd"]
+    for given in ([], ["--batch-size", "77", "--model.top.hidden-dims", "5"], sgd):
         with pytest.raises(TakenError):
             main(["train", "table_dlrm", *files, *given])
-    first, second = taken
-    assert (first.model, first.training.loader.batch_size) == (SMALL_DLRM, SMALL_BATCH)
+    first, second, third = taken
+    assert (sizes_of(first), first.training.loader.batch_size) == (SMALL_DLRM, FEW_BATCH)
     assert second.training.loader.batch_size == 77
-    assert second.model == dataclasses.replace(SMALL_DLRM, top=dataclasses.replace(SMALL_DLRM.top, hidden_dims=(5,)))
+    wanted = dataclasses.replace(SMALL_DLRM, top=dataclasses.replace(SMALL_DLRM.top, hidden_dims=(5,)))
+    assert sizes_of(second) == wanted
+    assert third.model.embedding.optimizer is TableOptimizerKind.SGD
+    assert third.training.table_learning_rate == 0.02  # not that of another optimizer

@@ -95,13 +95,17 @@ def _add_train(verb: _AddVerb) -> None:
         "Every setting of a run can be given as --group.name VALUE; `ziggurat train RECIPE --settings` lists them\n"
         "with their defaults.\nexamples:\n"
         "  ziggurat train movielens_dlrm --epochs 2 --dim 32\n"
+        "  ziggurat train --data.train ratings.parquet --schema my.toml   (tries a few models; the best goes on)\n"
         "  ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml\n"
         "  ziggurat train runs/movielens_dlrm --resume\n"
         "  ziggurat train movielens_dcn_v2 --training.seed 1 --out runs/dcn_v2_seed1\n"
         "  ziggurat train --config runs/demo/dlrm/config.json --out runs/again",
     )
     train.add_argument(
-        "recipe", nargs="?", help="name of a recipe (see `ziggurat recipes`), or with --resume a run folder"
+        "recipe",
+        nargs="?",
+        help="name of a recipe (see `ziggurat recipes`), or with --resume a run folder; none, or auto, with a schema: "
+        "a few models are tried, and the best goes on",
     )
     train.add_argument("--config", metavar="FILE", help="config.json of a run: repeats it exactly")
     train.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from ziggurat.features.schema import Schema
     from ziggurat.recipes.run_config import RunConfig
+    from ziggurat.runs.execute import RunResult
+
+AUTO = "auto"
+_PATIENCE = "training.early-stop.patience"
 
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
@@ -102,9 +106,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.execute import train_run
     from ziggurat.runs.quality.baselines import check_baseline
-    from ziggurat.training.evaluation.evaluate import metrics_line
     from ziggurat.training.report.progress import show_progress
 
+    if _names_no_recipe(options):
+        return _train_first_model(options, rest)
     stored, folder = run_to_train(options)
     stored = with_model(stored, own_models(options))
     changes = settings_from(options, rest) | _rank_overrides(options)
@@ -124,6 +129,19 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=show_progress())
     if not result.is_first:
         return 0
+    _print_result(result)
+    if options.baseline:
+        _train_baseline(options, folder)
+    elif _has_baseline(config):
+        print_line(f"next   better than logistic regression? ziggurat report {folder} --baseline")
+    print_line(f"report {result.report}")
+    return 0
+
+
+def _print_result(result: RunResult) -> None:
+    """Metrics, steps and the end of a run."""
+    from ziggurat.training.evaluation.evaluate import metrics_line
+
     for split, evaluation in result.evaluations.items():
         print_line(f"{split:<6} {metrics_line(evaluation.metrics)}")
     fit = result.fit
@@ -132,11 +150,50 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     )
     print_line(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}")
     print_line(f"end    {fit.end}")
-    if options.baseline:
-        _train_baseline(options, folder)
-    elif _has_baseline(config):
-        print_line(f"next   better than logistic regression? ziggurat report {folder} --baseline")
-    print_line(f"report {result.report}")
+
+
+def _names_no_recipe(options: argparse.Namespace) -> bool:
+    """Whether a schema is given and nothing that says which model; `auto` says so in a word."""
+    if options.resume or options.config or not options.schema or options.settings:
+        return False
+    return options.recipe in (None, AUTO)
+
+
+def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
+    """Try a few models on a table, and train the best."""
+    from ziggurat.features.schema_io import read_schema
+    from ziggurat.studies.first_model import candidates_of, settings_of_models, train_first_model
+    from ziggurat.training.records.run_folder import RunFolder
+    from ziggurat.training.report.progress import show_progress
+
+    changes = settings_from(options, rest) | _rank_overrides(options)
+    given = settings_of_models(changes)
+    given += [f"--{name}" for name in ("model", "towers", "compression", "plan") if getattr(options, name, None)]
+    if given:
+        raise ConfigError(
+            expected="settings that all models have, where no recipe is named",
+            found=", ".join(given),
+            where="command line",
+            ways_out=("name a recipe: ziggurat train table_dlrm …", f"leave {given[0]} out"),
+        )
+    folder = Path(options.out or "runs/first_model")
+    RunFolder(folder).refuse_old_run()
+    candidates = candidates_of(
+        read_schema(options.schema), change=lambda config: apply_settings(fitted(config, changes), changes)
+    )
+    found = train_first_model(candidates, folder=folder, progress=show_progress())
+    head = ("model", f"valid {found.metric}", "steps", "best step", "seconds")
+    rows = [
+        (each.name, f"{each.valid:.5f}", f"{each.steps:,}", f"{each.best_step:,}", f"{each.seconds:.1f}")
+        for each in found.tried
+    ]
+    print_table(head, rows)
+    print_line(f"the best one's whole training, {found.config.recipe}:")
+    _print_result(found.result)
+    print_line(
+        f"next   train it again: ziggurat train --config {shlex.quote(str(folder / 'config.json'))} --out FOLDER"
+    )
+    print_line(f"report {found.result.report}")
     return 0
 
 
@@ -248,7 +305,11 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             expected="a recipe, --config FILE, or RUN --resume",
             found="none of them",
             where="command line",
-            ways_out=("see the recipes: ziggurat recipes", _for_example(options)),
+            ways_out=(
+                "see the recipes: ziggurat recipes",
+                _for_example(options),
+                "let a few models be tried: ziggurat train --data.train FILE --schema SCHEMA",
+            ),
         )
     if (Path(options.recipe) / "config.json").is_file():
         raise ConfigError(
@@ -274,8 +335,15 @@ def fitted(recipe: RunConfig, changes: Mapping[str, str]) -> RunConfig:
     """The recipe with sizes for the rows of the files that the command line names; nothing else of it changes."""
     from ziggurat.recipes.catalogue import fit_to_rows
 
-    data = apply_settings(recipe, changes).data
-    return dataclasses.replace(fit_to_rows(dataclasses.replace(recipe, data=data)), data=recipe.data)
+    given = apply_settings(recipe, changes)
+    asked = dataclasses.replace(recipe, data=given.data, tables=given.tables)
+    if given.model.embedding.optimizer is not recipe.model.embedding.optimizer:  # its rate stays that of the recipe
+        asked = dataclasses.replace(asked, model=dataclasses.replace(recipe.model, embedding=given.model.embedding))
+    found = fit_to_rows(asked)
+    if _PATIENCE in {name.replace("_", "-") for name in changes}:  # whoever says it means it from the first step on
+        stop = dataclasses.replace(found.training.early_stop, min_steps=0)
+        found = dataclasses.replace(found, training=dataclasses.replace(found.training, early_stop=stop))
+    return dataclasses.replace(found, data=recipe.data, tables=recipe.tables)
 
 
 def any_schema() -> Schema:

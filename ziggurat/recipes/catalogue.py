@@ -25,13 +25,16 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
+from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Schema
+from ziggurat.features.schema import Encoding, Schema
 from ziggurat.models import (
     MODEL_CONFIGS,
     BSTConfig,
     CrossConfig,
     DCNv2Config,
+    DeepFMConfig,
     DIENConfig,
     DINConfig,
     DLRMConfig,
@@ -48,12 +51,13 @@ from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.sequence.next_item import NextItemConfig
+from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.rankers import RANKER_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
-from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
+from ziggurat.training.config import AS_VALIDATION, Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
@@ -61,9 +65,20 @@ DATA_TWO_TOWER = TwoTowerConfig(temperature=0.05)
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
 SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
+SMALL_DEEPFM = DeepFMConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
+FEW_ROWS, FEW_BATCH = 10_000, 64
+MEDIUM_ROWS = 2_000_000
+_LEAST_STEPS, _MOST_STEPS = 750, 2_500  # of small data: before patience counts, and as many as the epochs amount to
+_SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
+_SMALL_EPOCHS = (20, 40)
+_ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
 _OF_SEQUENCES = (DINConfig, DIENConfig, BSTConfig, TransActConfig, OneTransConfig)
 _NEEDS_MORE = (*_OF_SEQUENCES, TwoTowerConfig, NextItemConfig, SequenceRankerConfig)  # a sequence, items, events
-_FITTED = {"table_dlrm": (SMALL_DLRM, DATA_DLRM), "table_dcn_v2": (SMALL_DCN_V2, DATA_DCN_V2)}
+_SIZES: dict[type[Any], tuple[ModelConfig, ModelConfig]] = {
+    DLRMConfig: (SMALL_DLRM, DATA_DLRM),
+    DCNv2Config: (SMALL_DCN_V2, DATA_DCN_V2),
+    DeepFMConfig: (SMALL_DEEPFM, DeepFMConfig()),
+}
 
 
 def _recipe(data: str, model: ModelConfig, *, run: Callable[[ModelConfig], RunConfig], about: str) -> Recipe:
@@ -206,7 +221,12 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
     # Candidates of events are asked together: a batch has whole questions, so that a history is computed once.
     has_questions = schema.events is not None and bool(schema.labels)
     loader = LoaderConfig(shuffle=Shuffle.SESSION_LANES, batch_size=1024) if has_questions else LoaderConfig()
-    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1), loader=loader)
+    training = TrainingConfig(
+        epochs=3,
+        early_stop=EarlyStopConfig(patience=1),
+        loader=loader,
+        unknown_ids=() if schema.events is not None or getattr(model, "finds_items", False) else (AS_VALIDATION,),
+    )
     return RunConfig(
         recipe=recipe or f"table_{model.kind}",
         data=DataConfig(split=split),
@@ -217,33 +237,109 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
 
 
 def fit_to_rows(config: RunConfig) -> RunConfig:
-    """The run of `table_dlrm` or `table_dcn_v2` with sizes for the rows of its files; any other config as it is.
+    """The run of a `table_*` recipe with sizes and training for the rows of its files; any other config as it is.
 
-    Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the large sizes.
-    What they were chosen by stands in docs/experiments, "Which sizes for a table of few rows?".
+    Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the settings for
+    many rows. What they were chosen by stands in docs/experiments, "Which optimizer and patience for a first model of
+    few rows?" and "Which sizes for a table of few rows?".
+
+        rows            sizes, batch               tables                          epochs, patience
+        to 10,000       small, 64                  sparse Adam at 0.01             2,500 steps (20 to 40 epochs), 3
+        to 100,000      small, 256                 sparse Adam at 0.01             the same
+        to 2,000,000    large, 2,048               sparse Adam at 0.01             5, 2
+        more            large, 2,048               row-wise Adagrad at 0.02        3, 1
+
+    What the config has of its own stays: another model than that of the recipe its sizes, another optimizer of tables
+    its rate. Tables that grow, or lie in few bits or on a disk, keep row-wise Adagrad.
 
     Raises:
         DataError: a file of the training data is absent or cannot be read.
     """
-    small, large = _FITTED.get(config.recipe, (None, None))
-    if small is None or config.model != large or not config.data.train:
+    if not _is_fitted(config) or not config.data.train:
         return config
     rows = RawSource(config.data.train, format=config.data.format, text=config.data.text).num_rows_hint()
-    if rows is None or rows > SMALL_ROWS:
+    if rows is None or rows > MEDIUM_ROWS:
         return config
-    loader = replace(config.training.loader, batch_size=SMALL_BATCH)
-    return replace(config, model=small, training=replace(config.training, loader=loader))
+    if isinstance(config.model, LogisticRegressionConfig):
+        return replace(config, training=logistic_training(config.training, rows=rows))
+    small, large = _SIZES.get(type(config.model), (None, None))
+    model = small if rows <= SMALL_ROWS and small is not None and config.model == large else config.model
+    training = _training_for(rows, config.training)
+    if _learns_by_default(config):
+        embedding = replace(model.embedding, optimizer=TableOptimizerKind.SPARSE_ADAM, weight_decay=_ADAM_DECAY)
+        model = replace(cast(Any, model), embedding=embedding)
+        training = replace(training, table_learning_rate=_ADAM_RATE)
+    return replace(config, model=model, training=training)
+
+
+def _is_fitted(config: RunConfig) -> bool:
+    """Whether a run is one of a recipe whose settings follow the rows."""
+    is_ranker = not isinstance(config.model, TwoTowerConfig | NextItemConfig | SequenceRankerConfig)
+    recipe = f"table_{getattr(config.model, 'kind', '')}"
+    if not is_ranker or config.recipe != recipe or config.table_schema.events is not None:
+        return False
+    training, default = config.training, table_run(config.model, config.table_schema).training
+    of_rows = ("epochs", "max_steps", "early_stop", "learning_rate", "table_learning_rate")
+    is_default = all(getattr(training, name) == getattr(default, name) for name in of_rows)
+    return is_default and training.loader.batch_size == default.loader.batch_size
+
+
+def _learns_by_default(config: RunConfig) -> bool:
+    """Whether nobody said how tables are kept and learn."""
+    grows = any(table.encoding is Encoding.GROWING for table in config.table_schema.tables)
+    return not grows and config.tables == TablesConfig() and config.model.embedding == EmbeddingConfig()
+
+
+def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
+    """The training of a ranker on so many rows, which are the rows of all splits."""
+    if rows > SMALL_ROWS:
+        stop = replace(training.early_stop, patience=_MEDIUM_PATIENCE)
+        return replace(training, epochs=_MEDIUM_EPOCHS, early_stop=stop)
+    batch_size = FEW_BATCH if rows <= FEW_ROWS else SMALL_BATCH
+    fewest, most = _SMALL_EPOCHS
+    epochs = min(max(-(-_MOST_STEPS * batch_size // max(rows, 1)), fewest), most)
+    return replace(
+        training,
+        epochs=epochs,
+        early_stop=replace(training.early_stop, patience=_SMALL_PATIENCE, min_steps=_LEAST_STEPS),
+        loader=replace(training.loader, batch_size=batch_size),
+    )
+
+
+def logistic_training(training: TrainingConfig, *, rows: int, epochs: int = 10) -> TrainingConfig:
+    """How logistic regression is trained on so many rows: passes of about a thousand steps, in FP32.
+
+    Args:
+        training: whose threads, seed and metric stay.
+        rows: to train on.
+        epochs: at most; validation ends it earlier.
+    """
+    smallest, largest, steps = 64, 4096, 1000
+    batch_size = smallest
+    while batch_size < largest and 2 * batch_size * steps <= rows:
+        batch_size *= 2
+    return TrainingConfig(
+        epochs=epochs,
+        unknown_ids=training.unknown_ids,
+        learning_rate=1e-3,
+        table_learning_rate=0.1,
+        precision=Precision.FP32,
+        threads=training.threads,
+        seed=training.seed,
+        early_stop=replace(training.early_stop, patience=1, min_steps=0, min_delta=1e-6),
+        loader=LoaderConfig(batch_size=batch_size, seed=training.loader.seed),
+    )
 
 
 def sizes_text(config: RunConfig) -> str:
-    """What the start-up report says of the sizes of `table_dlrm` and `table_dcn_v2`; "" for other runs."""
-    small, large = _FITTED.get(config.recipe, (None, None))
-    if small is None or large is None or type(config.model) is not type(small):
+    """What the start-up report says of the sizes of a `table_*` recipe that has several; "" for other runs."""
+    sizes = _SIZES.get(type(config.model))
+    if sizes is None or config.recipe != f"table_{config.model.kind}":
         return ""
-    batch_size = config.training.loader.batch_size
-    if _same_sizes(config.model, small) and batch_size == SMALL_BATCH:
+    small, large = sizes
+    if _same_sizes(config.model, small):
         return f"those for up to {SMALL_ROWS:,} rows"
-    return "those for many rows" if _same_sizes(config.model, large) and batch_size != SMALL_BATCH else "as given"
+    return "those for many rows" if _same_sizes(config.model, large) else "as given"
 
 
 def _same_sizes(one: ModelConfig, other: ModelConfig) -> bool:

@@ -68,6 +68,7 @@ from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_report
 from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.trainer import FitResult, Trainer
+from ziggurat.training.unknown_ids import with_unknown_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +241,7 @@ def train_run(
         ranks.require_same_data(prepared)
         if goes_on and (note := ranks.on_first(lambda: _compare_data(run, prepared, config=config))):
             progress.say(note)
+        config = _with_unknown_ids(config, prepared)
         config, rung_lines = _with_rungs(config, prepared, ranks=ranks)
         functions = {"loss": loss, "metrics": metrics, "progress": progress, "lock": lock}
         trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=has_begun, given=functions)
@@ -290,6 +292,12 @@ def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tupl
         return config_to_resume(run, config)
     data = config.data.resolved(config.table_schema)
     return with_absolute_paths(dataclasses.replace(config, data=data)), None
+
+
+def _with_unknown_ids(config: RunConfig, prepared: PreparedData) -> RunConfig:
+    """The config with the shares of unknown ids that the data has, if it asks for them."""
+    shares = with_unknown_shares(config.training.unknown_ids, prepared)
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, unknown_ids=shares))
 
 
 def _with_rungs(config: RunConfig, prepared: PreparedData, *, ranks: Ranks) -> tuple[RunConfig, dict[str, str]]:
@@ -390,6 +398,8 @@ def _complete(report: StartupReport, config: RunConfig, *, trainer: Trainer, ran
     """Add what neither the step nor the data knows."""
     report.sections["Machine"]["ziggurat"] = ziggurat.__version__
     report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines
+    if shares := config.training.unknown_ids:
+        report.sections["Training"]["ids made unknown"] = f"at random, share of the rows: {', '.join(shares)}"
     if sizes := sizes_text(config):
         report.sections["Training"]["sizes"] = sizes
     if trainer.model.embeddings.tables.on_disk:

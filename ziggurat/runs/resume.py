@@ -1,8 +1,9 @@
 """What a resumed run goes on with: everything as it was stored, but for settings that may change.
 
     settings      those of config.json; what is given must equal them, or be one of `MAY_CHANGE`
-    auto          precision, kernel and threads that were chosen at the first start stay chosen; an `auto` that
-                  the schema or the machine decides (metric, split, device) is compared as what it comes to
+    auto          precision, kernel and threads that were chosen at the first start stay chosen; an `auto` that the
+                  schema, the data or the machine decides (metric, split, ids made unknown, device) is compared as what
+                  it comes to
     vocabularies  those of preprocessing/; the data must still have them, row for row (data_record.py)
     weights       the newest intact checkpoint
 
@@ -23,7 +24,7 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.config import AUTO_METRIC, Precision
+from ziggurat.training.config import AS_VALIDATION, AUTO_METRIC, Precision
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
 
@@ -33,6 +34,7 @@ MAY_CHANGE = (
     "training.max-steps",
     "training.early-stop.patience",
     "training.early-stop.min-delta",
+    "training.early-stop.min-steps",
     "training.evaluate-every",
     "training.evaluation-batch-size",
     "training.checkpoint-every",
@@ -144,6 +146,8 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         if stored.training.early_stop.metric in (metric, AUTO_METRIC):
             metric = stored.training.early_stop.metric
         training = replace(training, early_stop=replace(training.early_stop, metric=metric))
+    if training.unknown_ids == (AS_VALIDATION,):  # the data of the first start said which; before there was none
+        training = replace(training, unknown_ids=stored.training.unknown_ids)
     if embedding.kernel is KernelChoice.AUTO:
         embedding = replace(embedding, kernel=stored.model.embedding.kernel)
     data, device, schema = given.data, given.device, given.table_schema

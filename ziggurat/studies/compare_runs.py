@@ -42,6 +42,7 @@ from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STA
 from ziggurat.training.report.progress import Progress
 from ziggurat.training.report.startup import startup_report
 from ziggurat.training.trainer import Trainer
+from ziggurat.training.unknown_ids import with_unknown_shares
 from ziggurat.typed import NotANumber, Reader
 
 RECORD, SCORES, LABELS, DATA = "run.json", "test_scores.npy", "test_labels.npy", "data.json"
@@ -262,9 +263,9 @@ def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> 
     made = config.tables.make_storage(seed=seed)
     model = build_model(config.model, data.inputs, seed=seed, make_storage=made)
     model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
-    trainer = Trainer(
-        model, config=config.training, train=data.train, valid=data.valid, folder=run.path, progress=progress
-    )
+    shares = with_unknown_shares(config.training.unknown_ids, data)
+    training = dataclasses.replace(config.training, unknown_ids=shares)
+    trainer = Trainer(model, config=training, train=data.train, valid=data.valid, folder=run.path, progress=progress)
     return trainer, RunCost.of(model)
 
 

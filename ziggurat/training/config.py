@@ -17,6 +17,7 @@ from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, checked
 
 AUTO_METRIC = "auto"
+AS_VALIDATION = "as_validation"
 
 
 class DenseOptimizer(StrEnum):
@@ -110,12 +111,15 @@ class EarlyStopConfig:
             follows the first label: AUC if it is binary, RMSE if it is a number (see early_stop.py).
         patience: stop after this many evaluations in a row without improvement; 0 never stops (the best weights are
             restored all the same).
+        min_steps: never stop before so many steps: a model that finds pairs stands for hundreds of steps where single
+            features have brought it, before it leaves that plateau.
         min_delta: an improvement is at least this much.
         better: higher or lower, for a metric of your own; auto for the built-in ones.
     """
 
     metric: str = AUTO_METRIC
     patience: CountOrNone = 0
+    min_steps: CountOrNone = 0
     min_delta: FloatOrZero = 1e-6
     better: Better = Better.AUTO
 
@@ -154,6 +158,8 @@ class TrainingConfig:
         token_budget: a step on one device takes samples, in the order of the stream, until their lists have so many
             events together, and `loader.batch_size` samples at most; 0: it takes `loader.batch_size` samples.
         damaged_records: see `DamagedRecords`.
+        unknown_ids: how often ids are made unknown in training, as "FEATURE=SHARE"; `as_validation`: as often as
+            validation rows have unknown ids; none: never. See `unknown_ids.py`.
     """
 
     epochs: Count = 1
@@ -181,6 +187,7 @@ class TrainingConfig:
     balance_shares: tuple[PositiveFloat, ...] = ()
     token_budget: CountOrNone = 0
     damaged_records: DamagedRecords = DamagedRecords.STOP
+    unknown_ids: tuple[str, ...] = ()
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)

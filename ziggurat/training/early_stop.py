@@ -111,6 +111,7 @@ def decision_lines(
     stop = "never before the last epoch (patience 0)"
     if config.patience:
         stop = f"after {config.patience} evaluations in a row that do not improve it by {config.min_delta:g}"
+        stop += f", not before step {config.min_steps:,}" if config.min_steps else ""
     return {
         "best checkpoint": f"by {config.metric} of {num_rows:,} validation rows, {direction} ({known}); {why}",
         "early stop": stop,

@@ -81,8 +81,9 @@ class Ending:
     @property
     def patience_is_out(self) -> bool:
         """Whether early stop ends the run."""
-        patience = self.config.early_stop.patience
-        return bool(patience) and self.position.not_improved >= patience
+        stop = self.config.early_stop
+        is_out = bool(stop.patience) and self.position.not_improved >= stop.patience
+        return is_out and self.position.step >= stop.min_steps
 
     def text(self) -> str:
         """Why the run ends where it stands, and its best step, in one line; "" while it goes on."""

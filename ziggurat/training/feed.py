@@ -98,7 +98,7 @@ class Feed:
         rank: of this process.
         gather: what all ranks say (plain data), in rank order; collective. On one device what this one says.
         balancer: deals samples to ranks; None: they stay where they are.
-        shortened: thins the histories of a batch (`Model.shortened`); None: nothing does.
+        shortened: thins the histories of a batch (`Model.shortened`), and makes ids unknown; None: nothing does.
         coupled: samples that no rank may cut (`Model.coupled_samples`). Where there are some, `auto` is the order
             `buffer`: lanes divide a batch among ranks otherwise where it crosses windows, and the last one of an epoch.
 
@@ -232,7 +232,7 @@ class Feed:
             self.balancer.drain()
 
     def _taken(self, iterator: Iterator[Batch], empty: Batch, *, step: int) -> Iterator[_Taken]:
-        """The batches of the epoch as the source makes them, their histories thinned; the last one is None."""
+        """The batches of the epoch as the source makes them, changed by `shortened`; the last one is None."""
         while True:
             taken = _Taken(*self._following(iterator, empty))
             if taken.batch is not None and self._shortened is not None:

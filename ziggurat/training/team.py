@@ -23,7 +23,9 @@ from ziggurat.config import JSON, flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.embeddings import BatchShape
+from ziggurat.features.batch import Batch
 from ziggurat.models import Model
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.context.attention import context_attention_of
@@ -42,6 +44,7 @@ from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.precision_choice import resolve_precision
 from ziggurat.training.step.results import OVERFLOW
 from ziggurat.training.step.train_step import TrainStep
+from ziggurat.training.unknown_ids import UnknownIds, parse_shares
 
 _RATES = "context_rates"
 _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
@@ -183,10 +186,13 @@ class Team:
     def feed(self, train: Any, model: Model, config: TrainingConfig) -> Feed:
         """The training data of this rank, its samples dealt as the settings say."""
         balancer = balancer_of(config, model=model, parallel=self.parallel)
+        unknown = UnknownIds(shares=parse_shares(config.unknown_ids, inputs=model.inputs), inputs=model.inputs)
+
+        def changed(batch: Batch, *, draw: StepDraw) -> Batch:
+            return unknown.applied(model.shortened(batch, draw=draw), draw=draw)
+
         ranks = {"rank": self.rank, "world_size": self.world_size, "gather": self.gather}
-        return Feed(
-            train, config=config, balancer=balancer, shortened=model.shortened, coupled=model.coupled_samples, **ranks
-        )
+        return Feed(train, config=config, balancer=balancer, shortened=changed, coupled=model.coupled_samples, **ranks)
 
     def drain(self, model: Model, *, feed: Feed) -> None:
         """Receive what was sent ahead for steps that will not come."""

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError
@@ -34,10 +33,11 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import MultiHot, Pooling, Schema
 from ziggurat.features.schema import Sequence as SequenceFeature
 from ziggurat.models import LogisticRegressionConfig
+from ziggurat.recipes.catalogue import logistic_training
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
 from ziggurat.runs.execute import prepare_run, raw_files, train_run
-from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.metrics.accumulator import auc, metric_names
 from ziggurat.training.records.run_folder import RunFolder
@@ -45,8 +45,6 @@ from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 
 _EPOCHS, _WITHOUT_VALIDATION = 10, 3
-_SMALLEST_BATCH, _LARGEST_BATCH, _STEPS_PER_EPOCH = 64, 4096, 1000
-_RATE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +178,6 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
         config: of the run.
         data: its rows.
     """
-    batch_size = _SMALLEST_BATCH
-    while batch_size < _LARGEST_BATCH and 2 * batch_size * _STEPS_PER_EPOCH <= data.train.num_rows:
-        batch_size *= 2
     training, stop, schema = config.training, config.training.early_stop, config.table_schema
     if stop.metric not in metric_names(schema.labels, has_groups=bool(schema.group)):  # a function of the user's own
         stop = EarlyStopConfig(metric=AUTO_METRIC, better=Better.AUTO)
@@ -192,15 +187,10 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
         table_schema=_pooled(schema),
         model=LogisticRegressionConfig(),
         towers=None,
-        training=TrainingConfig(
+        training=logistic_training(
+            dataclasses.replace(training, early_stop=stop),
+            rows=data.train.num_rows,
             epochs=_EPOCHS if data.valid is not None else _WITHOUT_VALIDATION,
-            learning_rate=_RATE,
-            table_learning_rate=0.1,
-            precision=Precision.FP32,
-            threads=training.threads,
-            seed=training.seed,
-            early_stop=dataclasses.replace(stop, patience=1, min_delta=1e-6),
-            loader=LoaderConfig(batch_size=batch_size, seed=training.loader.seed),
         ),
     )
 
