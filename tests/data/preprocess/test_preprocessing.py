@@ -80,7 +80,7 @@ TEXT_IDS = st.sampled_from(["a", "b", "ü", "7", "7.0", "-7.0", "-0.0", "007", "
 TEXT_LISTS = st.sampled_from(["a", "a|b", "b||a", "|", "", "a|b|c|a|b", "7.0|7"]) | st.none()
 TEXT_DAYS = st.sampled_from(["0", "4", "4.0", "5", "-1", "99999999999999999999", "-99999999999999999999"]) | st.none()
 TEXT_NUMBERS = (
-    st.floats(-1e6, 1e6).map(repr)
+    st.floats(-1e6, 1e6).map(lambda value: repr(value if abs(value) > 1e-100 else 0.0))  # squares: see exact_sums.py
     | st.integers(-5, 30).map(str)
     | st.sampled_from([" 3 ", "nan", "", "1e3", "+2"])
     | st.none()
