@@ -336,4 +336,4 @@ def test_without_a_recipe_ways_out_are_a_recipe_and_a_few_models(capsys) -> None
     assert main(["train", "--data.train", "shop.parquet"]) == 2
     shown = capsys.readouterr().err
     assert "ziggurat train movielens_dlrm" in shown
-    assert "ziggurat train --data.train FILE --schema SCHEMA" in shown
+    assert "ziggurat train auto --data.train FILE --schema SCHEMA" in shown

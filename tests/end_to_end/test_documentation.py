@@ -121,9 +121,9 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
         if options.verb not in ("train", "prepare"):
             assert not rest, arguments
             continue
-        assert options.recipe is None or vars(options).get("resume") or options.recipe in {*by_name, "RECIPE"}, (
-            arguments
-        )
+        assert (
+            options.recipe is None or vars(options).get("resume") or options.recipe in {*by_name, "RECIPE", "auto"}
+        ), arguments
         known = options.recipe in by_name
         override(
             recipe_named(options.recipe, schema=known_schema) if known else recipe_named("movielens_dlrm"),

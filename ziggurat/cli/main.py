@@ -95,7 +95,7 @@ def _add_train(verb: _AddVerb) -> None:
         "Every setting of a run can be given as --group.name VALUE; `ziggurat train RECIPE --settings` lists them\n"
         "with their defaults.\nexamples:\n"
         "  ziggurat train movielens_dlrm --epochs 2 --dim 32\n"
-        "  ziggurat train --data.train ratings.parquet --schema my.toml   (tries a few models; the best goes on)\n"
+        "  ziggurat train auto --data.train ratings.parquet --schema my.toml\n"
         "  ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml\n"
         "  ziggurat train runs/movielens_dlrm --resume\n"
         "  ziggurat train movielens_dcn_v2 --training.seed 1 --out runs/dcn_v2_seed1\n"

@@ -308,7 +308,7 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             ways_out=(
                 "see the recipes: ziggurat recipes",
                 _for_example(options),
-                "let a few models be tried: ziggurat train --data.train FILE --schema SCHEMA",
+                "let a few models be tried: ziggurat train auto --data.train FILE --schema SCHEMA",
             ),
         )
     if (Path(options.recipe) / "config.json").is_file():

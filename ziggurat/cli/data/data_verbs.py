@@ -123,7 +123,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
             print_line(f"  ziggurat {shlex.join(again)}")
             return 0
         print_line(f"schema written to {options.write_schema}; read it, correct it, then:")
-        command = ["train", "--data.train", options.file, "--schema", options.write_schema]
+        command = ["train", "auto", "--data.train", options.file, "--schema", options.write_schema]
         print_line(f"  ziggurat {shlex.join([*command, *inspection.settings()])}")
     elif inspection.settings():
         print_line(f"to read the file: {' '.join(inspection.settings())}")
