@@ -13,6 +13,7 @@ that have nothing to do end at once.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
