@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import random
 import shutil
 import threading
@@ -137,15 +138,22 @@ def test_damage_to_what_an_early_end_left_is_found_and_made_anew(tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=shard_bytes)
         (work,) = (tmp_path / "cache").glob(".*.work")
-        files = [path for path in work.rglob("*") if path.is_file() and path.stat().st_size]
-        what = damage(draw.choice(files), draw)
+        files = sorted(path for path in work.rglob("*") if path.is_file() and path.stat().st_size)
+        chosen = draw.choice(files)
+        first, *inner = chosen.relative_to(work).parts
+        # A note that is torn is forgotten without a word; what a unit left is not.
+        is_left = first.startswith("fitted-") and chosen.suffix == ".npz"
+        is_left |= bool(inner) and first.startswith("shard-")
+        is_left |= first == "out" and chosen.name.startswith(("part-", "vocabulary", "preprocessing"))
+        what = damage(chosen, draw)
         with monkeypatch.context() as patch:
             patch.setattr("ziggurat.data.preprocess.build.publish", publish)
             prepared = prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=shard_bytes)
         assert content(prepared) == expected, what
-        said += "was damaged, and is made anew" in prepared.note
+        assert not is_left or "was damaged, and is made anew" in prepared.note, what
+        said += is_left
         assert not list((tmp_path / "cache").glob(".*.work"))
-    assert said > 2, "notes that are torn are forgotten without a word: they are only notes"
+    assert said
 
 
 def stop(*_: Any) -> None:
@@ -164,6 +172,21 @@ def test_a_folder_that_nobody_marked_is_not_taken_for_unfinished_work(tmp_path):
     assert (mine / "letter.txt").read_text() == "mine"
     (mine / "letter.txt").unlink()
     prepare(config, schema=FLAT, folder=tmp_path / "cache")
+
+
+def test_a_lock_that_cannot_be_made_or_closed_is_no_bare_error_of_the_system(tmp_path, monkeypatch):
+    with pytest.raises(FileError, match=r"to write \.x\.lock"), Work(tmp_path / "gone" / "x", waiting=lambda: None):
+        pass
+
+    class Full(io.StringIO):
+        def close(self) -> None:
+            super().close()
+            raise OSError(5, "Input/output error")
+
+    with Work(tmp_path / "x", waiting=lambda: None) as work:
+        monkeypatch.setattr(work, "_locked", lambda kind: True)
+        work._lock.close()
+        work._lock = Full()
 
 
 def test_several_share_the_shards(tmp_path, monkeypatch):

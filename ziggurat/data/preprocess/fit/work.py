@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ziggurat.errors import FileError, ZigguratError
-from ziggurat.files import Format, left_behind, sha256_of, temporary_beside
+from ziggurat.files import Format, left_behind, sha256_of, temporary_beside, writing_to
 
 NOTE = Format(
     name="ziggurat.unit",
@@ -77,7 +77,8 @@ class Work:
     def __enter__(self) -> Work:
         path = self.target.with_name(f".{self.target.name}.lock")
         while True:
-            self._lock = path.open("w")
+            with writing_to(path, FileError):
+                self._lock = path.open("w")
             while not self._locked(fcntl.LOCK_SH):
                 self.wait()
             with contextlib.suppress(FileNotFoundError):  # the last one of others may have taken it away
@@ -94,7 +95,8 @@ class Work:
             self.throw_away()
             with contextlib.suppress(OSError):
                 self.target.with_name(f".{self.target.name}.lock").unlink()
-        self._lock.close()
+        with contextlib.suppress(OSError):  # nothing is in it; Linux gives it back, and with it the lock, even then
+            self._lock.close()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -134,7 +136,8 @@ class Work:
         for old in left_behind(self.folder):
             shutil.rmtree(old, ignore_errors=True)
         temporary = temporary_beside(self.folder)
-        temporary.mkdir()
+        with writing_to(self.folder, FileError):
+            temporary.mkdir()
         self._write_note(temporary, _MARK, {}, {})
         try:
             temporary.rename(self.folder)
@@ -275,13 +278,18 @@ class Work:
         """Work on a unit, if nobody else does."""
         if self.target.exists() or not self.folder.exists():
             raise PublishedError
-        with (self.folder / f"{name}.lock").open("w") as file:
+        with writing_to(self.target, FileError):
+            file = (self.folder / f"{name}.lock").open("w")
+        try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return
             yield True
+        finally:
+            with contextlib.suppress(OSError):  # as above
+                file.close()
 
     def keep(self, name: str, result: dict[str, Any], *, left: Iterable[Path] = ()) -> None:
         """Note that a unit is done, and what its files hold."""
