@@ -47,8 +47,8 @@ def fm_norm_kernel(
         x = _factor(x.to(tl.float32), stored, interpreted)
         mixed = _factor(tl.dot(tl.trans(x), y, input_precision="ieee"), stored, interpreted)
         products = tl.dot(x, mixed, input_precision="ieee")
-        mean = tl.sum(tl.sum(products, axis=1), axis=0) / count
+        mean = tl.sum(products) / count  # over both axes at once: Triton 3.6 cannot compile two sums for sm_100
         centred = tl.where(chosen, products - mean, 0.0)
-        variance = tl.sum(tl.sum(centred * centred, axis=1), axis=0) / count
+        variance = tl.sum(centred * centred) / count
         normal = centred / tl.sqrt(variance + eps) * gamma + beta
         tl.store(out + sample * count + at, rounded_to(normal, stored, interpreted), mask=chosen & there)

@@ -145,7 +145,7 @@ def _why_not_measured(setting: KernelSetting, *, lookups: float) -> str:
             return "rows in few bits: Triton reads them where they lie; torch decodes them"
     elif setting.has_few_bits:
         return "rows in few bits: C++ reads them where they lie; torch decodes them where there is no C++"
-    return "batches too small to measure" if lookups < _SMALL else ""
+    return f"batches too small to measure on {setting.device.type!r} devices" if lookups < _SMALL else ""
 
 
 def kernel_diagnosis() -> dict[str, str]:
