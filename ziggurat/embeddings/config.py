@@ -27,7 +27,7 @@ class InitialDraw(StrEnum):
 class PooledDtype(StrEnum):
     """What pooled fields are written as, and what their gradient comes back in."""
 
-    AUTO = "auto"  # as computed on a GPU, whose steps move these bytes for a third of their time; FP32 on a CPU
+    AUTO = "auto"  # as computed on a GPU, whose steps wait for memory more than for products; FP32 on a CPU
     FP32 = "fp32"  # always
     COMPUTED = "computed"  # as the network computes: BF16 under `precision = bf16`, FP32 otherwise
 
