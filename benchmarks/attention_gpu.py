@@ -96,28 +96,22 @@ SHAPES = (
         dtype=torch.float32,
     ),
 )
-TUNED = SHAPES[:5]
+TUNED = (SHAPES[1], SHAPES[2], SHAPES[4])
 
 
 def candidates(part: AttentionPart, shape: Shape) -> list[AttentionLaunch]:
     """Launches that are tried."""
-    wide = shape.dim > 64
-    biased = shape.is_biased
     if part is AttentionPart.FORWARD:
-        tiles = [(128, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2), (128, 128, 8, 2)]
-        tiles += [(128, 64, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)] if not biased else []
-        tiles += [(64, 64, 4, 1), (128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 4, 1), (64, 32, 4, 2)] if biased else []
+        tiles = [(128, 64, 8, 2), (64, 64, 4, 2)]
+        tiles += [(64, 64, 8, 2), (64, 32, 4, 2)] if shape.is_biased else [(128, 64, 8, 3), (128, 128, 8, 2)]
     elif part is AttentionPart.QUERIES:
-        tiles = [(64, 64, 4, 2), (128, 64, 8, 2), (128, 32, 4, 2), (64, 32, 4, 3)]
-        tiles += [(64, 64, 4, 3), (128, 64, 8, 3)] if not biased else []
-        tiles += [(64, 64, 4, 1), (64, 64, 8, 1), (64, 32, 4, 1), (128, 32, 8, 1)] if biased else []
+        tiles = [(64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2)]
+        tiles += [(64, 32, 4, 2)] if shape.is_biased else [(128, 32, 8, 2)]
     elif part is AttentionPart.KEYS:
-        tiles = [(64, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2), (32, 64, 4, 2)]
-        tiles += [(32, 64, 4, 3), (64, 64, 8, 3), (32, 128, 4, 2)] if not biased else []
-        tiles += [(64, 64, 8, 1), (32, 64, 4, 1), (32, 128, 8, 1)] if biased else []
-        tiles += [(64, 64, 8, 2), (32, 64, 8, 2)] if wide else []
+        tiles = [(32, 128, 8, 2), (64, 64, 8, 2)]
+        tiles += [(32, 64, 4, 2), (32, 64, 8, 2)] if shape.is_biased else [(64, 128, 8, 2), (64, 64, 4, 2)]
     else:
-        tiles = [(64, 64, 4, 1), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 1), (32, 32, 4, 2)]
+        tiles = [(64, 64, 8, 2), (64, 64, 8, 1), (64, 64, 4, 1), (32, 32, 4, 2)]
     return [AttentionLaunch(rows=a, columns=b, warps=warps, stages=stages) for a, b, warps, stages in tiles]
 
 
@@ -258,25 +252,46 @@ _CHECKED = (
 )
 
 
-def check(results: Results) -> None:
-    """Every form against the reference in FP64."""
-    for name, lengths, asked, targets, context, window, is_part in _CHECKED:
-        for form in AttentionForm:
-            for dtype, dim in ((torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 32), (torch.bfloat16, 25)):
-                for is_biased in (False, True):
-                    if dtype is torch.float16 and is_biased:
-                        continue
-                    layout = _checked_layout(lengths, asked, targets, context, window, is_part)
-                    case = f"{name}, {form.value}, {str(dtype)[6:]} {dim}{', biases' if is_biased else ''}"
-                    try:
-                        worst, is_same = _errors(layout, form, dtype, dim, is_biased)
-                    except Exception as error:  # one case that fails must not hide the others
-                        results.add("check", case, {"failed": f"{type(error).__name__}: {str(error)[:300]}"})
-                        continue
-                    limit = 2e-5 if dtype is torch.float32 else 0.02
-                    verdict = "ok" if max(worst.values()) < limit and is_same else "WRONG"
-                    values = {"verdict": verdict, "same bits": is_same, **worst}
-                    results.add("check", case, values, is_said=verdict != "ok")
+_KINDS = (
+    (AttentionForm.SILU, torch.bfloat16, 64, True),
+    (AttentionForm.SILU, torch.float32, 32, True),
+    (AttentionForm.SOFTMAX, torch.bfloat16, 64, False),
+    (AttentionForm.SOFTMAX, torch.float16, 25, True),
+    (AttentionForm.RELU, torch.float16, 128, False),
+)
+
+
+def check(results: Results, *, workers: int) -> None:
+    """Every form against the reference in FP64, in several processes, as each case has kernels of its own."""
+    command = [sys.executable, "-m", "benchmarks.attention_gpu", "--check-some"]
+    running = [
+        subprocess.Popen([*command, str(worker), str(workers)], stdout=subprocess.PIPE, text=True)
+        for worker in range(workers)
+    ]
+    for each in running:
+        output, _ = each.communicate()
+        for line in output.splitlines():
+            if line.startswith("{"):
+                found = json.loads(line)
+                case = found.pop("case")
+                results.add("check", case, found, is_said=found.get("verdict") != "ok")
+
+
+def check_some(worker: int, workers: int) -> None:
+    """Say a share of the cases, a line of JSON each."""
+    cases = [(checked, kind) for checked in _CHECKED for kind in _KINDS]
+    for index, ((name, *given), (form, dtype, dim, is_biased)) in enumerate(cases):
+        if index % workers != worker:
+            continue
+        case = f"{name}, {form.value}, {str(dtype)[6:]} {dim}{', biases' if is_biased else ''}"
+        try:
+            worst, is_same = _errors(_checked_layout(*given), form, dtype, dim, is_biased)
+        except Exception as error:  # one case that fails must not hide the others
+            print(json.dumps({"case": case, "failed": f"{type(error).__name__}: {str(error)[:300]}"}), flush=True)
+            continue
+        limit = 2e-5 if dtype is torch.float32 else 0.02
+        verdict = "ok" if max(worst.values()) < limit and is_same else "WRONG"
+        print(json.dumps({"case": case, "verdict": verdict, "same bits": is_same, **worst}), flush=True)
 
 
 def _checked_layout(
@@ -318,7 +333,10 @@ def _errors(
     if is_biased:
         weights = [torch.randn(2 * 701 - 1, generator=generator, device=DEVICE)]
         weights += [torch.randn(BUCKETS, generator=generator, device=DEVICE)]
-        times = [torch.randint(0, 10**7, (size,), generator=generator, device=DEVICE) for size in (queries, keys)]
+        # Rising within each sequence, but for one that is not: tiles of few buckets, and of all.
+        times = [torch.arange(size, device=DEVICE) * 1000 for size in (queries, keys)]
+        times = [each + torch.randint(0, 900, each.shape, generator=generator, device=DEVICE) for each in times]
+        times[1][:40] = times[1][:40].flip(0)
     divisor = 1.0 if form is AttentionForm.SOFTMAX else 50.0
 
     def solve(function: Callable[..., Tensor], exact: torch.dtype | None) -> list[Tensor]:
@@ -425,6 +443,8 @@ def time_all(results: Results, best: dict[str, dict[AttentionPart, AttentionLaun
         ("five STU layers, forward", _stu_forward),
         ("three STU layers", _stu_step),
         ("HSTU 2 x 50", _hstu_step),
+        ("five STU layers, forward, compiled", partial(_stu_forward, is_compiled=True)),
+        ("three STU layers, compiled", partial(_stu_step, is_compiled=True)),
     ):
         try:
             results.add("time", name, function())
@@ -469,7 +489,10 @@ def _contest(problem: Problem, launches: dict[AttentionPart, AttentionLaunch]) -
     }
 
 
-def _stack(layers: int, lengths: Tensor, *, is_research: bool) -> tuple[SequenceStack, Tensor, Callable[[], Any]]:
+def _stack(
+    layers: int, lengths: Tensor, *, is_research: bool
+) -> tuple[SequenceStack, Tensor, Callable[[Tensor], Tensor]]:
+    """Layers, events, and the function from events to events."""
     longest = int(lengths.max())
     torch.manual_seed(0)
     made = []
@@ -482,49 +505,49 @@ def _stack(layers: int, lengths: Tensor, *, is_research: bool) -> tuple[Sequence
         made.append(HSTULayer(config))
     stack = SequenceStack(made).to(DEVICE)
     total = int(lengths.sum())
-    width = 50 if is_research else 512
-    events = torch.randn(total, width, device=DEVICE)
-    offsets = offsets_of(lengths).to(DEVICE)
+    events = torch.randn(total, 50 if is_research else 512, device=DEVICE)
     times = torch.randint(0, 10**7, (total,), device=DEVICE).sort().values if is_research else None
-    return stack, events, lambda: stack.places_of(offsets, times=times, longest=longest)
+    places = stack.places_of(offsets_of(lengths).to(DEVICE), times=times, longest=longest)
+    return stack, events, partial(stack, places=places)
 
 
-def _stu_forward() -> dict[str, Any]:
+def _stu_forward(*, is_compiled: bool = False) -> dict[str, Any]:
     """Five layers of 4 x 128 and 512: 32 users, about 99,000 events and candidates."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(2048, 4097, (32,), generator=generator)
     lengths = (lengths * (99_000 / int(lengths.sum()))).int().long()
-    stack, events, places = _stack(5, lengths, is_research=False)
+    _, events, function = _stack(5, lengths, is_research=False)
+    if is_compiled:
+        function = torch.compile(function, dynamic=False)
+    events = events.bfloat16()
 
     def run() -> Tensor:
-        with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16):
-            return stack(events.bfloat16(), places=places())
+        with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False):
+            return function(events)
 
     spent = milliseconds({"ours": graphed(run)}, rounds=5)["ours"]
     return {"ms": round(spent, 3), "events": int(lengths.sum()), "goal ms": 9.3}
 
 
-def _stu_step() -> dict[str, Any]:
+def _stu_step(*, is_compiled: bool = False) -> dict[str, Any]:
     """Three layers of 4 x 128 and 512, 16 histories of 4,086 events, forward and backward."""
-    lengths = torch.full((16,), 4086)
-    stack, events, places = _stack(3, lengths, is_research=False)
-    return _both(stack, events, places, users=16)
+    stack, events, function = _stack(3, torch.full((16,), 4086), is_research=False)
+    return _both(stack, events, torch.compile(function, dynamic=False) if is_compiled else function, users=16)
 
 
 def _hstu_step() -> dict[str, Any]:
     """Two layers of 50, 128 histories of 1 to 200 events with both biases, forward and backward."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.exp(torch.randn(128, generator=generator) * 0.9 + 4.6).clamp(1, 200).long()
-    stack, events, places = _stack(2, lengths, is_research=True)
-    return _both(stack, events, places, users=128)
+    return _both(*_stack(2, lengths, is_research=True), users=128)
 
 
-def _both(stack: SequenceStack, events: Tensor, places: Callable[[], Any], *, users: int) -> dict[str, Any]:
+def _both(stack: SequenceStack, events: Tensor, function: Callable[[Tensor], Tensor], *, users: int) -> dict[str, Any]:
     weights = list(stack.parameters())
 
     def run() -> object:
         with torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False):
-            out = stack(events, places=places())
+            out = function(events)
         return torch.autograd.grad(out.float().square().sum(), weights)
 
     spent = milliseconds({"ours": graphed(run)}, rounds=5)["ours"]
@@ -540,7 +563,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=Path("attention_gpu.json"))
     parser.add_argument("--compile", type=int, nargs=2)
+    parser.add_argument("--check-some", type=int, nargs=2)
     chosen = parser.parse_args()
+    if chosen.check_some:
+        check_some(*chosen.check_some)
+        return
     if chosen.compile:
         compile_some(*chosen.compile)
         return
@@ -556,7 +583,7 @@ def main() -> None:
         time_all(results, best)
         print(f"-- timed after {time.time() - begin:.0f} s", flush=True)
     if chosen.check or is_all:
-        check(results)
+        check(results, workers=chosen.workers)
         print(f"-- checked after {time.time() - begin:.0f} s", flush=True)
     results.repeat()
 

@@ -25,7 +25,7 @@ from ziggurat.ops.attention.problem import (
     visible,
 )
 from ziggurat.ops.attention.reference import jagged_attention_reference
-from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells, time_buckets
+from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells, bucket_limits, time_buckets
 from ziggurat.ops.cpp_build import CppLibrary
 
 needs_kernel = pytest.mark.skipif(not attention_kernel().startswith("C++"), reason=attention_kernel())
@@ -213,6 +213,18 @@ def test_cells_find_the_same_bucket_at_every_border() -> None:
     cells = (around.view(torch.int32) >> 20) - (127 << 3)
     found = buckets[cells] + (around >= thresholds[cells])
     assert torch.equal(found, torch.bucketize(around, begins, right=True).int())
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 20, 129, 160])
+def test_limits_are_the_shortest_duration_of_each_bucket(num_buckets: int) -> None:
+    """A bucket that no whole number lies in begins where the next one does."""
+    limits = bucket_limits(num_buckets)
+    most = torch.iinfo(torch.int64).max
+    is_there = limits < most
+    bucket = torch.arange(1, num_buckets)
+    assert (time_buckets(limits, num_buckets=num_buckets) >= bucket)[is_there].all()
+    assert (time_buckets(limits - 1, num_buckets=num_buckets) < bucket)[is_there].all()
+    assert is_there.sum() == min(num_buckets - 1, 145)
 
 
 @needs_kernel

@@ -103,9 +103,9 @@ def launch_of(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:
         if kind.is_biased:
             return AttentionLaunch(rows=128, columns=64, warps=8, stages=2)
         return AttentionLaunch(rows=128, columns=64, warps=8 if wide else 4, stages=3)
-    if part is AttentionPart.BIASES:
-        return AttentionLaunch(rows=64, columns=64, warps=4 if not wide else 8, stages=2)
-    return AttentionLaunch(rows=64, columns=64, warps=8 if wide else 4, stages=2)
+    if part is AttentionPart.KEYS and kind.is_biased:
+        return AttentionLaunch(rows=32, columns=64 if wide else 128, warps=8, stages=2)
+    return AttentionLaunch(rows=64, columns=64, warps=8 if wide or kind.is_biased else 4, stages=2)
 
 
 def _ieee(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:

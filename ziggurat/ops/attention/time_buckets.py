@@ -42,6 +42,20 @@ def bucket_begins(num_buckets: int) -> Float32[Tensor, "K-1"]:
 
 
 @functools.cache
+def bucket_limits(num_buckets: int) -> Int64[Tensor, "K-1"]:
+    """Return the shortest duration of bucket 1, 2, …; 2⁶³ − 1 where a bucket begins further on."""
+    begins = bucket_begins(num_buckets)
+    low = torch.zeros(len(begins), dtype=torch.int64)
+    high = torch.full_like(low, torch.iinfo(torch.int64).max)
+    for _ in range(63):  # halves the interval in which it lies
+        middle = low + (high - low) // 2
+        reaches = middle.to(torch.float32) >= begins
+        high = torch.where(reaches, middle, high)
+        low = torch.where(reaches, low, middle + 1)
+    return high
+
+
+@functools.cache
 def _begins_on(num_buckets: int, device: torch.device) -> Float32[Tensor, "K-1"]:
     """`bucket_begins` on a GPU, made once: a copy to it makes the host wait."""
     return bucket_begins(num_buckets).to(device)

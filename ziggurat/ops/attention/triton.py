@@ -43,7 +43,7 @@ from ziggurat.ops.attention.problem import (
     Spans,
     check_problem,
 )
-from ziggurat.ops.attention.time_buckets import bucket_begins
+from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_limits
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.to_device import to_device
 
@@ -51,6 +51,7 @@ ATTENTION_KERNELS = "ziggurat.ops.attention.triton_kernels"
 _MOST_DIM = 256
 _MOST_PIECES = 4
 _PROGRAMS = 512  # of biases_kernel: longer diagonals are cut until there are so many
+_MOST_STEPS = 16  # of buckets that the kernels look at behind one
 _PLACES = 64  # of w_pos that a program of places_kernel sums
 
 
@@ -270,7 +271,8 @@ class _Call:
         self.has_spans = spans is not None
         self.positions = 0 if bias.w_pos is None else len(bias.w_pos)
         self.buckets = 0 if bias.w_time is None else len(bias.w_time)
-        places, weights = layout.offsets, q  # stand for what is not there, and are not read
+        places = layout.offsets  # this and `weights` stand for what is not there, and are not read
+        weights = q
         self.places = (
             layout.offsets,
             layout.of_queries,
@@ -282,7 +284,7 @@ class _Call:
             weights if bias.w_time is None else bias.w_time.detach().float().contiguous(),
             places if bias.query_times is None else bias.query_times.contiguous(),
             places if bias.key_times is None else bias.key_times.contiguous(),
-            places if bias.w_time is None else _borders_on(self.buckets, q.device),
+            *((weights, places) if bias.w_time is None else _borders_on(self.buckets, q.device)),
         )
         half = (self.positions - 1) // 2
         self.half = max(0, half)
@@ -424,9 +426,12 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 @functools.cache
-def _borders_on(num_buckets: int, device: torch.device) -> Tensor:
-    """0 and `bucket_begins`; made once."""
-    return to_device(torch.cat([torch.zeros(1), bucket_begins(num_buckets)]), device)
+def _borders_on(num_buckets: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where buckets begin, and their shortest durations with as many behind the last as kernels look at; made once."""
+    begins = torch.cat([torch.zeros(1), bucket_begins(num_buckets)])
+    none_begins = torch.full((_MOST_STEPS,), torch.iinfo(torch.int64).max)
+    limits = torch.cat([torch.zeros(1, dtype=torch.int64), bucket_limits(num_buckets), none_begins])
+    return to_device(begins, device), to_device(limits, device)
 
 
 def _longest(layout: JaggedLayout) -> int:

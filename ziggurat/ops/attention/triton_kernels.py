@@ -12,7 +12,6 @@ of what is seen follow, in one loop: left of the whole ones, right of them, and 
 stand behind all that they see.
 """
 
-# a kernel is one program
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
 
 import math
@@ -24,6 +23,9 @@ from ziggurat.ops.attention.time_buckets import BASE
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+MOST = tl.constexpr(2**30)  # duration in a tile, for 32 bits
+FEW = tl.constexpr(2)  # buckets of a tile besides the lowest
+SOME = tl.constexpr(8)
 BUCKETS_AN_OCTAVE = tl.constexpr(math.log(2.0) / BASE)
 
 
@@ -152,25 +154,84 @@ def _buckets(asked, times, borders, buckets: tl.constexpr):
 
     Borders are 0 and the numbers of `time_buckets.py`; that the logarithm is not exact changes nothing.
     """
-    apart = asked - times
-    size = tl.maximum(tl.abs(apart).to(tl.float32), 1.0)
+    size = tl.maximum(tl.abs(asked - times).to(tl.float32), 1.0)
     nearest = tl.minimum((tl.log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
     return nearest - (size < tl.load(borders + nearest)).to(tl.int32)
 
 
 @triton.jit
+def _bucket_of(duration, limits, buckets: tl.constexpr):
+    """The bucket of one duration, by the shortest duration of each."""
+    size = tl.maximum(duration.to(tl.float32), 1.0)
+    nearest = tl.minimum((tl.log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
+    return nearest - (duration < tl.load(limits + nearest)).to(tl.int32)
+
+
+@triton.jit
+def _durations(asked, times, first_asked, last_asked, first_time, last_time, limits, buckets: tl.constexpr):
+    """Durations of a tile in 32 bits.
+
+    Returns:
+        what is to be added to the numbers that follow; durations less that; the lowest and the highest bucket that
+        the tile can have; whether durations fit in 32 bits.
+    """
+    shift = tl.maximum(first_asked - last_time, 0)
+    shortest = tl.maximum(shift, first_time - last_asked)
+    longest = tl.maximum(last_asked - first_time, last_time - first_asked)
+    lowest = _bucket_of(shortest, limits, buckets)
+    highest = _bucket_of(longest, limits, buckets)
+    base = first_asked - shift
+    far = tl.maximum(tl.abs(first_time - base), tl.abs(last_time - base))
+    fits = (last_asked - first_asked) + far < MOST
+    apart = tl.abs((asked - first_asked).to(tl.int32) - (times - base).to(tl.int32))
+    return shift, apart, lowest, highest, fits
+
+
+@triton.jit
+def _limit(bucket, shift, limits):
+    """The shortest duration of a bucket, less what was taken from all durations."""
+    return _clip(tl.load(limits + bucket) - shift, 0, 2 * MOST - 1).to(tl.int32)
+
+
+@triton.jit
+def _ladder(apart, shift, lowest, w_time, limits, buckets: tl.constexpr, steps: tl.constexpr):
+    """Weights of durations that lie in the bucket `lowest` or in one of the next `steps`."""
+    added = tl.zeros(apart.shape, dtype=tl.float32) + tl.load(w_time + lowest)
+    for step in tl.static_range(1, steps + 1):
+        weight = tl.load(w_time + tl.minimum(lowest + step, buckets - 1))
+        added = tl.where(apart >= _limit(lowest + step, shift, limits), weight, added)
+    return added
+
+
+@triton.jit
 def _scores(
-    products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale,
+    products, outer_places, inner_places, asked, times, first_asked, last_asked, first_time, last_time,
+    w_pos, w_time, borders, limits, is_any, scale,
     has_pos: tl.constexpr, has_time: tl.constexpr, buckets: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile from its products; rows and columns are positions, and broadcast against each other."""
+    """Scores of a tile from its products, the places of its pairs in w_pos, and their times.
+
+    What is added is loaded inside of branches, so that the compiler does not load it ahead into shared memory like
+    keys and values: it lies in the first-level cache.
+    """
     s = products * scale
     if has_pos:
-        # Clipped for rows and columns of a tile that are not there.
-        place = half + _clip(tl.minimum(columns, history), 0, half) - _clip(tl.minimum(rows, history), 0, half)
-        s += tl.load(w_pos + place)
+        of_places = tl.zeros(products.shape, dtype=tl.float32)
+        if is_any:
+            of_places = tl.load(w_pos + inner_places + outer_places)
+        s += of_places
     if has_time:
-        s += tl.load(w_time + _buckets(asked, times, borders, buckets))
+        shift, apart, lowest, highest, fits = _durations(
+            asked, times, first_asked, last_asked, first_time, last_time, limits, buckets
+        )
+        # Far from the diagonal a tile has few buckets.
+        if fits & (highest - lowest <= FEW):
+            added = _ladder(apart, shift, lowest, w_time, limits, buckets, FEW)
+        elif fits & (highest - lowest <= SOME):
+            added = _ladder(apart, shift, lowest, w_time, limits, buckets, SOME)
+        else:
+            added = tl.load(w_time + _buckets(asked, times, borders, buckets))
+        s += added
     return s
 
 
@@ -204,7 +265,7 @@ def _weights_and_slopes(s, g, lse, delta, form: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, lse, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times, borders,
+    q, k, v, out, lse, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times, borders, limits,
     sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
@@ -231,17 +292,30 @@ def forward_kernel(
     across = tl.arange(0, columns_tile)
     rows = (query_start + begin + index)[:, None]
     queries = _load_tile(q, begin, index, num_queries, q_row, dim, padded, True)
+    row_places = half - _clip(tl.minimum(rows, history), 0, half)
     asked = rows
+    first_asked = first_key * 0
+    last_asked = first_key * 0
+    first_time = first_key * 0
+    last_time = first_key * 0
     if has_time:
-        asked = tl.load(query_times + first_query + begin + index, mask=begin + index < num_queries, other=0)[:, None]
+        # Rows behind the last one repeat its time, so that the tile has no time that nobody asked at.
+        times_at = query_times + first_query + tl.minimum(begin + index, num_queries - 1)
+        row_times = tl.load(times_at)
+        first_asked = tl.min(row_times, axis=0)
+        last_asked = tl.max(row_times, axis=0)
+        asked = row_times[:, None]
     last_row = query_start + tl.minimum(begin + rows_tile, num_queries) - 1
     left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
         query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
     )
+    if has_pos or has_time:
+        num_left += num_whole
     sums = tl.zeros((rows_tile, padded_value), dtype=tl.float32)
     most = tl.full((rows_tile,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((rows_tile,), dtype=tl.float32)
-    for masked in tl.static_range(2):
+    # With biases one loop has all tiles: the code is twice as long, and the mask is little beside them.
+    for masked in tl.static_range(1 if has_pos or has_time else 0, 2):
         for i in range(num_whole if masked == 0 else num_left + num_right + num_own):
             if masked == 0:
                 at = whole + i * columns_tile
@@ -251,13 +325,17 @@ def forward_kernel(
             keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
             values = _load_tile(v, at, across, num_keys, v_row, value_dim, padded_value, masked)
             columns = (key_start + at + across)[None, :]
+            column_places = columns if masked == 0 else _clip(tl.minimum(columns, history), 0, half)
             times = columns
             if has_time:
-                times = tl.load(key_times + first_key + at + across, mask=at + across < num_keys, other=0)[None, :]
+                column_times = tl.load(key_times + first_key + tl.minimum(at + across, num_keys - 1))
+                first_time = tl.min(column_times, axis=0)
+                last_time = tl.max(column_times, axis=0)
+                times = column_times[None, :]
             products = tl.dot(queries, tl.trans(keys), input_precision=precision)
             s = _scores(
-                products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos,
-                has_time, buckets,
+                products, row_places, column_places, asked, times, first_asked, last_asked, first_time, last_time,
+                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
             )  # fmt: skip
             if form == "softmax":
                 if masked:
@@ -289,7 +367,7 @@ def forward_kernel(
 @triton.jit
 def queries_kernel(
     q, k, v, grad, out, lse, delta, dq, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
-    borders, sequences, tiles, context, reach, half, scale, inverse,
+    borders, limits, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head, out_row, out_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
@@ -330,15 +408,28 @@ def queries_kernel(
         logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)  # a row that sees nothing
         sums_of_row = logarithms[:, None]
         mean = means[:, None]
+    row_places = half - _clip(tl.minimum(rows, history), 0, half)
     asked = rows
+    first_asked = first_key * 0
+    last_asked = first_key * 0
+    first_time = first_key * 0
+    last_time = first_key * 0
     if has_time:
-        asked = tl.load(query_times + first_query + begin + index, mask=is_there, other=0)[:, None]
+        # Rows behind the last one repeat its time, so that the tile has no time that nobody asked at.
+        times_at = query_times + first_query + tl.minimum(begin + index, num_queries - 1)
+        row_times = tl.load(times_at)
+        first_asked = tl.min(row_times, axis=0)
+        last_asked = tl.max(row_times, axis=0)
+        asked = row_times[:, None]
     last_row = query_start + tl.minimum(begin + rows_tile, num_queries) - 1
     left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
         query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
     )
+    if has_pos or has_time:
+        num_left += num_whole
     sums = tl.zeros((rows_tile, padded), dtype=tl.float32)
-    for masked in tl.static_range(2):
+    # With biases one loop has all tiles: the code is twice as long, and the mask is little beside them.
+    for masked in tl.static_range(1 if has_pos or has_time else 0, 2):
         for i in range(num_whole if masked == 0 else num_left + num_right + num_own):
             if masked == 0:
                 at = whole + i * columns_tile
@@ -348,14 +439,18 @@ def queries_kernel(
             keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
             values = _load_tile(v, at, across, num_keys, v_row, value_dim, padded_value, masked)
             columns = (key_start + at + across)[None, :]
+            column_places = columns if masked == 0 else _clip(tl.minimum(columns, history), 0, half)
             times = columns
             if has_time:
-                times = tl.load(key_times + first_key + at + across, mask=at + across < num_keys, other=0)[None, :]
+                column_times = tl.load(key_times + first_key + tl.minimum(at + across, num_keys - 1))
+                first_time = tl.min(column_times, axis=0)
+                last_time = tl.max(column_times, axis=0)
+                times = column_times[None, :]
             products = tl.dot(queries, tl.trans(keys), input_precision=precision)
             g = tl.dot(grads, tl.trans(values), input_precision=precision)
             s = _scores(
-                products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos,
-                has_time, buckets,
+                products, row_places, column_places, asked, times, first_asked, last_asked, first_time, last_time,
+                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
             )  # fmt: skip
             _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
             if masked:
@@ -375,7 +470,7 @@ def queries_kernel(
 @triton.jit
 def keys_kernel(
     q, k, v, grad, lse, delta, dk, dv, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
-    borders, sequences, tiles, context, reach, half, scale, inverse,
+    borders, limits, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
@@ -408,16 +503,27 @@ def keys_kernel(
     columns = (key_start + begin + index)[:, None]
     keys = _load_tile(k, begin, index, num_keys, k_row, dim, padded, True)
     values = _load_tile(v, begin, index, num_keys, v_row, value_dim, padded_value, True)
+    column_places = half + _clip(tl.minimum(columns, history), 0, half)
     times = columns
+    first_asked = first_key * 0
+    last_asked = first_key * 0
+    first_time = first_key * 0
+    last_time = first_key * 0
     if has_time:
-        times = tl.load(key_times + first_key + begin + index, mask=begin + index < num_keys, other=0)[:, None]
+        column_times = tl.load(key_times + first_key + tl.minimum(begin + index, num_keys - 1))
+        first_time = tl.min(column_times, axis=0)
+        last_time = tl.max(column_times, axis=0)
+        times = column_times[:, None]
     last = key_start + tl.minimum(begin + columns_tile, num_keys) - 1
     of_context, num_context, left, num_left, whole, num_whole, right, num_right = _rows_of_columns(
         key_start + begin, last, history, length, context, reach, query_start, num_queries, rows_tile
     )
+    if has_pos or has_time:
+        num_left += num_whole
     of_keys = tl.zeros((columns_tile, padded), dtype=tl.float32)
     of_values = tl.zeros((columns_tile, padded_value), dtype=tl.float32)
-    for masked in tl.static_range(2):
+    # With biases one loop has all tiles: the code is twice as long, and the mask is little beside them.
+    for masked in tl.static_range(1 if has_pos or has_time else 0, 2):
         for i in range(num_whole if masked == 0 else num_left + num_right + num_context):
             limit = num_queries
             if masked == 0:
@@ -431,9 +537,13 @@ def keys_kernel(
             grads = _load_tile(grad, at, across, limit, grad_row, value_dim, padded_value, masked)
             rows = (query_start + at + across)[None, :]
             is_there = at + across < limit
+            row_places = rows if masked == 0 and not has_targets else _clip(tl.minimum(rows, history), 0, half)
             asked = rows
             if has_time:
-                asked = tl.load(query_times + first_query + at + across, mask=is_there, other=0)[None, :]
+                row_times = tl.load(query_times + first_query + tl.minimum(at + across, num_queries - 1))
+                first_asked = tl.min(row_times, axis=0)
+                last_asked = tl.max(row_times, axis=0)
+                asked = row_times[None, :]
             sums_of_row = 0.0
             mean = 0.0
             if form == "softmax":
@@ -444,8 +554,8 @@ def keys_kernel(
             products = tl.dot(keys, tl.trans(queries), input_precision=precision)
             g = tl.dot(values, tl.trans(grads), input_precision=precision)
             s = _scores(
-                products, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos,
-                has_time, buckets,
+                products, column_places, -row_places, asked, times, first_asked, last_asked, first_time, last_time,
+                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
             )  # fmt: skip
             weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
             if masked:
@@ -467,7 +577,7 @@ def keys_kernel(
 @triton.jit
 def biases_kernel(
     q, k, v, grad, lse, delta, d_places, d_columns, d_own, d_time, offsets, query_offsets, targets, spans,
-    w_pos, w_time, query_times, key_times, borders, sequences, tiles, lead, pieces,
+    w_pos, w_time, query_times, key_times, borders, limits, sequences, tiles, lead, pieces,
     context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
@@ -490,15 +600,15 @@ def biases_kernel(
     )
     context = tl.minimum(context, history)
     if of_targets:
-        apart = 0
+        behind = 0
         first_tile = _clip(history + 1 - query_start, 0, num_queries) // tile
         last_tile = tl.cdiv(num_queries, tile)
         if band * tile >= num_keys:
             return
     else:
-        apart = band - lead  # of tiles of rows and tiles of columns
-        first_tile = tl.maximum(apart, 0)
-        last_tile = tl.minimum(tl.cdiv(num_queries, tile), tl.cdiv(num_keys, tile) + apart)
+        behind = band - lead  # of tiles of rows and tiles of columns
+        first_tile = tl.maximum(behind, 0)
+        last_tile = tl.minimum(tl.cdiv(num_queries, tile), tl.cdiv(num_keys, tile) + behind)
         if has_pos and has_targets:
             last_tile = tl.minimum(last_tile, tl.cdiv(_clip(history + 1 - query_start, 0, num_queries), tile))
     share = tl.cdiv(tl.maximum(last_tile - first_tile, 0), pieces)
@@ -512,7 +622,7 @@ def biases_kernel(
     histogram = tl.zeros((padded_buckets,), dtype=tl.float32)
     for row_tile in range(first_tile, last_tile):
         row_at = row_tile * tile
-        at = (row_tile - apart) * tile
+        at = (row_tile - behind) * tile
         if of_targets:
             at = band * tile
         first_row = query_start + row_at
@@ -532,17 +642,27 @@ def biases_kernel(
             seen = _is_seen(rows, columns, history, context, reach) & is_row[:, None] & is_column[None, :]
             if has_pos and has_targets:
                 seen = seen & ((rows > history) if of_targets else (rows <= history))
+            row_places = _clip(tl.minimum(rows, history), 0, half)
+            column_places = half + _clip(tl.minimum(columns, history), 0, half)
             asked = rows
             times = columns
-            added = tl.zeros((tile, tile), dtype=tl.float32)
-            found = tl.zeros((tile, tile), dtype=tl.int32)
+            first_asked = first_key * 0
+            last_asked = first_key * 0
+            first_time = first_key * 0
+            last_time = first_key * 0
             if has_time:
-                asked = tl.load(query_times + first_query + row_at + index, mask=is_row, other=0)[:, None]
-                times = tl.load(key_times + first_key + at + index, mask=is_column, other=0)[None, :]
-                found = _buckets(asked, times, borders, buckets)
+                row_times = tl.load(query_times + first_query + tl.minimum(row_at + index, num_queries - 1))
+                first_asked = tl.min(row_times, axis=0)
+                last_asked = tl.max(row_times, axis=0)
+                asked = row_times[:, None]
+                column_times = tl.load(key_times + first_key + tl.minimum(at + index, num_keys - 1))
+                first_time = tl.min(column_times, axis=0)
+                last_time = tl.max(column_times, axis=0)
+                times = column_times[None, :]
+            added = tl.zeros((tile, tile), dtype=tl.float32)
             added = _scores(
-                added, rows, columns, asked, times, w_pos, w_time, borders, history, half, scale, has_pos, has_time,
-                buckets,
+                added, column_places, -row_places, asked, times, first_asked, last_asked, first_time, last_time,
+                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
             )  # fmt: skip
             slopes_of_heads = tl.zeros((tile, tile), dtype=tl.float32)
             for head in range(heads):
@@ -573,11 +693,22 @@ def biases_kernel(
             if has_pos:
                 sums += slopes_of_heads
             if has_time:
-                lowest = tl.min(tl.min(tl.where(seen, found, buckets), axis=1), axis=0)
-                highest = tl.max(tl.max(tl.where(seen, found, -1), axis=1), axis=0)
-                for bucket in range(lowest, highest + 1):
-                    of_bucket = tl.sum(tl.sum(tl.where(found == bucket, slopes_of_heads, 0.0), axis=1), axis=0)
-                    histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
+                shift, apart, lowest, highest, fits = _durations(
+                    asked, times, first_asked, last_asked, first_time, last_time, limits, buckets
+                )
+                if fits:
+                    lower = _limit(lowest, shift, limits)
+                    for bucket in range(lowest, highest + 1):
+                        upper = _limit(bucket + 1, shift, limits)
+                        is_in = (apart >= lower) & (apart < upper)
+                        of_bucket = tl.sum(tl.sum(tl.where(is_in, slopes_of_heads, 0.0), axis=1), axis=0)
+                        histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
+                        lower = upper
+                else:
+                    found = _buckets(asked, times, borders, buckets)
+                    for bucket in range(lowest, highest + 1):
+                        of_bucket = tl.sum(tl.sum(tl.where(found == bucket, slopes_of_heads, 0.0), axis=1), axis=0)
+                        histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
     if has_time:
         slot = (band * pieces + piece) * sequences + b
         tl.store(d_time + slot.to(tl.int64) * buckets + of_buckets, histogram * inverse, mask=of_buckets < buckets)
