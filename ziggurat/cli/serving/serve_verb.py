@@ -27,6 +27,7 @@ examples:
   ziggurat serve exports/films
   ziggurat serve exports/films --port 8000 --workers 4 --api-key-file key.txt
   ziggurat serve exports/current --watch                      swaps when the link leads elsewhere
+  ziggurat serve exports/films --server.admin-socket a.sock   curl --unix-socket a.sock localhost/admin/swap …
   ziggurat serve exports/films --shards 4                     four processes that share the search
   ziggurat serve exports/films --shard 0/2 --port 9000        one shard, for a server elsewhere:
   ziggurat serve exports/films --shard-addresses 10.0.0.1:9000,10.0.0.2:9000"""
