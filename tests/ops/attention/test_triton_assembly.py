@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def ptx(
     launch = launch_of(part, kind_of(dtype, width=dim, is_biased=is_biased, precision=precision))
     numbers = dict.fromkeys(("q", "k", "v", "out", "grad", "dq", "dk", "dv"), POINTERS[dtype])
     floats = ("lse", "delta", "d_places", "d_columns", "d_own", "d_time", "w_pos", "w_time", "borders")
-    integers = ("offsets", "query_offsets", "targets", "spans", "query_times", "key_times")
+    integers = ("offsets", "query_offsets", "targets", "spans", "query_times", "key_times", "limits")
     sizes = ("sequences", "tiles", "lead", "pieces", "context", "reach", "half")
     strides = [f"{name}_{axis}" for name in ("q", "k", "v", "out", "grad") for axis in ("row", "head")]
     types = numbers | dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i64") | dict.fromkeys(sizes, "i32")
@@ -86,9 +87,11 @@ def test_bf16_is_multiplied_by_tensor_cores_from_loads_ahead(part: AttentionPart
 
 @pytest.mark.parametrize("part", list(AttentionPart))
 @pytest.mark.parametrize("form", ["silu", "softmax"])
-def test_biases_compile(part: AttentionPart, form: str) -> None:
+def test_biases_are_read_where_they_are_added(part: AttentionPart, form: str) -> None:
     text = ptx(part, form=form, is_biased=True, has_targets=True, dim=32)
     assert "wgmma.mma_async" in text
+    if form == "silu":  # softmax has a number of each row
+        assert not re.search(r"cp\.async\.ca\.shared\.global \[[^]]*\], \[[^]]*\], 0x4", text)
     assert "atom." not in text
 
 
