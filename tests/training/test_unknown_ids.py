@@ -60,3 +60,15 @@ def test_patience_ends_a_run_only_after_its_least_number_of_steps() -> None:
     early = Ending(position=Position(step=99, not_improved=4), config=config)
     late = Ending(position=Position(step=100, not_improved=4), config=config)
     assert (early.patience_is_out, late.patience_is_out) == (False, True)
+
+
+def test_a_run_whose_last_evaluation_is_its_best_is_told_to_train_longer() -> None:
+    seen = [{"step": 5, "epoch": 1, "metrics": {"auc": 0.6}}, {"step": 9, "epoch": 2, "metrics": {"auc": 0.7}}]
+    config = TrainingConfig(epochs=2, early_stop=EarlyStopConfig(metric="auc"))
+    facts = {"epoch": 2, "step": 9, "best_value": 0.7, "evaluations": seen}
+    assert (
+        Ending(position=Position(**facts, best_step=9), config=config)
+        .text()
+        .endswith("the last one: train longer (--training.epochs 3)")
+    )
+    assert "train longer" not in Ending(position=Position(**facts, best_step=5), config=config).text()

@@ -200,6 +200,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
 def _has_baseline(config: RunConfig) -> bool:
     """Is there a baseline worth naming: for files of the user's own, of samples?"""
     is_table = config.recipe.startswith("table_") and config.recipe != "table_logistic_regression"
+    is_table = is_table and not getattr(config.model, "finds_items", False)
     return is_table and config.table_schema.events is None
 
 
@@ -219,7 +220,9 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
     split = "test" if "test" in found.evaluations else "valid"
     if split in found.evaluations and run.evaluation(split).exists():
         ours = read_evaluation(run.evaluation(split))["metrics"]
-        text = versus_baseline(ours, found.evaluations[split].metrics, metric=metric)
+        text = versus_baseline(
+            ours, found.evaluations[split].metrics, metric=metric, half_widths=found.half_widths.get(split)
+        )
         print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
 
 

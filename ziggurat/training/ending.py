@@ -101,7 +101,10 @@ class Ending:
             )
         if position.best_value is None:
             return reason
-        return f"{reason}; best at step {position.best_step:,}, {metric} {position.best_value:.5f}"
+        best = f"{reason}; best at step {position.best_step:,}, {metric} {position.best_value:.5f}"
+        if self.epochs_are_done and position.best_step == position.step and len(position.evaluations) > 1:
+            return f"{best}, the last one: train longer ({self.ways_on()})"
+        return best
 
     def ways_on(self) -> str:
         """The settings that let a finished run go on."""

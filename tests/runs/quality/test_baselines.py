@@ -8,19 +8,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DINConfig, LogisticRegressionConfig
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.quality.baselines import baseline_config, check_baseline, train_baseline
+from ziggurat.runs.quality.paired import paired_differences
 from ziggurat.training.evaluation.evaluate import versus_baseline
-from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.metrics.accumulator import MetricAccumulator
+from ziggurat.training.records.run_folder import EVALUATION, VERSUS, RunFolder
 
 SCHEMA = ziggurat.Schema(
     features=(
@@ -56,7 +61,9 @@ def test_a_run_and_its_baseline(
     assert ours["num_rows"] == theirs["num_rows"]
     assert theirs["metrics"]["auc"] > 0.6
     page = Path("runs/a/report.html").read_text()
-    verdict = versus_baseline(ours["metrics"], theirs["metrics"], metric="auc")
+    half_widths = VERSUS.read(RunFolder(Path("runs/a")).versus)["test"]
+    assert 0.0 < half_widths["auc"] < 0.2
+    verdict = versus_baseline(ours["metrics"], theirs["metrics"], metric="auc", half_widths=half_widths)
     for words in (verdict, f"logistic regression {theirs['metrics']['auc']:.5f}"):
         assert words in page
         assert words in shown
@@ -82,9 +89,42 @@ def test_a_run_and_its_baseline(
 
 def test_the_verdict_follows_the_direction_of_the_metric() -> None:
     ours, theirs = {"auc": 0.7, "log_loss": 0.5}, {"auc": 0.7, "log_loss": 0.6}
-    assert "no better" in versus_baseline(ours, theirs, metric="auc")
+    assert "no difference" in versus_baseline(ours, theirs, metric="auc")
     assert "(-0.10000, better)" in versus_baseline(ours, theirs, metric="log_loss")
     assert versus_baseline(ours, {}, metric="auc") == ""
+
+
+def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> None:
+    ours = {"auc": 0.70764, "gauc": 0.61, "calibration": 1.2, "log_loss": 0.5}
+    theirs = {"auc": 0.70, "gauc": 0.63, "calibration": 1.0, "log_loss": 0.5}
+    half = {"auc": 0.008, "gauc": 0.005, "calibration": 0.01, "log_loss": 0.01}
+    line = versus_baseline(ours, theirs, metric="auc", half_widths=half)
+    assert "(+0.00764 ± 0.00800, no difference that these rows can show" in line
+    assert line.endswith("; worse by gauc -0.02000 ± 0.00500")
+    assert "better" in versus_baseline(ours, theirs, metric="auc", half_widths={"auc": 0.001})
+    far_below = versus_baseline({"auc": 0.39}, {"auc": 0.685}, metric="auc", half_widths={"auc": 0.01})
+    assert "worse than a sum of weights" in far_below
+    assert "learned no more" not in far_below
+
+
+def test_the_error_of_a_difference_is_that_of_models_on_the_same_groups() -> None:
+    draw = np.random.default_rng(0)
+    found: list[float] = []
+    for noise in (0.02, 0.5):
+        inputs = InputSpec(labels=(LabelSpec(name="click"),), has_groups=True)
+        group = np.repeat(np.arange(200), 20)
+        truth = draw.random(4000)
+        label = torch.from_numpy((draw.random(4000) < truth).astype(np.float32))[:, None]
+        scores = [np.clip(truth + draw.normal(scale=noise, size=4000), 0, 1) for _ in range(2)]
+        accumulators = [MetricAccumulator(inputs) for _ in scores]
+        for accumulator, each in zip(accumulators, scores, strict=True):
+            score = torch.from_numpy(each.astype(np.float32))[:, None]
+            accumulator.update(score, label, None, torch.from_numpy(group))
+        differences = paired_differences(*accumulators, units=group)
+        assert set(differences) == set(accumulators[0].compute())
+        assert abs(differences["auc"].value) < 2 * differences["auc"].half_width
+        found.append(differences["auc"].half_width)
+    assert 0.0 < found[0] < found[1] < 0.05  # what both models know alike is no part of the error
 
 
 def test_what_has_no_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ small run, and whoever trains on the same data again and again needs it once.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -37,14 +38,17 @@ from ziggurat.recipes.catalogue import logistic_training
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
 from ziggurat.runs.execute import prepare_run, raw_files, train_run
+from ziggurat.runs.load import load_run
+from ziggurat.runs.quality.paired import paired_differences
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig
-from ziggurat.training.evaluation.evaluate import Evaluation
-from ziggurat.training.metrics.accumulator import auc, metric_names
-from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
+from ziggurat.training.metrics.accumulator import MetricAccumulator, auc, metric_names
+from ziggurat.training.records.run_folder import VERSUS, RunFolder
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 
 _EPOCHS, _WITHOUT_VALIDATION = 10, 3
+_SCORED_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +96,13 @@ class Baseline:
         evaluations: by split, as those of the run.
         epochs: passes over the training rows, in all.
         seconds: of this call; a finished baseline is only evaluated again.
+        half_widths: by split and metric, half of the 95 % interval of the run's metric minus the baseline's.
     """
 
     evaluations: dict[str, Evaluation]
     epochs: float
     seconds: float
+    half_widths: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 def train_baseline(
@@ -130,13 +136,42 @@ def train_baseline(
     started = place.config.exists()
     wanted = load_config(place.path) if started else baseline_config(config, data=prepared)
     result = train_run(wanted, folder=place.path, resume=started, progress=quiet)
+    half_widths = _half_widths(run, place, models=models, progress=quiet)
+    VERSUS.write(run.versus, half_widths)
     write_report(run.path)
     steps_per_epoch = -(-prepared.train.num_rows // wanted.training.loader.batch_size)
     return Baseline(
         evaluations=result.evaluations,
         epochs=result.fit.steps / max(1, steps_per_epoch),
         seconds=time.perf_counter() - begin,
+        half_widths=half_widths,
     )
+
+
+def _half_widths(
+    run: RunFolder, place: RunFolder, *, models: Sequence[type[Any]], progress: Progress
+) -> dict[str, dict[str, float]]:
+    """Error bars of the differences between a run and its baseline, on each split that both were judged on."""
+    found: dict[str, dict[str, float]] = {}
+    loaded = [load_run(run.path, models=models), load_run(place.path)]
+    prepared = [prepare_run(each.config, progress=progress, fitted=each.preprocessing) for each in loaded]
+    for split in ("valid", "test"):
+        datasets = [getattr(each, split) for each in prepared]
+        if any(dataset is None or not dataset.num_rows for dataset in datasets):
+            continue
+        accumulators: list[MetricAccumulator] = []
+        units: list[np.ndarray] = []
+        for each, dataset in zip(loaded, datasets, strict=True):
+            accumulator = MetricAccumulator(each.model.inputs)
+            units = []
+            batches = ordered_batches(dataset, batch_size=_SCORED_ROWS).batches(epoch=0)
+            for batch, scores in scores_of(each.model, batches):
+                accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+                units.append((batch.row_ids if batch.groups is None else batch.groups).cpu().numpy())
+            accumulators.append(accumulator)
+        differences = paired_differences(*accumulators, units=np.concatenate(units))
+        found[split] = {name: each.half_width for name, each in differences.items() if math.isfinite(each.half_width)}
+    return found
 
 
 def check_baseline(config: RunConfig) -> None:

@@ -27,7 +27,7 @@ from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.directions import has_direction, higher_is_better
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.step.precision_choice import whole_products
@@ -100,20 +100,48 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.5f}" if math.isfinite(value) else f"{name} –" for name, value in metrics.items())
 
 
-def versus_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float], *, metric: str) -> str:
+def versus_baseline(
+    metrics: Mapping[str, float],
+    baseline: Mapping[str, float],
+    *,
+    metric: str,
+    half_widths: Mapping[str, float] | None = None,
+) -> str:
     """How a model compares with logistic regression on the same rows, in one line; "" where one has no such metric.
 
     Args:
         metrics: of the model.
         baseline: of logistic regression.
         metric: to compare by.
+        half_widths: by metric, half of the 95 % interval of the difference; what is smaller is no difference. With it
+            the line also names metrics that are worse.
     """
+    known = half_widths or {}
     ours, theirs = metrics.get(metric, math.nan), baseline.get(metric, math.nan)
     if not (math.isfinite(ours) and math.isfinite(theirs)):
         return ""
-    is_better = ours > theirs if higher_is_better(metric) else ours < theirs
-    verdict = "better" if is_better else "no better: it has learned no more than a sum of weights"
-    return f"{metric} {ours:.5f}, logistic regression {theirs:.5f} ({ours - theirs:+.5f}, {verdict})"
+    half_width = known.get(metric, 0.0)
+    gain = ours - theirs if higher_is_better(metric) else theirs - ours
+    if (math.isfinite(half_width) and abs(gain) <= half_width) or gain == 0.0:
+        verdict = "no difference that these rows can show: it has learned no more than a sum of weights"
+    else:
+        verdict = "better" if gain > 0 else "worse than a sum of weights"
+    bar = f" ± {half_width:.5f}" if metric in known and math.isfinite(half_width) else ""
+    line = f"{metric} {ours:.5f}, logistic regression {theirs:.5f} ({ours - theirs:+.5f}{bar}, {verdict})"
+    worse = [
+        f"{name} {metrics[name] - baseline[name]:+.5f} ± {half:.5f}"
+        for name, half in known.items()
+        if name != metric and _is_worse(name, metrics, baseline, half_width=half)
+    ]
+    return line + (f"; worse by {', '.join(worse)}" if worse else "")
+
+
+def _is_worse(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float], *, half_width: float) -> bool:
+    """Whether a metric that has a direction is worse by more than the error of the difference."""
+    if not has_direction(name) or name not in metrics or name not in baseline:
+        return False
+    difference = metrics[name] - baseline[name]
+    return (-difference if higher_is_better(name) else difference) > half_width
 
 
 def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:

@@ -23,6 +23,11 @@ _HIGHER_IS_BETTER = {
 }
 
 
+def has_direction(metric: str) -> bool:
+    """Whether a metric is a known one that improves upwards or downwards."""
+    return metric.partition("/")[0].partition("@")[0] in _HIGHER_IS_BETTER
+
+
 def higher_is_better(metric: str) -> bool:
     """Whether a metric improves upwards.
 

@@ -67,6 +67,9 @@ TRAFFIC = Format(
     migrations={1: _words_of_version_2},
     ways_out=_WAYS_OUT,
 )
+VERSUS = Format(
+    name="ziggurat.versus_baseline", what="how far a run and its baseline differ by chance", ways_out=_WAYS_OUT
+)
 EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
 
 
@@ -142,6 +145,11 @@ class RunFolder:
     def baseline(self) -> Path:
         """The folder of logistic regression on the same rows."""
         return self.path / "baseline"
+
+    @property
+    def versus(self) -> Path:
+        """Error bars of the differences between the run and its baseline."""
+        return self.path / "versus_baseline.json"
 
     @property
     def quarantine(self) -> Path:

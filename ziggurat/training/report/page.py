@@ -29,7 +29,7 @@ from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.evaluation.evaluate import versus_baseline
 from ziggurat.training.records.log import read_records
-from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, RunFolder, read_evaluation
+from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, RunFolder, read_evaluation
 from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
@@ -158,7 +158,10 @@ def _baseline_text(run: RunFolder, evaluations: dict[str, Any], *, baseline: dic
     split = next((name for name in ("test", "valid") if name in evaluations and name in baseline), "")
     if not split:
         return ""
-    text = versus_baseline(evaluations[split]["metrics"], baseline[split]["metrics"], metric=metric)
+    half_widths = VERSUS.read(run.versus).get(split) if run.versus.exists() else None
+    text = versus_baseline(
+        evaluations[split]["metrics"], baseline[split]["metrics"], metric=metric, half_widths=half_widths
+    )
     notes = difference_notes([computed_with(run), computed_with(RunFolder(run.baseline))])
     quiet = "".join(f"<p class=quiet>{html.escape(note)}</p>" for note in notes)
     link = '<a href="baseline/report.html">its report</a>'

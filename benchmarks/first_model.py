@@ -1,0 +1,206 @@
+"""The first model of a table: what is suggested, beside logistic regression and gradient-boosted trees.
+
+    suggested             `ziggurat train auto`: a few models on a small budget, the best by validation goes on
+    logistic regression   its candidate: the floor that the suggestion must not be below
+    LightGBM              its defaults, ids as categories, early stop on the same validation rows; where it is installed
+
+Fourteen small tables (`first_model_sets.py`): twelve that are made, two that are published and lie beside the checkout.
+Goals: AUC within 0.002 of logistic regression's or above (RMSE within half a per cent or below), and 0.775 on `taste`.
+Finished runs are kept in `runs/first_model`, so the benchmark can be stopped and taken up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.first_model_sets import MADE, PUBLISHED, SmallSet
+from benchmarks.harness import ROOT
+from benchmarks.report import Report
+from ziggurat.features.schema import MultiHot, Task
+from ziggurat.recipes.catalogue import fit_to_rows
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.execute import prepare_run
+from ziggurat.studies.first_model import candidates_of, train_first_model
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.report.progress import show_progress
+
+GOALS = {"taste": 0.775}
+AUC_SLACK, RMSE_SLACK = 0.002, 1.005
+_QUICK = ("tiny",)
+_RESULT = "first_model.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line of this benchmark says.
+
+    Args:
+        sets: names; none: all.
+        seed: of all weights and orders.
+    """
+
+    sets: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def parse_options(arguments: list[str]) -> Options:
+    """Read `--sets taste,sums` and `--seed N`."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench first-model")
+    parser.add_argument("--sets", default="", help="names divided by commas; none: all")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    return Options(sets=tuple(name for name in options.sets.split(",") if name), seed=options.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Test metrics of one table.
+
+    Args:
+        metric: auc or rmse.
+        suggested: of what is suggested.
+        best: name of its model.
+        floor: of logistic regression.
+        trees: of LightGBM; NaN without it.
+        attainable: of the truth.
+        seconds: of all candidates.
+    """
+
+    metric: str
+    suggested: float
+    best: str
+    floor: float
+    trees: float
+    attainable: float
+    seconds: float
+
+    def is_above_floor(self) -> bool:
+        """Whether the suggestion is not below logistic regression."""
+        if self.metric == "auc":
+            return self.suggested >= self.floor - AUC_SLACK
+        return self.suggested <= self.floor * RMSE_SLACK
+
+
+def measure(name: str, subject: SmallSet, *, out: Path, seed: int) -> Found:
+    """Train what is suggested on a table, or take up what is there."""
+    folder = out / f"{name}_seed{seed}"
+    kept = folder / _RESULT
+    if kept.exists():
+        return Found(**json.loads(kept.read_text()))
+    path = out / f"{name}.parquet"
+    out.mkdir(parents=True, exist_ok=True)
+    subject.frame.write_parquet(path)
+
+    def change(config: RunConfig) -> RunConfig:
+        named = fit_to_rows(replace(config, data=replace(config.data, train=(str(path),))))
+        loader = replace(named.training.loader, seed=seed)
+        return replace(named, training=replace(named.training, threads=1, seed=seed, loader=loader))
+
+    candidates = candidates_of(subject.schema, change=change)
+    progress = show_progress()
+    progress.say(f"\n{name}, seed {seed}")
+    result = train_first_model(candidates, folder=folder, progress=progress)
+    floor = EVALUATION.read(RunFolder(folder / "candidates/logistic_regression").evaluation("test"))["metrics"]
+    found = Found(
+        metric=result.metric,
+        suggested=result.result.evaluations["test"].metrics[result.metric],
+        best=result.tried[0].name,
+        floor=floor[result.metric],
+        trees=trees(subject, config=result.config),
+        attainable=subject.attainable,
+        seconds=sum(each.seconds for each in result.tried),
+    )
+    kept.write_text(json.dumps(vars(found)))
+    return found
+
+
+def trees(subject: SmallSet, *, config: RunConfig) -> float:
+    """The test metric of LightGBM's defaults on the rows of the same splits; NaN where it is not installed."""
+    try:
+        import lightgbm  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return math.nan
+    data = prepare_run(config)
+    columns = [each.name for each in subject.schema.features if not isinstance(each, MultiHot)]
+    ids = {spec.name for spec in data.inputs.single}
+
+    def rows_of(dataset: object) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        groups = [dataset.read_group(index) for index in range(len(dataset.group_sizes))]  # pyright: ignore
+        values = [np.concatenate([group[name].to_numpy() for group in groups]) for name in columns]
+        labels = np.concatenate([group["label:label"].to_numpy() for group in groups])
+        return np.stack(values, axis=1).astype(np.float64), labels.astype(np.float64)
+
+    train, valid, test = (rows_of(each) for each in (data.train, data.valid, data.test))
+    is_number = subject.schema.labels[0].task is Task.REGRESSION
+    kind: Callable[..., object] = lightgbm.LGBMRegressor if is_number else lightgbm.LGBMClassifier
+    model = kind(n_jobs=1, verbose=-1)
+    places = [index for index, name in enumerate(columns) if name in ids]
+    model.fit(  # pyright: ignore[reportAttributeAccessIssue]
+        *train,
+        eval_set=[valid],
+        categorical_feature=places,
+        callbacks=[lightgbm.early_stopping(20, verbose=False)],
+    )
+    from ziggurat.training.metrics.accumulator import auc, rmse
+
+    if is_number:
+        return rmse(model.predict(test[0]), test[1])  # pyright: ignore[reportAttributeAccessIssue]
+    return auc(model.predict_proba(test[0])[:, 1], test[1])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def table(found: dict[str, Found]) -> str:
+    """Markdown: one row a table."""
+    lines = [
+        "| table | metric | suggested | its model | logistic regression | LightGBM | attainable | not below | s |",
+        "|---|---|---:|---|---:|---:|---:|---|---:|",
+    ]
+    for name, each in found.items():
+        numbers = [each.suggested, each.floor, each.trees, each.attainable]
+        suggested, floor, boosted, attainable = (f"{it:.4f}" if math.isfinite(it) else "–" for it in numbers)
+        verdict = "yes" if each.is_above_floor() else "**no**"
+        lines.append(
+            f"| {name} | {each.metric} | {suggested} | {each.best} | {floor} | {boosted} | {attainable} | {verdict} | "
+            f"{each.seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def run(*, quick: bool = False, options: Options | None = None) -> Report:
+    """All tables (one if quick), each with one seed."""
+    asked = options or Options()
+    report = Report(
+        benchmark="first_model",
+        claim="What `ziggurat train auto` reaches on small tables, beside logistic regression and LightGBM's defaults.",
+        command="ziggurat bench first-model",
+    )
+    out = ROOT / "runs" / ("first_model_quick" if quick else "first_model")
+    wanted = asked.sets or (_QUICK if quick else (*MADE, *PUBLISHED))
+    found: dict[str, Found] = {}
+    for name in wanted:
+        if name in MADE:
+            subject = MADE[name]()
+        else:
+            folder_name, read = PUBLISHED[name]
+            folder = ROOT.parent / "shared" / "data" / folder_name
+            if not folder.is_dir():
+                report.skipped.append(f"{name}: its files are not at ../shared/data/{folder_name}")
+                continue
+            subject = read(folder)
+        found[name] = measure(name, subject, out=out, seed=asked.seed)
+    report.tables.append(table(found))
+    for name, goal in GOALS.items():
+        if name in found:
+            verdict = "reached" if found[name].suggested >= goal else "missed"
+            report.notes.append(f"goal on {name}: {goal}, {verdict} with {found[name].suggested:.4f}")
+    below = [name for name, each in found.items() if not each.is_above_floor()]
+    report.notes.append(f"below logistic regression: {', '.join(below) or 'none'}")
+    report.extra["sets"] = {name: vars(each) for name, each in found.items()}
+    return report
