@@ -202,7 +202,7 @@ def measured_form(shape: tuple[int, ...], rank: int, dtype: torch.dtype, device:
 
 
 def fm_norm_triton(inputs: Sequence[Tensor], out_BP: Tensor, *, eps: float, launch: FMLaunch) -> None:
-    """Launch the kernel.
+    """Write the normalised products of all samples.
 
     Args:
         inputs: X (B, F, D), Y (F, r), γ and β, contiguous; B of 1 or more.
