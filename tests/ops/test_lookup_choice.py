@@ -95,10 +95,10 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list((tmp_path / "kernels").iterdir()), "nothing half-made is left"
 
 
-def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kernel_or_skip(KernelChoice.CPP)
     (tmp_path / "file").write_text("")
-    with pytest.raises(MissingDependencyError, match="building lookup"):
-        cpp_library.load_library(tmp_path / "file" / "kernels")
+    cpp_library.load_library(tmp_path / "file" / "kernels")  # built all the same, for this process
+    assert "cannot be kept" in caplog.text
     chosen = choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path / "file")
     assert "could not be kept" in chosen.reason
