@@ -18,11 +18,13 @@ import dataclasses
 import difflib
 import enum
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.specification import Specification
 from ziggurat.typed import Range, Reader, hints_of
@@ -188,12 +190,32 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
         return text  # the reader makes a member of it
     if hint in (int, float):
         try:
-            return hint(text.replace("_", ""))
+            number = hint(text.replace("_", ""))
         except ValueError:
             raise _wrong(path, "a whole number" if hint is int else "a number", text, where) from None
+        if math.isinf(number) and text.strip("+- ").lower() not in ("inf", "infinity"):  # 1e400 is beyond 64 bits
+            raise _wrong(path, "a number that 64 bits hold, at most 1.8e308", text, where)
+        return number
     if hint is str:
         return text
-    raise _wrong(path, f"a dotted path to a single value ({_type_name(hint)} is a group)", text, where)
+    raise _group(hint, text, path=path, where=where)
+
+
+def _group(hint: Any, text: str, *, path: str, where: str) -> ConfigError:
+    """Return the error for a value that is given to a group of settings: its own settings are the ways out."""
+    dotted = path.partition(" ")[0]
+    entries = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
+    names = [entry.name.replace("_", "-") for entry in entries]
+    return ConfigError(
+        expected=f"a dotted path to a single value: {dotted} is a group of settings",
+        found=repr(text),
+        where=f"{where}, setting {path!r}",
+        ways_out=[
+            *(f"did you mean --{dotted}.{name} {pasted(text)}?" for name in names[:1]),
+            *([f"name one of its settings: {', '.join(f'--{dotted}.{name}' for name in names)}"] if names else []),
+            *_SETTINGS,
+        ],
+    )
 
 
 def _named(text: str, path: str, where: str) -> Iterator[tuple[str, str]]:

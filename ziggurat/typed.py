@@ -28,6 +28,7 @@ import functools
 import math
 import numbers
 import os
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ Ranks = Annotated[int, Range(1, 1 << 17, "the largest jobs have 100,000 ranks")]
 Rank = Annotated[int, Range(0, (1 << 17) - 1, "the largest jobs have 100,000 ranks")]
 _64_BITS = Range(-(1 << 63), (1 << 64) - 1, "64 bits")
 _FLOAT32_MOST = 3.4028234663852886e38
-PositiveFloat = Annotated[float, Range(0, math.inf, open="least")]
-FloatOrZero = Annotated[float, Range(0, math.inf)]
+PositiveFloat = Annotated[float, Range(0, sys.float_info.max, "what 64 bits hold", open="least")]
+FloatOrZero = Annotated[float, Range(0, sys.float_info.max, "what 64 bits hold")]
 Fraction = Annotated[float, Range(0, 1, open="most")]
 Share = Annotated[float, Range(0, 1, open="least")]
 CachedShare = Annotated[float, Range(0, 1, "a cache of all rows")]
@@ -271,8 +272,11 @@ class Reader:
             return hint.named(data) if issubclass(hint, Specification) else hint(data)
         except ValueError:
             choices = [str(member.value) for member in hint]
+            other_words = getattr(hint, "other_words", dict)()
             near = nearest(
-                str(data), choices, instead=f"use one of these words (in a file in quotes): {', '.join(choices)}"
+                other_words.get(str(data).lower(), str(data)),
+                choices,
+                instead=f"use one of these words (in a file in quotes): {', '.join(choices)}",
             )
             raise self.error(
                 expected="one of " + ", ".join(choices), found=quoted(data), where=self.place(path), ways_out=near

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -222,3 +223,13 @@ def test_what_cannot_be_is_refused() -> None:
         ItemIndex.build(torch.randn(3, 2), items=frame(2, 0))
     with pytest.raises(ConfigError, match="vectors alone"):
         ItemIndex.build(torch.randn(3, 8)).search(query, k=1, filters=["lang:de"])
+
+
+def test_arrays_of_other_libraries_are_vectors_too() -> None:
+    array = np.random.default_rng(0).normal(size=(50, 4))
+    index = ItemIndex.build(torch.from_numpy(array).float())
+    expected = index.search(torch.from_numpy(array[:3]).float(), k=5).items
+    for vectors in (array, array.astype(np.float32), pl.Series(array), array.tolist()):
+        assert ItemIndex.build(vectors).search(array[:3], k=5).items.equal(expected)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="as a tensor or an array"):
+        ItemIndex.build("vectors.npy")  # pyright: ignore[reportArgumentType]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -243,7 +244,7 @@ _WITH_SETTINGS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status: 0 done, 1 a check failed, 2 an error, 130 interrupted."""
     parser = build_parser()
-    known, settings = _split_settings(sys.argv[1:] if arguments is None else arguments)
+    known, settings = _split_settings(_with_home(sys.argv[1:] if arguments is None else arguments))
     try:
         options, rest = parser.parse_known_args(known)
         if rest and options.verb in ("evaluate", "predict"):
@@ -275,6 +276,19 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         if error.where.startswith("[roles]") and getattr(options, "schema", None):
             error.where = f"{options.schema}, {error.where}"
         raise
+
+
+def _with_home(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the home folder where a shell leaves ~: behind `=`, and behind a comma.
+
+    A folder that is named `~` is `./~`.
+    """
+    found: list[str] = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        parts = [os.path.expanduser(part) if part.startswith("~/") else part for part in value.split(",")]
+        found.append(flag + equals + ",".join(parts))
+    return found
 
 
 def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.own_models import own_models
 from ziggurat.cli.settings import apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
 
@@ -96,7 +97,7 @@ def _demo_serve(options: argparse.Namespace) -> int:
             print_line(f"the page: {address}  (Ctrl-C ends the server)")
             with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
-    print_line(f"serve it again: ziggurat serve {shlex.quote(str(export))}")
+    print_line(f"serve it again: ziggurat serve {pasted(export)}")
     return 0
 
 
@@ -133,7 +134,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.baseline:
         _train_baseline(options, folder)
     elif _has_baseline(config):
-        print_line(f"next   better than logistic regression? ziggurat report {folder} --baseline")
+        print_line(f"next   better than logistic regression? ziggurat report {pasted(folder)} --baseline")
     print_line(f"report {result.report}")
     return 0
 
@@ -190,9 +191,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(head, rows)
     print_line(f"the best one's whole training, {found.config.recipe}:")
     _print_result(found.result)
-    print_line(
-        f"next   train it again: ziggurat train --config {shlex.quote(str(folder / 'config.json'))} --out FOLDER"
-    )
+    print_line(f"next   train it again: ziggurat train --config {pasted(folder / 'config.json')} --out FOLDER")
     print_line(f"report {found.result.report}")
     return 0
 
@@ -320,8 +319,8 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             found=f"{options.recipe}, the folder of a run",
             where="command line",
             ways_out=(
-                f"go on: ziggurat train {options.recipe} --resume",
-                f"repeat it: ziggurat train --config {options.recipe}/config.json --out FOLDER",
+                f"go on: ziggurat train {pasted(options.recipe)} --resume",
+                f"repeat it: ziggurat train --config {pasted(Path(options.recipe) / 'config.json')} --out FOLDER",
             ),
         )
     schema = None
@@ -371,7 +370,10 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             expected=f"the recipe that the run was started with, {stored.recipe!r}",
             found=repr(recipe),
             where=f"{folder / 'config.json'}, --resume",
-            ways_out=(f"go on with the run: ziggurat train {folder} --resume", f"train {recipe} in another folder"),
+            ways_out=(
+                f"go on with the run: ziggurat train {pasted(folder)} --resume",
+                f"train {recipe} in another folder",
+            ),
         )
     if options.config:
         stored = load_config(options.config, models=own_models(options))

@@ -28,6 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ziggurat.commands import pasted
 from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, MissingFileError, ZigguratError
@@ -102,7 +103,7 @@ def _check_target(target: Path) -> None:
             expected="a file that ends in .parquet",
             found=target.name,
             where="out",
-            ways_out=f"--out {target.with_suffix('.parquet').name}",
+            ways_out=f"--out {pasted(target.with_suffix('.parquet'))}",
         )
     if target.exists():
         raise DataError(

@@ -49,6 +49,7 @@ import tomlkit
 from tomlkit.items import AoT, Item
 
 from ziggurat.arguments import check_arguments
+from ziggurat.commands import pasted
 from ziggurat.errors import DataError, SchemaError, ZigguratError
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
@@ -96,7 +97,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         what="a schema file in TOML",
         error=SchemaError,
         ways_out=(
-            f"let Ziggurat guess one: ziggurat data inspect YOUR_DATA --write-schema {os.fspath(path)}",
+            f"let Ziggurat guess one: ziggurat data inspect YOUR_DATA --write-schema {pasted(os.fspath(path))}",
             "name a text file, or correct the path",
         ),
     )

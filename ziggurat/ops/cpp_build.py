@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.cache import cache_folder
+from ziggurat.commands import pasted
 from ziggurat.errors import FileError, MissingDependencyError
 from ziggurat.files import FileLock, left_behind, temporary_beside, write_bytes
 
@@ -163,7 +164,7 @@ class CppSource:
             age_s = time.time() - failure.stat().st_mtime
             if 0 <= age_s < _REMEMBERED_S:
                 text = failure.read_bytes()[:500].decode(errors="replace")
-                raise self.unavailable(f"{text}, {age_s / 3600:.1f} hours ago; to try again now: rm {failure}")
+                raise self.unavailable(f"{text}, {age_s / 3600:.1f} hours ago; to try again now: rm {pasted(failure)}")
 
 
 class CppLibrary:

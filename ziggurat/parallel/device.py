@@ -31,6 +31,11 @@ class Device(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
 
+    @staticmethod
+    def other_words() -> dict[str, str]:
+        """Return what else members are called, for ways out: the nearest word by its letters would be cpu."""
+        return {"gpu": "cuda", "nvidia": "cuda"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenDevice:

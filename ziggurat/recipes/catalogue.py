@@ -418,7 +418,10 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
     """
     by_name = {recipe.__name__: recipe for recipe in RECIPES}
     if name not in by_name:
-        near = difflib.get_close_matches(name, by_name, n=1)
+        # `dlrm` alone is the model of a recipe: of the user's own table first.
+        near = [each for each in by_name if each.endswith(f"_{name.lower().replace('-', '_')}")]
+        near.sort(key=lambda each: not each.startswith("table_"))
+        near = near[:3] or difflib.get_close_matches(name, by_name, n=1)
         raise ConfigError(
             expected="a recipe: " + ", ".join(by_name),
             found=repr(name),

@@ -39,7 +39,7 @@ from ziggurat.retrieval.planner import Plan
 from ziggurat.retrieval.segment import Segment
 from ziggurat.retrieval.vectors import VectorIndex, VectorIndexConfig
 from ziggurat.retrieval.vectors.best import best_of
-from ziggurat.retrieval.vectors.checks import check_count
+from ziggurat.retrieval.vectors.checks import as_matrix, check_count
 from ziggurat.typed import Range, checked
 
 
@@ -126,6 +126,7 @@ class ItemIndex(nn.Module):
             DataError: vectors are not finite, or items and vectors are not as many.
         """
         config = config or ItemIndexConfig()
+        vectors = as_matrix(vectors, argument="vectors")
         if items is not None and len(items) != len(vectors):
             raise DataError(
                 expected=f"one line for each of {len(vectors):,} vectors",
@@ -204,6 +205,7 @@ class ItemIndex(nn.Module):
         """
         if probes is not None:
             check_count(probes, 0, 2**31 - 1, name="probes", ways_out="leave it out: the index chooses")
+        queries = as_matrix(queries, argument="queries")
         live, num = self._live, len(queries)
         wanted = one_a_query(filters, num, name="filters")
         seen = one_a_query(exclude, num, name="exclude")
@@ -229,6 +231,7 @@ class ItemIndex(nn.Module):
         Raises:
             DataError: vectors are of another width or not finite, or the lines do not fit.
         """
+        vectors = as_matrix(vectors, argument="vectors")
         with self._writing:
             begin = self._live.next_number
             numbers = torch.arange(begin, begin + len(vectors))
@@ -243,6 +246,7 @@ class ItemIndex(nn.Module):
         Raises:
             DataError: as for `add`; or a number was never given to an item, or comes twice.
         """
+        vectors = as_matrix(vectors, argument="vectors")
         numbers = checked_numbers(numbers, self._live.next_number)
         with self._writing:
             self._put(numbers, vectors, items)

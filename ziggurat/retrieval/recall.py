@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.retrieval.item_index import ItemIndex
 from ziggurat.retrieval.main_search import Wanted
@@ -114,7 +115,7 @@ def check_plot(path: Path) -> None:
             expected=f"a file in a folder that is there, which ends in {', '.join(_PICTURES)}",
             found=f"{path}" + ("" if path.parent.is_dir() else f", and no folder {path.parent}"),
             where="plot",
-            ways_out=f"--plot {path.with_suffix('.png').name}",
+            ways_out=f"--plot {pasted(path.with_suffix('.png'))}",
         )
 
 

@@ -23,6 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.data_config import DataConfig
@@ -292,7 +293,7 @@ def rows_of_split(prepared: PreparedData, split: str, *, run: Path) -> EncodedDa
             expected="train, valid or test, of which the run has rows",
             found=f"{split!r}, no rows",
             where=f"{run}, {prepared.summary.split}",
-            ways_out=("name another split", f"evaluate a file: ziggurat evaluate {run} FILE"),
+            ways_out=("name another split", f"evaluate a file: ziggurat evaluate {pasted(run)} FILE"),
         )
     return dataset
 
@@ -338,7 +339,9 @@ class KnownFile:
             rows = f"{self.trained_rows:,} of the {self.all_rows:,} rows of that data were trained on"
         else:
             rows = "all of it was trained on" if self.role == "train" else "it chose the best step"
-        return f"{self.path} is data of this run: {rows}; its own test rows: ziggurat evaluate {run} --split test"
+        return (
+            f"{self.path} is data of this run: {rows}; its own test rows: ziggurat evaluate {pasted(run)} --split test"
+        )
 
 
 def known_files(record: DataRecord | None, paths: Sequence[DataPath]) -> list[KnownFile]:

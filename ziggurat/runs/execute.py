@@ -21,6 +21,7 @@ import torch
 
 import ziggurat
 from ziggurat.cache import cache_folder
+from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.datasets import fetch
 from ziggurat.data.encoded.loader import Shuffle
@@ -251,7 +252,7 @@ def train_run(
             prepared.preprocessing.with_grown(trainer.growing.grown(), where=str(run.checkpoints))
         if is_over:
             progress.say(f"finished: {trainer.ending.text()}")
-            progress.say(f"to go on: ziggurat train {run.path} --resume {trainer.ending.ways_on()}")
+            progress.say(f"to go on: ziggurat train {pasted(run.path)} --resume {trainer.ending.ways_on()}")
         else:
             num_valid = prepared.valid.num_rows if prepared.valid is not None else 0
             decision = decision_lines(

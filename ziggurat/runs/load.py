@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from ziggurat.arguments import check_arguments
+from ziggurat.commands import pasted
 from ziggurat.config import from_json
 from ziggurat.data.preprocess.grown_dataset import with_grown_rows
 from ziggurat.data.preprocess.prepared import PreparedData
@@ -190,7 +191,7 @@ class Run:
     def _prepared(self, split: str, progress: Progress | None) -> PreparedData:
         """The run's own data, which is still what it was trained on; `split` is what is asked for."""
         prepared = prepare_run(self.config, progress=self.team.progress(progress), fitted=self.preprocessing)
-        way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {self.folder} FILE"
+        way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {pasted(self.folder)} FILE"
         refuse_other_data(
             RunFolder(self.folder),
             prepared,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ziggurat.commands import pasted
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.embeddings.tables_config import AUTO, TablesConfig
@@ -96,7 +97,7 @@ def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[
             found=_listed(other),
             where=f"{run.config}, --resume",
             ways_out=(
-                f"leave them out: what is not given is taken from the run (ziggurat train {run.path} --resume)",
+                f"leave them out: what is not given is taken from the run (ziggurat train {pasted(run.path)} --resume)",
                 "start a new run with these settings: --out ANOTHER_FOLDER, without --resume",
             ),
         )
@@ -114,7 +115,7 @@ def _other_schema(run: RunFolder, found: list[Difference]) -> ConfigError:
         found=f"another schema; {_listed(found)}",
         where=f"{run.config}, --resume",
         ways_out=(
-            f"leave --schema out: the run keeps its own (ziggurat train {run.path} --resume)",
+            f"leave --schema out: the run keeps its own (ziggurat train {pasted(run.path)} --resume)",
             "start a new run with this schema: --out ANOTHER_FOLDER, without --resume",
         ),
     )
@@ -188,7 +189,7 @@ def checkpoints_of(run: RunFolder, config: RunConfig) -> CheckpointStore:
             expected="a run with a checkpoint",
             found="none yet",
             where=str(run.checkpoints),
-            ways_out=f"train it first, or go on: ziggurat train {run.path} --resume",
+            ways_out=f"train it first, or go on: ziggurat train {pasted(run.path)} --resume",
         )
     return store
 

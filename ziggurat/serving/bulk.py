@@ -30,6 +30,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.raw.names import guess_separator, name_of_separator
 from ziggurat.data.raw.source import RawSource
@@ -163,7 +164,7 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
             expected="a file that ends in .parquet: rows have lists",
             found=repr(target.name),
             where="out",
-            ways_out=f"--out {target.with_suffix('.parquet').name}",
+            ways_out=f"--out {pasted(target.with_suffix('.parquet'))}",
         )
     source = RawSource(users, text=TextOptions(delimiter=config.separator))
     if target.resolve() in {path.resolve() for path in source.paths}:
@@ -171,7 +172,7 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
             expected="a file of its own for the lists",
             found=f"{out}, which holds the users",
             where="out",
-            ways_out=f"--out {target.with_stem(target.stem + '_lists').name}",
+            ways_out=f"--out {pasted(target.with_stem(target.stem + '_lists'))}",
         )
     parts = _parts_of(target)
     place = next(each for each in (parts, *parts.parents) if each.exists())
@@ -323,7 +324,7 @@ class _Parts:
                 expected=f"a part of lists with SHA-256 {note['digest']}",
                 found=f"{len(data):,} bytes with SHA-256 {sha256_of(data)}",
                 where=str(path),
-                ways_out=f"give the command again, which makes it anew; or delete it: rm {path}",
+                ways_out=f"give the command again, which makes it anew; or delete it: rm {pasted(path)}",
             )
         return pl.read_parquet(io.BytesIO(data))
 
@@ -363,10 +364,7 @@ class _Parts:
                 expected="no folder of this name, or one with parts of lists that were begun",
                 found=problem,
                 where=str(self._folder),
-                ways_out=(
-                    "choose another file: --out FILE",
-                    f"give it another name, or remove it: rm -r {self._folder}",
-                ),
+                ways_out=("choose another file: --out FILE", "give that folder another name"),
             )
 
     def _path(self, number: int) -> Path:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ziggurat.commands import pasted
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing import Preprocessing
@@ -187,7 +188,7 @@ def compare_finished(folders: Sequence[Path], *, models: Sequence[type[Any]] = (
 def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
     run = RunFolder(folder)
     config = load_config(folder, models=models)
-    ways_out = f"finish it: ziggurat train {folder} --resume"
+    ways_out = f"finish it: ziggurat train {pasted(folder)} --resume"
     if not run.evaluation("test").exists():
         raise MissingFileError(
             expected="test metrics of a finished run",

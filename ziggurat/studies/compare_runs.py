@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import BatchShape
@@ -120,7 +121,7 @@ class RunRecord:
         if not (folder / RECORD).exists():
             return None
         data = RECORD_FORMAT.read(folder / RECORD)
-        ways_out = (f"remove the file, and the run is evaluated again: rm {folder / RECORD}",)
+        ways_out = (f"remove the file, and the run is evaluated again: rm {pasted(folder / RECORD)}",)
         reader = Reader(where=str(folder / RECORD), noun="key", ways_out=ways_out, nan=NotANumber.ALLOWED)
         return reader.build(RunRecord, data)
 
@@ -168,7 +169,10 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             expected=f"the run of {request.model}, seed {request.config.training.seed}, with the present settings",
             found="a run with other settings of data, model or training",
             where=str(request.folder),
-            ways_out=("give the comparison a new folder: --out FOLDER", f"remove it: rm -r {request.folder}"),
+            ways_out=(
+                "give the comparison a new folder: --out FOLDER",
+                f"remove it: rm -r {pasted(request.folder)}",
+            ),
         )
     if record is not None and (record.test or not read_test):
         _refuse_other_data(request.folder, data=data)

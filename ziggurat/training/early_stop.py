@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
 
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
@@ -73,7 +74,7 @@ def stop_metric(
         found=f"{config.metric!r}, for {'labels' if len(labels) > 1 else 'label'} {tasks}"
         + ("" if has_groups else ", without a group"),
         where="training settings, early-stop.metric",
-        ways_out=[f"--training.early-stop.metric {name}" for name in [*near[:2], AUTO_METRIC]],
+        ways_out=[f"--training.early-stop.metric {pasted(name)}" for name in [*near[:2], AUTO_METRIC]],
     )
 
 

@@ -126,5 +126,5 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         command = ["train", "auto", "--data.train", options.file, "--schema", options.write_schema]
         print_line(f"  ziggurat {shlex.join([*command, *inspection.settings()])}")
     elif inspection.settings():
-        print_line(f"to read the file: {' '.join(inspection.settings())}")
+        print_line(f"to read the file: {shlex.join(inspection.settings())}")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.commands import pasted
 from ziggurat.files.streams import say
 
 
@@ -64,7 +65,7 @@ def print_repeats(file: str, *, session: str, separator: str) -> None:
     rows = [[each.column, f"{each.unchanged:.3f}", f"{each.factor:.2f}", each.advice] for each in found.columns]
     print_table(["column", "d (unchanged)", "factor", "advice"], rows)
     if found.adjacent < 0.9 and any(each.factor > 1.5 for each in found.columns):
-        command = f"ziggurat data cluster-by-session {file} --session {session} --out clustered.parquet"
+        command = f"ziggurat data cluster-by-session {pasted(file)} --session {pasted(session)} --out clustered.parquet"
         print_line(f"put them together: {command}")
 
 

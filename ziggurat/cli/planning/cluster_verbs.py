@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ziggurat.cli.planning.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
+from ziggurat.commands import pasted
 
 CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where each comes from"
 
@@ -44,7 +45,7 @@ def _show(options: argparse.Namespace) -> int:
     found = find_cluster(options.name)
     if options.out:
         found.save(options.out)
-        print_line(f"written to {options.out}; plan with it: ziggurat plan RECIPE --cluster {options.out}")
+        print_line(f"written to {options.out}; plan with it: ziggurat plan RECIPE --cluster {pasted(options.out)}")
         return 0
     print_line(found.describe() + "\n")
     print_table(

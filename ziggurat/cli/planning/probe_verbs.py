@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ziggurat.commands import pasted
+
 if TYPE_CHECKING:
     from ziggurat.planning.costs.learned import Accuracy
     from ziggurat.planning.costs.measurements import DiskMeasurement
@@ -75,7 +77,7 @@ def _save_cluster(result: ProbeResult, path: str) -> None:
     found = result.measurements
     if path and found.disk is not None:
         save_with_disk(path, found.disk, ranks_per_host=found.ranks_per_host)
-        print_line(f"{path}: plan with it: ziggurat plan RECIPE --cluster {path} --tiers")
+        print_line(f"{path}: plan with it: ziggurat plan RECIPE --cluster {pasted(path)} --tiers")
 
 
 def _print(result: ProbeResult, out: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, refuse_unknown, settings_from
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
     own = {path: text for path, text in changes.items() if path.startswith(_OWN)}
     others = {path: text for path, text in changes.items() if path not in own}
     default = PartitionRunConfig()
-    listed = f"ziggurat towers partition {options.run} --settings"
+    listed = f"ziggurat towers partition {pasted(options.run)} --settings"
     settings = apply_settings(default, own | _flags(options), listed=listed)
     if options.settings:
         _list_settings(options, default, settings, others)
@@ -92,7 +93,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
             expected="the number of towers",
             found="none",
             where="command line",
-            ways_out=(f"ziggurat towers partition {options.run} --towers 4",),
+            ways_out=(f"ziggurat towers partition {pasted(options.run)} --towers 4",),
         )
     run = _trained_run(options, others)
     partition = partition_run(run, config=settings.partition, probe=settings.probe, progress=show_progress())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def check_picture(path: str | None) -> None:
             expected="a picture that ends in " + ", ".join(_PICTURES),
             found=repr(path),
             where="command line, --plot",
-            ways_out=f"--plot {Path(path).with_suffix('.png')}",
+            ways_out=f"--plot {pasted(Path(path).with_suffix('.png'))}",
         )
 
 

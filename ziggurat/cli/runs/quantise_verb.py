@@ -8,6 +8,7 @@ from pathlib import Path
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.runs.importance_verb import check_data_and_plot, write_figure
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.commands import pasted
 
 QUANTISE_SUMMARY = "what a trained run costs with its tables in bf16, int8 or int4: AUC, log loss, scores and bytes"
 QUANTISE_EPILOG = """Loads the run's checkpoint into each format, scores the same samples, and compares: AUC, log loss
@@ -62,7 +63,7 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
     if found.within:
         print_line(
             f"AUC no more than {METRIC_TOLERANCE:g} below the run's on these rows: "
-            f"ziggurat export {options.run} --tables {found.within} --out FOLDER "
+            f"ziggurat export {pasted(options.run)} --tables {found.within} --out FOLDER "
             "(which compares again, on rows of all splits)"
         )
     if options.json:

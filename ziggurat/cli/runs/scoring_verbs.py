@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import settings_given
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
 
@@ -219,8 +220,8 @@ def _files_or_split(options: argparse.Namespace, rest: list[str]) -> None:
             found="both" if options.data else "neither",
             where="command line",
             ways_out=(
-                f"ziggurat {options.verb} {options.run} FILE",
-                f"ziggurat {options.verb} {options.run} --split test",
+                f"ziggurat {options.verb} {pasted(options.run)} FILE",
+                f"ziggurat {options.verb} {pasted(options.run)} --split test",
             ),
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import refuse_unknown, settings_given
 from ziggurat.cli.tables import print_line
+from ziggurat.commands import pasted
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
 
@@ -136,7 +137,7 @@ def _report(export: str, config: ServerConfig, has_key: bool, address: str, load
     print_line(f"answers within {config.deadline_ms:g} ms, {less}; later ones are refused with 503")
     body = json.dumps(loaded.example, ensure_ascii=False)
     print_line(f"the page, and all routes: {address}")
-    print_line(f"curl -s {address}{loaded.path} -d '{body}'")
+    print_line(f"curl -s {pasted(address + loaded.path)} -d {pasted(body)}")
 
 
 def _reach(config: ServerConfig, has_key: bool) -> str:

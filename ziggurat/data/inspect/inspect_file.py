@@ -26,6 +26,7 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.arguments import check_arguments
+from ziggurat.commands import pasted
 from ziggurat.data.inspect.column_facts import ColumnFacts, find_decimal, measure, percent
 from ziggurat.data.inspect.column_roles import (
     RoleGuess,
@@ -167,7 +168,7 @@ def inspect_file(
             expected="a label out of the columns " + ", ".join(list(dtypes)[:30]),
             found=repr(label),
             where=str(file),
-            ways_out=(*(f"--label {name}" for name in near), "leave --label out: it is guessed"),
+            ways_out=(*(f"--label {pasted(name)}" for name in near), "leave --label out: it is guessed"),
         )
     if session and session not in dtypes:
         raise missing_column(file, session, tuple(dtypes), asked="--session")

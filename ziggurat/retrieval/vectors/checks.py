@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -18,6 +20,32 @@ _BLOCK = 65_536
 _MOST_COLUMNS = 2**14  # products of more are no 32-bit numbers
 _MOST_K = 2**20  # each query gets room for so many
 _LEAST_SIZE, _MOST_SIZE = 1e-30, 1e18  # of the largest number of a vector: products of two neither vanish nor overflow
+
+
+def as_matrix(vectors: Any, *, argument: str) -> Tensor:
+    """Return vectors of any array library (NumPy, Arrow, polars, a list of lists) as a tensor; a tensor as it is.
+
+    Args:
+        vectors: one row an item or a question.
+        argument: its name in errors.
+
+    Raises:
+        DataError: they are no array of numbers.
+    """
+    if isinstance(vectors, Tensor):
+        return vectors
+    try:
+        array = vectors.to_numpy() if hasattr(vectors, "to_numpy") else np.asarray(vectors)
+        if array.dtype == object:  # a column of lists
+            array = np.stack([np.asarray(row) for row in array])
+        return torch.from_numpy(np.array(array))  # a copy: arrays of other libraries may be read-only
+    except Exception as error:  # each library raises what it likes
+        raise DataError(
+            expected="vectors as a tensor or an array of numbers, one row each",
+            found=f"{type(vectors).__name__}: {error}",
+            where=f"argument {argument!r}",
+            ways_out="give a tensor: torch.as_tensor(vectors)",
+        ) from error
 
 
 def check_vectors(vectors: Float[Tensor, "N D"]) -> None:

@@ -48,7 +48,7 @@ from ziggurat.ops.scan import (
 from ziggurat.ops.scan.triton import is_without_wait, search_clusters, why_not_triton
 from ziggurat.retrieval.vectors.best import best_of, exact_search, recall_of
 from ziggurat.retrieval.vectors.candidates import candidates_for, measure_candidates
-from ziggurat.retrieval.vectors.checks import check_count, check_numbers, check_question, check_vectors
+from ziggurat.retrieval.vectors.checks import as_matrix, check_count, check_numbers, check_question, check_vectors
 from ziggurat.retrieval.vectors.clustering import cluster, spreads
 from ziggurat.retrieval.vectors.config import FirstPass, Kept, VectorIndexConfig
 from ziggurat.retrieval.vectors.graphs import Answer, Form, SearchGraphs
@@ -116,6 +116,7 @@ class VectorIndex(nn.Module):
             DataError: a vector has a number that is not finite, or the matrix has no columns.
         """
         config = config or VectorIndexConfig()
+        vectors = as_matrix(vectors, argument="vectors")
         check_vectors(vectors)
         vectors = vectors.detach().to("cpu", torch.float32).contiguous()
         num, dim = vectors.shape

@@ -24,6 +24,7 @@ import torch
 
 import ziggurat
 from ziggurat.arguments import check_arguments
+from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
@@ -178,7 +179,10 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[A
                 expected="a run that gives users and items vectors (two_tower), for a ranker to score its candidates",
                 found=f"{run}, whose model {main.config.model.kind!r} scores itself",
                 where="ziggurat export, --ranker",
-                ways_out=(f"ziggurat export {run}", f"ziggurat export RUN_THAT_FINDS_ITEMS --ranker {run}"),
+                ways_out=(
+                    f"ziggurat export {pasted(run)}",
+                    f"ziggurat export RUN_THAT_FINDS_ITEMS --ranker {pasted(run)}",
+                ),
             )
         return _Runs(main=main, encoder=None, ranker=main)
     second = None if ranker is None else load_run(ranker, **on_cpu)

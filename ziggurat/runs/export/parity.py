@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
@@ -131,7 +132,7 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
                 where=where,
                 ways_out=(
                     "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
-                    f"see what each costs: ziggurat quantise {where} --by-table",
+                    f"see what each costs: ziggurat quantise {pasted(where)} --by-table",
                     "take it all the same: --allow",
                 ),
             )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ziggurat.cache import cache_folder
+from ziggurat.commands import pasted
 from ziggurat.config import from_json
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
@@ -208,7 +209,7 @@ def _unknown_size(name: str) -> ConfigError:
         found=f"table {name!r} has a vocabulary that is fitted on data, and no data is prepared here",
         where="planning",
         ways_out=(
-            f"give it: --rows {name}=1000000",
+            f"give it: --rows {pasted(f'{name}=1000000')}",
             f"cap it in the schema: max_rows for table {name!r}",
             "plan for a run that was trained: ziggurat plan RUN --cluster …",
         ),

@@ -33,6 +33,7 @@ import polars as pl
 import pyarrow as pa
 import torch
 
+from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.names import nearest_names
@@ -277,11 +278,12 @@ def _metric(run: Run, config: ImportanceConfig) -> str:
     ]
     if config.metric not in known:
         near = [name for name in known if name.partition("/")[0] == config.metric]
+        near = near or [*nearest_names(config.metric, known), known[0]]
         raise ConfigError(
             expected="a metric of the evaluation with a direction: " + ", ".join(known),
             found=repr(config.metric),
             where="importance, metric",
-            ways_out=[f"--metric {name}" for name in near or (*nearest_names(config.metric, known), known[0])],
+            ways_out=[f"--metric {pasted(name)}" for name in dict.fromkeys(near)],
         )
     return config.metric
 

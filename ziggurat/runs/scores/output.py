@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ziggurat.commands import pasted
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.files import refuse_url, replacing
@@ -37,7 +38,7 @@ def refuse_own_input(out: str | Path, data: Any, *, trained: Sequence[Path]) -> 
                 expected="a file of its own for the scores",
                 found=f"{out}, which holds the data" + (" that is scored" if path in read else " of the run"),
                 where="out",
-                ways_out=f"--out {place.with_name(place.stem + '_scores' + place.suffix).name}",
+                ways_out=f"--out {pasted(place.with_name(place.stem + '_scores' + place.suffix))}",
             )
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
@@ -264,7 +265,7 @@ def _refuse_no_label(run: Run, source: RawSource) -> None:
                 *near,
                 "add the column to the file",
                 "take the run's own rows, which have it: --split test in place of files",
-                f"scores alone, which need no label: ziggurat predict {run.folder} FILE --out scores.parquet",
+                f"scores alone, which need no label: ziggurat predict {pasted(run.folder)} FILE --out scores.parquet",
             ),
         )
 
@@ -280,8 +281,8 @@ def _refuse_events(run: Run, data: Any) -> None:
             found=f"columns {', '.join(list(known)[:20])}",
             where=f"{run.folder}, whose schema has [events]",
             ways_out=(
-                f"its own questions: ziggurat evaluate {run.folder} --split test",
-                f"what comes next: ziggurat predict {run.folder} FILE --out next.parquet",
+                f"its own questions: ziggurat evaluate {pasted(run.folder)} --split test",
+                f"what comes next: ziggurat predict {pasted(run.folder)} FILE --out next.parquet",
             ),
         )
 

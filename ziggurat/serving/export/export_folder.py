@@ -41,6 +41,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
 from ziggurat.files import Format, digest_of, left_behind, replacing_folder
@@ -240,7 +241,14 @@ def read_manifest(path: str | Path) -> ExportFolder:
             expected="the folder of an export",
             found="a file" if folder.exists() else "no such folder",
             where=str(given),
-            ways_out=("correct the path", f"make one: ziggurat export RUN --out {given}"),
+            ways_out=("correct the path", f"make one: ziggurat export RUN --out {pasted(given)}"),
+        )
+    if (folder / "checkpoints").is_dir() and not (folder / MANIFEST_NAME).exists():
+        raise MissingFileError(
+            expected="the folder of an export",
+            found="the folder of a run",
+            where=str(given),
+            ways_out=f"make an export of it: ziggurat export {pasted(given)} --out {pasted(f'exports/{folder.name}')}",
         )
     with _opened(folder / MANIFEST_NAME):
         pass  # a regular file, and no link
@@ -353,5 +361,5 @@ def _refuse_other_content(folder: Path) -> None:
         expected="a folder that does not exist yet, or an older export to replace",
         found="a folder with other files" if folder.is_dir() else "a file",
         where=str(folder),
-        ways_out=(f"--out {folder / 'export'}", "name another folder"),
+        ways_out=(f"--out {pasted(folder / 'export')}", "name another folder"),
     )

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat.errors import ConfigError, FileError
+from ziggurat.commands import pasted
+from ziggurat.errors import ConfigError, FileError, ZigguratError
 from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, Seal
 from ziggurat.training.checkpoint.retention import complete_steps
@@ -83,6 +84,13 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     for part in (data, *data.get("slices", ())):
         part["metrics"] = {name: math.nan if value is None else value for name, value in part["metrics"].items()}
     return data
+
+
+_NAMES = {
+    *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
+    *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
+    *("quarantine", "non_finite", ".lock"),
+}  # all that a run writes
 
 
 @dataclass(frozen=True)
@@ -179,16 +187,32 @@ class RunFolder:
         """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
         if not self.has_begun():
             return
+        another = "choose another folder: --out runs/another_name"
+        has_config = self._has_config()
+        if not (has_config or complete_steps(self.checkpoints)):
+            raise ConfigError(
+                expected="a folder without a run",
+                found=f"{self.metrics.name}, without the config.json or checkpoints that our runs have beside it",
+                where=str(self.path),
+                ways_out=another,
+            )
+        ways = [f"go on with it: ziggurat train {pasted(self.path)} --resume"] if has_config else []
+        ways.append(another)
+        if {path.name for path in self.path.iterdir()} <= _NAMES:  # else it would take files that are no run's along
+            ways.append(f"remove it: rm -r {pasted(self.path)}")
         raise ConfigError(
             expected="a folder without a run",
             found="a run that was started before",
             where=str(self.path),
-            ways_out=(
-                *([f"go on with it: ziggurat train {self.path} --resume"] if self.config.exists() else []),
-                "choose another folder: --out runs/another_name",
-                f"remove it: rm -r {self.path}",
-            ),
+            ways_out=ways,
         )
+
+    def _has_config(self) -> bool:
+        try:
+            CONFIG.read(self.config)
+        except ZigguratError:
+            return False
+        return True
 
     def refuse_unwritable(self) -> None:
         """Raise FileError if nothing can be written here: said before data is prepared, not after. Leaves no trace."""

@@ -122,7 +122,7 @@ class Work:
                 expected="no folder, or one of unfinished work",
                 found="a folder that nobody marked as one of unfinished work",
                 where=str(self.folder),
-                ways_out=("give it another name", "choose another name for the result", f"rm -r {self.folder}"),
+                ways_out=("give that folder another name", "choose another name for the result"),
             )
         for name in self._finished():
             note = self._read(name)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.retrieval.sharding import PartFound
 from ziggurat.serving.answering.shards import ShardItems, ShardQuestion
@@ -338,8 +339,8 @@ class ShardClient:
             found=f"shard {shard.number}: {shard.down}, after {self.settings.wait_s:g} s",
             where=f"{shard.host}:{shard.port}",
             ways_out=(
-                f"start it where it belongs: ziggurat serve {self._export} --shard {shard.number}/{self.num_shards} "
-                f"--port {shard.port}",
+                f"start it where it belongs: ziggurat serve {pasted(self._export)} "
+                f"--shard {shard.number}/{self.num_shards} --port {shard.port}",
                 "let it follow the same link: --watch on both sides",
                 "look into its log",
             ),

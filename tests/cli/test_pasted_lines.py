@@ -1,0 +1,87 @@
+"""Lines that are printed to be pasted: a shell reads back what was meant, and slips have fitting ways out."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ziggurat.cli.main import main
+from ziggurat.commands import pasted
+from ziggurat.errors import ConfigError
+from ziggurat.training.records.run_folder import RunFolder
+
+AWKWARD = 'it\'s a $HOME {x} ~ "film"'
+TABLE = pl.DataFrame({"user_id": ["a", "b", "c", "d"] * 25, "click": [0, 1, 1, 0, 0] * 20})
+
+
+def ways_out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    return capsys.readouterr().err.partition("ways out:")[2]
+
+
+@pytest.mark.parametrize("word", [AWKWARD, "~/x", "plain", "Another Man's Poison", "*.csv"])
+def test_a_shell_reads_a_word_back(word: str) -> None:
+    assert shlex.split(f"ziggurat train {pasted(word)} --resume") == ["ziggurat", "train", word, "--resume"]
+
+
+def test_inspect_prints_a_command_that_reads_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / f"{AWKWARD}.csv"
+    schema = tmp_path / f"{AWKWARD}.toml"
+    TABLE.write_csv(table)
+    assert main(["data", "inspect", str(table), "--write-schema", str(schema)]) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[words.index("--data.train") + 1] == str(table)
+    assert words[words.index("--schema") + 1] == str(schema)
+
+
+def test_the_home_folder_is_meant_where_a_shell_leaves_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    TABLE.write_csv(tmp_path / "t.csv")
+    assert main(["data", "inspect", "~/t.csv", "--write-schema=~/s.toml"]) == 0
+    assert (tmp_path / "s.toml").exists()
+    arguments = ("train", "table_dlrm", "--data.train=~/t.csv,~/none.csv", "--schema=~/s.toml", "--out=~/run")
+    assert main(list(arguments)) == 2
+    assert f"{tmp_path}/none.csv" in capsys.readouterr().err
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way"),
+    [
+        (("--device", "gpu"), 'did you mean "cuda"?'),
+        (("--data", "t x.csv"), "did you mean --data.train 't x.csv'?"),
+    ],
+)
+def test_a_misprint_is_answered_by_what_was_meant(
+    arguments: tuple[str, str], way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert way in ways_out(capsys, "train", "movielens_dlrm", *arguments, "--settings")
+
+
+def test_the_name_of_a_model_is_answered_by_its_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ways_out(capsys, "train", "dlrm").split("\n")[1].endswith("did you mean 'table_dlrm'?")
+
+
+@pytest.mark.parametrize("rate", ["1e400", "-1e400", "inf", "nan"])
+def test_a_learning_rate_that_no_float_holds_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ways_out(capsys, "train", "movielens_dlrm", f"--training.learning-rate={rate}", "--settings")
+
+
+def test_serving_a_run_names_its_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "it's"
+    (run / "checkpoints").mkdir(parents=True)
+    way = ways_out(capsys, "serve", str(run)).strip().removeprefix("1. make an export of it: ")
+    assert shlex.split(way) == ["ziggurat", "export", str(run), "--out", "exports/it's"]
+
+
+def test_removing_a_folder_of_the_users_own_is_never_offered(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        RunFolder(tmp_path).refuse_old_run()
+    assert not any("rm " in way or "--resume" in way for way in raised.value.ways_out)
