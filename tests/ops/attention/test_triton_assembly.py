@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.ops.lookup.assembly import compiled
-from ziggurat.ops.attention.launches import AttentionPart, kind_of, launch_of
+from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionPart, kind_of, launch_of
 from ziggurat.ops.attention.triton import ATTENTION_KERNELS
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 
@@ -24,7 +24,7 @@ POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp
 PRODUCTS = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
-def ptx(
+def built(
     part: AttentionPart,
     *,
     architecture: int = 90,
@@ -34,10 +34,13 @@ def ptx(
     is_biased: bool = False,
     has_targets: bool = False,
     precision: str = "ieee",
-) -> str:
-    """PTX of a part as it is launched."""
+    shared_bytes: int = HOPPER_BYTES,
+) -> Any:
+    """A part as it is launched, compiled."""
     kernel = getattr(kernels_of(ATTENTION_KERNELS), f"{part.value}_kernel")
-    launch = launch_of(part, kind_of(dtype, width=dim, is_biased=is_biased, precision=precision))
+    launch = launch_of(
+        part, kind_of(dtype, width=dim, is_biased=is_biased, precision=precision), shared_bytes=shared_bytes
+    )
     numbers = dict.fromkeys(("q", "k", "v", "out", "grad", "dq", "dk", "dv"), POINTERS[dtype])
     floats = ("lse", "delta", "d_places", "d_columns", "d_own", "d_time", "w_pos", "w_time", "borders")
     integers = ("offsets", "query_offsets", "targets", "spans", "query_times", "key_times", "limits")
@@ -65,7 +68,7 @@ def ptx(
         "padded_buckets": power_of_two(max(1, buckets)),
         "of_targets": False,
     }
-    found = compiled(
+    return compiled(
         kernel,
         types=types,
         constants={name: value for name, value in constants.items() if name in kernel.arg_names},
@@ -73,13 +76,32 @@ def ptx(
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
-    return found.asm["ptx"]
+
+
+SMALL = 99 * 1024
+LARGE_HEADS = [
+    ("ieee", torch.float32, 128),
+    ("ieee", torch.float32, 256),
+    ("tf32", torch.float32, 64),
+    ("half", torch.bfloat16, 128),
+    ("half", torch.bfloat16, 256),
+]
+
+
+@pytest.mark.parametrize(("precision", "dtype", "dim"), LARGE_HEADS)
+@pytest.mark.parametrize("part", list(AttentionPart))
+def test_launches_fit_into_the_shared_memory_of_small_gpus(
+    part: AttentionPart, precision: str, dtype: torch.dtype, dim: int
+) -> None:
+    options = {"dim": dim, "dtype": dtype, "precision": "ieee" if precision == "half" else precision}
+    found = built(part, architecture=86, is_biased=part is AttentionPart.BIASES, shared_bytes=SMALL, **options)
+    assert found.metadata.shared <= SMALL
 
 
 @pytest.mark.parametrize("part", [AttentionPart.FORWARD, AttentionPart.QUERIES, AttentionPart.KEYS])
 @pytest.mark.parametrize(("architecture", "dim"), [(80, 64), (90, 64), (90, 128), (100, 128)])
 def test_bf16_is_multiplied_by_tensor_cores_from_loads_ahead(part: AttentionPart, architecture: int, dim: int) -> None:
-    text = ptx(part, architecture=architecture, dim=dim)
+    text = built(part, architecture=architecture, dim=dim).asm["ptx"]
     assert PRODUCTS[architecture] in text
     assert "cp.async.cg.shared.global" in text  # 16 bytes at a time
     assert "atom." not in text
@@ -88,7 +110,7 @@ def test_bf16_is_multiplied_by_tensor_cores_from_loads_ahead(part: AttentionPart
 @pytest.mark.parametrize("part", list(AttentionPart))
 @pytest.mark.parametrize("form", ["silu", "softmax"])
 def test_biases_are_read_where_they_are_added(part: AttentionPart, form: str) -> None:
-    text = ptx(part, form=form, is_biased=True, has_targets=True, dim=32)
+    text = built(part, form=form, is_biased=True, has_targets=True, dim=32).asm["ptx"]
     assert "wgmma.mma_async" in text
     if form == "silu":  # softmax has a number of each row
         assert not re.search(r"cp\.async\.ca\.shared\.global \[[^]]*\], \[[^]]*\], 0x4", text)
@@ -98,5 +120,7 @@ def test_biases_are_read_where_they_are_added(part: AttentionPart, form: str) ->
 @pytest.mark.parametrize("part", list(AttentionPart))
 @pytest.mark.parametrize(("precision", "dim"), [("ieee", 32), ("tf32", 64)])
 def test_fp32_is_multiplied_as_torch_is_set(part: AttentionPart, precision: str, dim: int) -> None:
-    text = ptx(part, dtype=torch.float32, precision=precision, is_biased=part is AttentionPart.BIASES, dim=dim)
+    text = built(part, dtype=torch.float32, precision=precision, is_biased=part is AttentionPart.BIASES, dim=dim).asm[
+        "ptx"
+    ]
     assert ("wgmma" in text or "mma.sync" in text) is (precision == "tf32")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -72,6 +72,8 @@ def kind_of(dtype: torch.dtype, *, width: int, is_biased: bool, precision: str) 
     return AttentionKind(products, power_of_two(width), is_biased)
 
 
+HOPPER_BYTES = 227 * 1024  # of sm_90; sm_80 has 163 KB, sm_86, sm_89 and sm_120 have 99 KB
+_SCRATCH_BYTES = 16 * 1024  # sums over warps, weights on their way from registers into a product
 _TRIED: ContextVar[dict[AttentionPart, AttentionLaunch]] = ContextVar("tried launches")
 
 
@@ -89,11 +91,41 @@ def launched_as(tried: dict[AttentionPart, AttentionLaunch]) -> Iterator[None]:
         _TRIED.reset(token)
 
 
-def launch_of(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:
-    """How a part is launched for a kind of problem."""
+def launch_of(part: AttentionPart, kind: AttentionKind, *, shared_bytes: int = HOPPER_BYTES) -> AttentionLaunch:
+    """Return how a part is launched for a kind of problem.
+
+    Args:
+        part: the kernel.
+        kind: of the problem.
+        shared_bytes: shared memory that a program may have; where the table's launch needs more, fewer stages are
+            loaded ahead, then tiles are halved.
+    """
     tried = _TRIED.get({}).get(part)
     if tried is not None:
         return tried
+    launch = _of_table(part, kind)
+    while needed_bytes(part, kind, launch) > shared_bytes:
+        if launch.stages > 1:
+            launch = replace(launch, stages=launch.stages - 1)
+        elif launch.rows > 16 or launch.columns > 16:
+            launch = replace(launch, rows=max(16, launch.rows // 2), columns=max(16, launch.columns // 2))
+        else:
+            return launch
+    return launch
+
+
+def needed_bytes(part: AttentionPart, kind: AttentionKind, launch: AttentionLaunch) -> int:
+    """Return the shared memory of a program, at most: tiles that stay, tiles that are loaded ahead, and scratch."""
+    row_bytes = kind.width * (2 if kind.products == "half" else 4)
+    staying, passing = launch.rows, launch.columns
+    if part is AttentionPart.KEYS:
+        staying, passing = passing, staying
+    num_staying = 1 if part is AttentionPart.FORWARD else 2
+    scratch = max(launch.rows * launch.columns * 2, _SCRATCH_BYTES)
+    return row_bytes * (num_staying * staying + launch.stages * 2 * passing) + scratch
+
+
+def _of_table(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:
     if kind.products == "ieee":
         return _ieee(part, kind)
     wide = kind.width >= 128

@@ -34,7 +34,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.attention.cpp import backward_flops, forward_flops
-from ziggurat.ops.attention.launches import AttentionLaunch, AttentionPart, kind_of, launch_of
+from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionLaunch, AttentionPart, kind_of, launch_of
 from ziggurat.ops.attention.problem import (
     AttentionBias,
     AttentionForm,
@@ -309,7 +309,7 @@ class _Call:
 
     def launch(self, part: AttentionPart) -> AttentionLaunch:
         """How a part is launched."""
-        return launch_of(part, self.kind)
+        return launch_of(part, self.kind, shared_bytes=_shared_bytes(self.device))
 
     def tiles(self, size: int) -> int:
         """Tiles of the longest sequence."""
@@ -407,6 +407,14 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
         if call.has_targets:
             d_pos[call.half] += of_own.sum()  # all targets stand at one position
     return d_pos, d_time
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """Return the shared memory that a program may have on a device."""
+    if device.type != "cuda":
+        return HOPPER_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def _precision(q: Tensor) -> str:
