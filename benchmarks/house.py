@@ -1,0 +1,105 @@
+"""Count what makes the package hard to read: `python -m benchmarks.house [FOLDER]`.
+
+    packed          tuple assignments of unrelated values, as a share of all assignments
+    questions       docstrings whose first sentence opens with a question word, as a share of all docstrings
+    comments        lines that are comments, as a share of all lines
+    Any             annotations by `Any`
+    type: ignore    comments that silence the type checker
+    asserts         `assert isinstance(…)` and `assert … is not None`
+    members         files outside of its own folder that name a member of a kind: `RowFormat.INT8`
+
+The numbers are no gate: they show where a reader trips, and which way the package goes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTION_WORDS = ("What", "Where", "Which", "Who", "Whose", "Whether", "How", "When", "Why")
+# A kind, and the files that may name its members: its own.
+KINDS = {
+    "Placement": "placements/",
+    "RowFormat": "ops/row_formats/",
+    "TableOptimizerKind": "ops/lookup/kernel.py",
+    "WireFormat": "parallel/exchange/wire.py",
+    "Precision": "training/config.py",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Print the counts of a folder; of the package unless one is given."""
+    folder = Path(arguments[0]) if arguments else ROOT / "ziggurat"
+    files = sorted(folder.rglob("*.py"))
+    counts = Counter[str]()
+    for path in files:
+        counts += counted(path.read_text())
+    print(f"{len(files)} files, {counts['lines']:,} lines of Python")
+    print(
+        f"packed assignments   {counts['packed']:6,} of {counts['assignments']:,}  {share(counts, 'packed', 'assignments')}"
+    )
+    print(
+        f"question words       {counts['questions']:6,} of {counts['docstrings']:,}  {share(counts, 'questions', 'docstrings')}"
+    )
+    print(f"comment lines        {counts['comments']:6,} of {counts['lines']:,}  {share(counts, 'comments', 'lines')}")
+    print(f"Any                  {counts['Any']:6,}")
+    print(f"type: ignore         {counts['ignored']:6,}")
+    print(f"asserts for types    {counts['asserts']:6,}")
+    for kind, home in KINDS.items():
+        named = [path for path in files if home not in str(path) and re.search(rf"\b{kind}\.[A-Z]", path.read_text())]
+        print(f"{kind + '.…':20} {len(named):6,} files")
+    return 0
+
+
+def share(counts: Counter[str], part: str, whole: str) -> str:
+    """Return a share of two counts in per cent."""
+    return f"{counts[part] / max(counts[whole], 1):.1%}"
+
+
+def counted(source: str) -> Counter[str]:
+    """Count one file."""
+    lines = source.splitlines()
+    found = Counter(
+        lines=len(lines),
+        comments=sum(line.lstrip().startswith("#") for line in lines),
+        ignored=sum("# type: ignore" in line for line in lines),
+    )
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign):
+            found["assignments"] += 1
+            found["packed"] += isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+        elif isinstance(node, ast.AnnAssign):
+            found["assignments"] += 1
+        elif isinstance(node, ast.Name) and node.id == "Any":
+            found["Any"] += 1
+        elif isinstance(node, ast.Assert):
+            found["asserts"] += is_for_types(node.test)
+    for docstring in docstrings(source):
+        found["docstrings"] += 1
+        found["questions"] += docstring.lstrip().startswith(QUESTION_WORDS)
+    return found
+
+
+def is_for_types(test: ast.expr) -> bool:
+    """Whether an assertion tells the type checker what a reader knows."""
+    if isinstance(test, ast.Call):
+        return isinstance(test.func, ast.Name) and test.func.id == "isinstance"
+    return isinstance(test, ast.Compare) and any(isinstance(each, ast.IsNot) for each in test.ops)
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Yield the docstrings of a module, its classes and its functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
