@@ -40,25 +40,18 @@ def main(arguments: list[str]) -> int:
     for path in files:
         counts += counted(path.read_text())
     print(f"{len(files)} files, {counts['lines']:,} lines of Python")
-    print(
-        f"packed assignments   {counts['packed']:6,} of {counts['assignments']:,}  {share(counts, 'packed', 'assignments')}"
-    )
-    print(
-        f"question words       {counts['questions']:6,} of {counts['docstrings']:,}  {share(counts, 'questions', 'docstrings')}"
-    )
-    print(f"comment lines        {counts['comments']:6,} of {counts['lines']:,}  {share(counts, 'comments', 'lines')}")
-    print(f"Any                  {counts['Any']:6,}")
-    print(f"type: ignore         {counts['ignored']:6,}")
-    print(f"asserts for types    {counts['asserts']:6,}")
+    for name, part, whole in (
+        ("packed assignments", "packed", "assignments"),
+        ("question words", "questions", "docstrings"),
+        ("comment lines", "comments", "lines"),
+    ):
+        print(f"{name:20} {counts[part]:6,} of {counts[whole]:,}  {counts[part] / max(counts[whole], 1):.1%}")
+    for name, part in (("Any", "Any"), ("type: ignore", "ignored"), ("asserts for types", "asserts")):
+        print(f"{name:20} {counts[part]:6,}")
     for kind, home in KINDS.items():
         named = [path for path in files if home not in str(path) and re.search(rf"\b{kind}\.[A-Z]", path.read_text())]
         print(f"{kind + '.…':20} {len(named):6,} files")
     return 0
-
-
-def share(counts: Counter[str], part: str, whole: str) -> str:
-    """Return a share of two counts in per cent."""
-    return f"{counts[part] / max(counts[whole], 1):.1%}"
 
 
 def counted(source: str) -> Counter[str]:
