@@ -24,6 +24,7 @@ from tests.training.tiny import tiny_inputs
 from ziggurat.embeddings.storage.part import TablePart
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, build_model
+from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.exchange.host_memory import HostMemory
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
@@ -81,7 +82,8 @@ def divided_job(dense: DenseParallelism, world_size: int, rank: int) -> _Job:
         TablePlacement(table=name, placement=kind, ranks=everybody[:1] if kind is Placement.TABLE_WISE else everybody)
         for name, kind in kinds.items()
     )
-    config = ParallelConfig(dense=dense)
+    # What travels is said: `auto` chooses by rates that it measures, and sums in that order.
+    config = ParallelConfig(dense=dense, passing=Passing.KEYS)
     parallel = parallelize(model, Plan(world_size=world_size, tables=tables), topology, config=config, seed=3)
     balancer = balancer_of(training_config(), model=model, parallel=parallel)
     assert balancer is not None
