@@ -85,3 +85,26 @@ def test_removing_a_folder_of_the_users_own_is_never_offered(tmp_path: Path) -> 
     with pytest.raises(ConfigError) as raised:
         RunFolder(tmp_path).refuse_old_run()
     assert not any("rm " in way or "--resume" in way for way in raised.value.ways_out)
+
+
+def test_what_an_interrupted_training_prints_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, schema, run = (str(tmp_path / name) for name in ("it's.csv", "s.toml", "my run"))
+    TABLE.write_csv(table)
+    assert main(["data", "inspect", table, "--write-schema", schema]) == 0
+    command = ["train", "table_dnn", "--data.train", table, "--schema", schema, "--out", run, "--epochs", "1"]
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ziggurat.runs.execute.prepare_run", interrupt)
+        assert main(command) == 130
+        assert "give the same command again" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("ziggurat.training.trainer.Trainer._train", interrupt)
+        assert main(command) == 130
+    words = shlex.split(capsys.readouterr().err.splitlines()[-1].partition("to go on: ")[2])
+    assert main(words[1:]) == 0
+    assert list((tmp_path / "my run" / "checkpoints").iterdir())

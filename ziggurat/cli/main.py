@@ -261,10 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             end_process(2, after=error)
         return 2
     except KeyboardInterrupt:
-        say(
-            "\ninterrupted; a run goes on from its last checkpoint with --resume; before the first one, give the same "
-            "command again (prepared data is kept)\n"
-        )
+        say("\ninterrupted\n")
         return 130
 
 
@@ -276,6 +273,13 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         if error.where.startswith("[roles]") and getattr(options, "schema", None):
             error.where = f"{options.schema}, {error.where}"
         raise
+    except KeyboardInterrupt:
+        if options.verb != "train":
+            raise
+        from ziggurat.cli.verbs import to_go_on
+
+        say(f"\ninterrupted; {to_go_on(options)}\n")
+        return 130
 
 
 def _with_home(arguments: Sequence[str]) -> list[str]:

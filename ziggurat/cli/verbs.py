@@ -301,6 +301,16 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
         return _run_to_resume(options)
     if options.config:
         config = load_config(options.config, models=own_models(options))
+        if options.recipe and options.recipe != config.recipe:
+            raise ConfigError(
+                expected=f"no recipe beside --config, or that of the file, {config.recipe!r}",
+                found=repr(options.recipe),
+                where=f"command line, --config {options.config}",
+                ways_out=(
+                    f"repeat the run: ziggurat train --config {pasted(options.config)} --out FOLDER",
+                    f"train the recipe: ziggurat train {pasted(options.recipe)}, without --config",
+                ),
+            )
         return config, Path(options.out or f"runs/{config.recipe or 'run'}")
     if not options.recipe:
         raise ConfigError(
@@ -331,6 +341,16 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     elif options.settings and options.recipe.startswith("table_"):
         schema = any_schema()  # settings do not depend on it
     return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
+
+
+def to_go_on(options: argparse.Namespace) -> str:
+    """Return how an interrupted `train` goes on: a run that has begun is resumed, even before its first checkpoint."""
+    from ziggurat.training.records.run_folder import RunFolder
+
+    folder = Path("runs/first_model") if _names_no_recipe(options) and not options.out else run_to_train(options)[1]
+    if RunFolder(folder).has_begun():
+        return f"to go on: ziggurat train {pasted(folder)} --resume"
+    return "no step was trained: give the same command again (prepared data is kept)"
 
 
 def fitted(recipe: RunConfig, changes: Mapping[str, str]) -> RunConfig:

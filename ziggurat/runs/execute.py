@@ -28,7 +28,7 @@ from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing import Preprocessing, inputs_of_schema
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing, saved_fingerprint
 from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.source import reading_lines
@@ -37,7 +37,7 @@ from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
-from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
 from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
@@ -225,6 +225,8 @@ def train_run(
         _start_or_resume(run, config, resume=True)
     config.check(metrics=metrics or ())
     _check_known_tables(config)
+    if not resume:
+        _check_schema_fits(config)
     with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
@@ -281,6 +283,24 @@ def train_run(
             progress.say(f"warning: {line}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
+
+
+def _check_schema_fits(config: RunConfig) -> None:
+    """Refuse a schema that the model cannot be built for, before files are read: tables have a few rows, and no memory.
+
+    A schema with events is looked at by `RunConfig.check`; a model of the user's own may want values while it is built.
+
+    Raises:
+        SchemaError, ConfigError: as `build_model` raises them.
+    """
+    schema = config.table_schema
+    if schema.events is not None or type(config.model) not in MODEL_CONFIGS:
+        return
+    tables = {name for feature in schema.features if (name := table_of(feature))}
+    vocabularies = {name: range(8) for name in tables if schema.table(name).encoding is Encoding.VOCABULARY}
+    inputs = inputs_of_schema(schema, vocabularies)
+    with torch.device("meta"):
+        build_model(config.model, inputs, seed=0, towers=config.towers, draw_tables=False)
 
 
 def _compare_data(run: RunFolder, prepared: PreparedData, *, config: RunConfig) -> str:
