@@ -100,7 +100,7 @@ def read_text(path: str | os.PathLike[str], **options: Any) -> str:
     """Read a small file as UTF-8 text, with the limits of `read_bytes`; other bytes are an error of the same kind."""
     content = read_bytes(path, **options)
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # editors of Windows begin a file with a byte order mark
     except UnicodeDecodeError as problem:
         raise options.get("error", DataError)(
             expected=f"{options.get('what', 'a file')}, encoded as UTF-8",

@@ -190,6 +190,8 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
             score, why = 2 + named, _dates_in_words(facts)
         elif unit and named:
             score, why = 3, f"whole numbers in the range of {unit} since 1970, and the name says so"
+        elif unit and len(facts.present) > 2 and facts.num_distinct > 2 and facts.present.is_sorted():
+            score, why = 2, f"whole numbers in the range of {unit} since 1970, in order"
         elif named and facts.kind is Values.WHOLE and facts.null_share == 0 and words(facts.name)[-1] != "at":
             score, why = 1, "whole numbers, by the name"
         else:

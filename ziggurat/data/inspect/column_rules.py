@@ -77,6 +77,9 @@ def words(name: str) -> list[str]:
 
 def guess_feature(facts: ColumnFacts) -> FeatureGuess:
     """The feature that a column most likely is."""
+    if facts.kind is Values.TEXT and _are_written_numbers(facts):
+        why = "numbers with signs for thousands, a currency or per cent, which are read as text"
+        return FeatureGuess(None, why, warnings=(_plain_numbers(facts.name),))
     left_out = _useless(facts)
     if left_out:
         return FeatureGuess(None, left_out)
@@ -98,6 +101,25 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
             return FeatureGuess(None, why)
         case _:
             return FeatureGuess(None, f"no feature is made of type {facts.dtype}")
+
+
+_CURRENCY = r"[$€£¥]"
+_DIGITS = r"(\d{1,3}([,' ]\d{3})+|\d+)(\.\d+)?"
+_PLAIN = r"^\s*[+-]?\d+(\.\d+)?\s*$"
+
+
+def _are_written_numbers(facts: ColumnFacts) -> bool:
+    """Whether all texts are numbers, and some as people write them: 1,200 or $12.5 or 12 %."""
+    texts = facts.present
+    if texts.dtype != pl.String or not len(texts):
+        return False
+    pattern = rf"^\s*[+-]?{_CURRENCY}?\s*[+-]?{_DIGITS}\s*({_CURRENCY}|%)?\s*$"
+    return bool(texts.str.contains(pattern).all()) and not texts.str.contains(_PLAIN).all()
+
+
+def _plain_numbers(name: str) -> str:
+    code = f'frame.with_columns(pl.col({name!r}).str.replace_all(r"[^0-9.+-]", "").cast(pl.Float64))'
+    return f"{name!r} holds numbers as people write them; write plain ones and it becomes a feature: {code}"
 
 
 def _useless(facts: ColumnFacts) -> str:

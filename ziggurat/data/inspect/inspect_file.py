@@ -181,13 +181,18 @@ def inspect_file(
         )
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
     decimal = find_decimal(sample) if from_text and source.separator_of(file) != "," else DecimalMark.POINT
+    named = [name for name in dtypes if name.strip() and name in sample.columns]
     columns = [
         measure(sample[name], from_text=from_text, num_rows=num_rows, exact=exact.get(name), decimal=decimal)
-        for name in dtypes
+        for name in named
     ]
     estimated = from_text and sample.height < num_rows
     found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=(label, session))
-    notes = _of_other_files(files)
+    notes = [*_of_other_files(files)]
+    if len(named) < len(dtypes):
+        notes.append(
+            "a column without a name is left out; pandas writes an index so, and not with to_csv(FILE, index=False)"
+        )
     found = replace(found, warnings=(*notes, *found.warnings))
     return replace(found, separator=text.delimiter, decimal=decimal)
 

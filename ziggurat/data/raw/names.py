@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from ziggurat.commands import pasted
 from ziggurat.data.raw.saved_datasets import saved_files
 from ziggurat.errors import DataError, MissingFileError, SchemaError
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
@@ -138,7 +139,10 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
     if is_url(path):
         found: list[DataPath] = list(files_at(str(path), is_wanted=lambda name: _is_data(name, known), copies=copies))
     elif (folder := Path(path)).is_dir():
-        found = [*(saved_files(folder) or (file for file in folder.iterdir() if _is_data_file(file, known)))]
+        saved = saved_files(folder)
+        found = [*(saved or (file for file in folder.iterdir() if _is_data_file(file, known)))]
+        if not saved:
+            _refuse_tree(folder, known, beside=bool(found))
     elif folder.exists():
         _refuse_other_than_files(folder)
         return [folder]
@@ -153,6 +157,41 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
             ways_out=(*hint, "correct the path", "look at it with ls"),
         )
     return sorted(found, key=_natural)
+
+
+def _refuse_tree(folder: Path, suffixes: set[str], *, beside: bool) -> None:
+    """Refuse a folder whose sub folders hold data: its own files alone would be a part of the data.
+
+    Args:
+        folder: that was named.
+        suffixes: of data files.
+        beside: whether files of data lie in the folder itself, too.
+    """
+    inner = [each for each in sorted(folder.iterdir()) if each.is_dir() and not each.name.startswith((".", "_"))]
+    deep = next((file for each in inner for file in each.rglob("*") if _is_data_file(file, suffixes)), None)
+    if deep is None:
+        return
+    parts = [part for part in deep.relative_to(folder).parts[:-1] if "=" in part]
+    every = pasted(f"{folder}/**/*{deep.suffix}")
+    ways = [f"all files below it, by a glob: {every}"]
+    if beside:
+        ways.append(f"those of the folder alone: {pasted(f'{folder}/*{deep.suffix}')}")
+    if parts:
+        keys = [part.partition("=")[0] for part in parts]
+        pattern = f"{folder}/**/*{deep.suffix}"
+        if deep.suffix == ".parquet":
+            read = f"pl.scan_parquet({pattern!r}, hive_partitioning=True)"
+        else:
+            columns = ", ".join(f"pl.col('_path').str.extract('{key}=([^/]*)').alias('{key}')" for key in keys)
+            read = f"pl.scan_csv({pattern!r}, include_file_paths='_path').with_columns({columns}).drop('_path')"
+        code = f"import polars as pl; {read}.sink_parquet('data.parquet')"
+        ways.insert(0, f"write it as one file, with {', '.join(keys)} as columns: python -c {pasted(code)}")
+    raise DataError(
+        expected="a folder with data files in it, and none in folders below it",
+        found=f"{deep.relative_to(folder)}" + (", and files beside that folder" if beside else ""),
+        where=str(folder),
+        ways_out=ways,
+    )
 
 
 def _refuse_other_than_files(path: Path) -> None:

@@ -22,10 +22,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePath
 
 import numpy as np
 import polars as pl
 
+from ziggurat.commands import pasted
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -266,6 +268,13 @@ class RawSource:
             return FileFormat.PARQUET
         if known is None and start[:6] == _ARROW_MAGIC:
             return FileFormat.ARROW
+        if known is None and (way := _conversion(last, path)):
+            raise ConfigError(
+                expected="a file of Parquet, Arrow, CSV or TSV",
+                found=path.name,
+                where=str(path),
+                ways_out=f"convert it: {way}",
+            )
         if known is None:
             raise ConfigError(
                 expected="a file name that ends in .parquet, .arrow, .csv, .tsv or .txt (with .gz behind it or not)",
@@ -277,6 +286,23 @@ class RawSource:
                 ),
             )
         return known
+
+
+def _conversion(suffix: str, path: DataPath) -> str:
+    """Return the line that makes a file of another format one that is read; "" for a format that has none."""
+    name = str(path)
+    target = str(PurePath(name).with_suffix(".parquet"))
+    readers = {
+        ".jsonl": f"import polars; polars.read_ndjson({name!r}).write_parquet({target!r})",
+        ".ndjson": f"import polars; polars.read_ndjson({name!r}).write_parquet({target!r})",
+        ".json": f"import polars; polars.read_json({name!r}).write_parquet({target!r})",
+        ".xlsx": f"import pandas; pandas.read_excel({name!r}).to_parquet({target!r})  # pip install openpyxl",
+        ".xls": f"import pandas; pandas.read_excel({name!r}).to_parquet({target!r})  # pip install xlrd",
+    }
+    if suffix == ".zip":
+        return f"unzip {pasted(name)}"
+    code, _, needs = readers.get(suffix, "").partition("  # ")
+    return f"python -c {pasted(code)}" + (f" (needs {needs})" if needs else "") if code else ""
 
 
 _WITH_TYPES = (FileFormat.PARQUET, FileFormat.ARROW)

@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
+from ziggurat.commands import pasted
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.spans import TextSpans
@@ -80,7 +81,19 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
     with ByteStream(path) as stream:
         start = stream.read(options.max_record_bytes)
     if start[:2] in _BYTE_ORDER_MARKS:
-        raise _bad_file(path, "a UTF-8 text file", f"{_BYTE_ORDER_MARKS[start[:2]]} text", "convert it to UTF-8")
+        raise _bad_file(
+            path,
+            "a UTF-8 text file",
+            f"{_BYTE_ORDER_MARKS[start[:2]]} text",
+            f"convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {pasted(path)} > data.csv",
+        )
+    if b"\r" in start and b"\n" not in start:
+        raise _bad_file(
+            path,
+            "lines that end in a line feed",
+            "carriage returns alone, as old Macintosh programs write them",
+            f"convert them: tr '\\r' '\\n' < {pasted(path)} > data.csv",
+        )
     delimiter_byte = (options.delimiter or delimiter).encode()
     if criteo:
         num_fields = start.split(b"\n", 1)[0].count(delimiter_byte) + 1

@@ -1,0 +1,104 @@
+"""Files as other programs write them: read, or refused with a command that makes them readable."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ziggurat.data.inspect.inspect_file import inspect_file
+from ziggurat.data.raw.source import RawSource
+from ziggurat.errors import ZigguratError
+from ziggurat.features.schema_io import read_schema
+
+TABLE = pl.DataFrame(
+    {
+        "user_id": [f"u{row % 30}" for row in range(400)],
+        "item_id": [f"i{row * 7 % 20}" for row in range(400)],
+        "click": [int(row * 13 % 7 > 3) for row in range(400)],
+    }
+)
+
+
+def run_way_out(error: ZigguratError, *, folder: Path) -> None:
+    """Paste the first way out into a shell."""
+    command = error.ways_out[0].partition(": ")[2].partition(" (needs")[0]
+    words = shlex.split(command)
+    assert words[0] in ("python", "iconv", "tr", "unzip")
+    command = command.replace("python -c", f"{shlex.quote(sys.executable)} -c", 1)
+    subprocess.run(command, shell=True, check=True, cwd=folder)
+
+
+def test_a_column_without_a_name_is_left_out(tmp_path: Path) -> None:
+    TABLE.with_row_index("").write_csv(tmp_path / "t.csv")
+    found = inspect_file(tmp_path / "t.csv")
+    assert {each.name for each in found.schema.features} == {"user_id", "item_id"}
+    assert any("without a name" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("name", ["it's.jsonl", "a b.ndjson"])
+def test_json_lines_are_converted_by_the_line_that_is_printed(name: str, tmp_path: Path) -> None:
+    TABLE.write_ndjson(tmp_path / name)
+    with pytest.raises(ZigguratError) as raised:
+        RawSource(tmp_path / name).columns()
+    run_way_out(raised.value, folder=tmp_path)
+    assert pl.read_parquet((tmp_path / name).with_suffix(".parquet")).equals(TABLE)
+
+
+@pytest.mark.parametrize("kind", ["utf-16", "carriage returns"])
+def test_a_text_file_of_another_form_is_converted_by_the_line_that_is_printed(kind: str, tmp_path: Path) -> None:
+    text = TABLE.write_csv()
+    content = text.encode("utf-16") if kind == "utf-16" else text.replace("\n", "\r").encode()
+    (tmp_path / "it's.csv").write_bytes(content)
+    with pytest.raises(ZigguratError) as raised:
+        RawSource(tmp_path / "it's.csv").columns()
+    run_way_out(raised.value, folder=tmp_path)
+    assert pl.read_csv(tmp_path / "data.csv").equals(TABLE)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_partitions_become_one_file_with_their_keys_by_the_line_that_is_printed(suffix: str, tmp_path: Path) -> None:
+    for day in ("1", "2"):
+        (tmp_path / "hive" / f"day={day}").mkdir(parents=True)
+        file = tmp_path / "hive" / f"day={day}" / f"part{suffix}"
+        TABLE.write_csv(file) if suffix == ".csv" else TABLE.write_parquet(file)
+    with pytest.raises(ZigguratError) as raised:
+        RawSource(tmp_path / "hive").columns()
+    run_way_out(raised.value, folder=tmp_path)
+    made = pl.read_parquet(tmp_path / "data.parquet")
+    assert made["day"].cast(pl.String).unique().sort().to_list() == ["1", "2"]
+    assert made.height == 2 * TABLE.height
+
+
+def test_a_part_of_a_tree_is_never_taken_for_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    TABLE.write_csv(tmp_path / "a.csv")
+    TABLE.write_csv(tmp_path / "sub" / "b.csv")
+    with pytest.raises(ZigguratError) as raised:
+        RawSource(tmp_path).columns()
+    patterns = [shlex.split(way.partition(": ")[2])[0] for way in raised.value.ways_out]
+    assert [sum(chunk.frame.height for chunk in RawSource(each).frames()) for each in patterns] == [800, 400]
+
+
+def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = '[[feature]]\nname = "user_id"\nkind = "categorical"\n'
+    (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_schema(tmp_path / "s.toml").features[0].name == "user_id"
+
+
+def test_sorted_seconds_are_a_time_under_any_name(tmp_path: Path) -> None:
+    TABLE.with_columns(t=1_700_000_000 + 60 * pl.int_range(400)).write_csv(tmp_path / "t.csv")
+    assert inspect_file(tmp_path / "t.csv").schema.time == "t"
+
+
+@pytest.mark.parametrize("form", ["{:,}", "${}", "{}%", "{:,}.50"])
+def test_numbers_as_people_write_them_are_named(form: str, tmp_path: Path) -> None:
+    texts = [form.format(row * 37 % 90_000 + 900) for row in range(400)]
+    TABLE.with_columns(views=pl.Series(texts)).write_csv(tmp_path / "t.csv")
+    found = inspect_file(tmp_path / "t.csv")
+    assert "views" not in {each.name for each in found.schema.features}
+    assert any("as people write them" in warning for warning in found.warnings)
