@@ -97,6 +97,19 @@ def test_every_path_equals_the_reference(seed: int) -> None:
         assert same(scan_rows(tables, queries, **by_row, path=path), second), path
 
 
+@pytest.mark.parametrize("dim", [16, 40, 64, 128, 256, 1000])
+def test_the_largest_products_do_not_overflow(dim: int) -> None:
+    """Every number is the largest there is, so that sums of few bits would overflow first."""
+    signs = torch.tensor([1.0, -1.0]).repeat(10)
+    tables = tables_of(signs.unsqueeze(1).expand(20, dim), num_clusters=1, generator=torch.Generator())
+    queries = torch.tensor([1.0, -1.0]).unsqueeze(1).repeat(1, dim)
+    for candidates in (0, 15):
+        expected = scan_rows_reference(tables, queries, k=12, rows=[None] * 2, candidates=candidates)
+        for path in paths():
+            found = scan_rows(tables, queries, k=12, rows=[None] * 2, candidates=candidates, path=path)
+            assert same(found, expected), path
+
+
 def test_more_clusters_are_read_until_enough_rows_pass() -> None:
     generator = torch.Generator().manual_seed(0)
     tables = tables_of(torch.randn(400, 8, generator=generator), num_clusters=20, generator=generator)

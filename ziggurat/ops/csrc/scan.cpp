@@ -23,7 +23,6 @@ alignas(64) const float kZeros[kRows] = {};
 
 struct Query {
     std::vector<int8_t> halves[2];  // numbers 0 ... plane_bytes - 1, and the rest; zeros up to plane_bytes + 64
-    std::vector<int8_t> paired;     // 16 numbers of one half, 16 of the other, and so on: for AVX2
     int32_t sum = 0;
     float scale = 0, norm = 0;
     int64_t plane_bytes = 0;
@@ -40,7 +39,6 @@ bool quantize(const float* from, int64_t dim, int64_t plane_bytes, Query& query)
     }
     if (!finite) return false;
     for (auto& half : query.halves) half.assign(plane_bytes + 64, 0);
-    query.paired.assign(2 * plane_bytes + 64, 0);
     const float inverse = 127.0f / largest;
     int64_t squares = 0;
     query.sum = 0;
@@ -48,7 +46,6 @@ bool quantize(const float* from, int64_t dim, int64_t plane_bytes, Query& query)
         const int32_t code = static_cast<int32_t>(std::nearbyintf(from[d] * inverse));
         const int64_t half = d >= plane_bytes, at = d - half * plane_bytes;
         query.halves[half][at] = static_cast<int8_t>(code);
-        query.paired[at / 16 * 32 + half * 16 + at % 16] = static_cast<int8_t>(code);
         query.sum += code;
         squares += code * code;
     }
@@ -89,49 +86,76 @@ uint32_t score_plain(const Query& query, const uint8_t* const* rows, ptrdiff_t l
 }
 
 #if defined(ZIGGURAT_X86)
-// vpmaddubsw saturates, but two products of a number below 16 and one below 128 fit.
-ZIGGURAT_AVX2 inline __m256i dots_of_16(__m128i codes, const int8_t* paired) {
-    const __m128i low = _mm_set1_epi8(15);
-    const __m256i both = _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(codes, 4), low), _mm_and_si128(codes, low));
-    const __m256i query = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(paired));
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(both, query), _mm256_set1_epi16(1));
+// 32 bytes of a row times both halves of the query, as sums of sixteen bits. vpmaddubsw saturates, but two products of a
+// number below 16 and one of at most 127 are 3,810 at most, so eight of its results can be added up.
+ZIGGURAT_AVX2 inline __m256i dots_of_chunk(__m256i codes, __m256i first, __m256i second) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i of_first = _mm256_maddubs_epi16(_mm256_and_si256(codes, low), first);
+    const __m256i of_second = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(codes, 4), low), second);
+    return _mm256_add_epi16(of_first, of_second);
 }
 
-ZIGGURAT_AVX2 inline void dots_avx2(const Query& query, const uint8_t* const* rows, ptrdiff_t plane, int32_t* dots) {
-    for (int r = 0; r < kRows; r += 4) {
-        __m256i sums[4];
-        for (int i = 0; i < 4; ++i) {
-            const uint8_t* row = rows[r + i] + plane;
-            int64_t j = 0;
-            sums[i] = _mm256_setzero_si256();
-            for (; j + 16 <= query.plane_bytes; j += 16) {
-                const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + j));
-                sums[i] = _mm256_add_epi32(sums[i], dots_of_16(codes, query.paired.data() + 2 * j));
-            }
-            if (j < query.plane_bytes) {  // eight bytes more
-                const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + j));
-                sums[i] = _mm256_add_epi32(sums[i], dots_of_16(codes, query.paired.data() + 2 * j));
-            }
-        }
-        const __m256i pairs = _mm256_hadd_epi32(
-            _mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3])
-        );
-        const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-        _mm_store_si128(reinterpret_cast<__m128i*>(dots + r), four);
+constexpr int64_t kChunk = 32;          // bytes of a row in a register of AVX2
+constexpr int64_t kChunksIn16Bits = 4;  // two results of vpmaddubsw each
+
+// The last bytes of a row that do not fill a register, a multiple of eight; nothing behind the row is read.
+ZIGGURAT_AVX2 inline __m256i load_rest(const uint8_t* from, int64_t bytes) {
+    const auto* whole = reinterpret_cast<const __m128i*>(from);
+    if (bytes == 8) return _mm256_zextsi128_si256(_mm_loadl_epi64(whole));
+    const __m128i lower = _mm_loadu_si128(whole);
+    return _mm256_set_m128i(bytes > 16 ? _mm_loadl_epi64(whole + 1) : _mm_setzero_si128(), lower);
+}
+
+template <int64_t chunks>  // of 32 bytes; 0: any number, and a last one that is not full
+ZIGGURAT_AVX2 inline __m256i sums_of_row(const Query& query, const uint8_t* row) {
+    const auto load = [](const void* from) __attribute__((always_inline, target("avx2"))) {
+        return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+    };
+    const int8_t *first = query.halves[0].data(), *second = query.halves[1].data();
+    const __m256i ones = _mm256_set1_epi16(1);
+    if (chunks) {
+        static_assert(chunks <= kChunksIn16Bits, "sums of sixteen bits would overflow");
+        __m256i sums = dots_of_chunk(load(row), load(first), load(second));
+        for (int64_t at = kChunk; at < chunks * kChunk; at += kChunk)
+            sums = _mm256_add_epi16(sums, dots_of_chunk(load(row + at), load(first + at), load(second + at)));
+        return _mm256_madd_epi16(sums, ones);
     }
+    __m256i sums = _mm256_setzero_si256();
+    int64_t at = 0;
+    for (; at + kChunk <= query.plane_bytes; at += kChunk) {
+        const __m256i dots = dots_of_chunk(load(row + at), load(first + at), load(second + at));
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(dots, ones));
+    }
+    if (at < query.plane_bytes) {
+        const __m256i codes = load_rest(row + at, query.plane_bytes - at);
+        const __m256i dots = dots_of_chunk(codes, load(first + at), load(second + at));
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(dots, ones));
+    }
+    return sums;
 }
 
-template <Bits bits>
+// The dot products of eight rows, in their order.
+template <int64_t chunks>
+ZIGGURAT_AVX2 inline __m256i dots_of_8_rows(const Query& query, const uint8_t* const* rows, ptrdiff_t plane) {
+    __m256i fours[2];  // lanes of 128 bits: a half of the sums of rows 0 to 3, and the other half; then rows 4 to 7
+    for (int i = 0; i < 2; ++i) {
+        __m256i sums[4];
+        for (int r = 0; r < 4; ++r) sums[r] = sums_of_row<chunks>(query, rows[4 * i + r] + plane);
+        const __m256i a = _mm256_add_epi32(_mm256_unpacklo_epi32(sums[0], sums[1]), _mm256_unpackhi_epi32(sums[0], sums[1]));
+        const __m256i b = _mm256_add_epi32(_mm256_unpacklo_epi32(sums[2], sums[3]), _mm256_unpackhi_epi32(sums[2], sums[3]));
+        fours[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    }
+    return _mm256_add_epi32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
+                            _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+}
+
+template <int64_t chunks, Bits bits>
 ZIGGURAT_AVX2 uint32_t score_avx2(const Query& query, const uint8_t* const* rows, ptrdiff_t lower, const float* scales,
                                   const float* add, float least, float* out) {
-    alignas(32) int32_t dots[kRows], lower_dots[kRows];
-    dots_avx2(query, rows, 0, dots);
-    if (bits == kAll) dots_avx2(query, rows, lower, lower_dots);
     uint32_t found = 0;
     for (int r = 0; r < kRows; r += 8) {
-        __m256i exact = _mm256_slli_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(dots + r)), bits == kAll ? 4 : 5);
-        if (bits == kAll)
-            exact = _mm256_add_epi32(exact, _mm256_load_si256(reinterpret_cast<const __m256i*>(lower_dots + r)));
+        __m256i exact = _mm256_slli_epi32(dots_of_8_rows<chunks>(query, rows + r, 0), bits == kAll ? 4 : 5);
+        if (bits == kAll) exact = _mm256_add_epi32(exact, dots_of_8_rows<chunks>(query, rows + r, lower));
         exact = _mm256_sub_epi32(exact, _mm256_set1_epi32((bits == kAll ? 128 : 241) * query.sum));
         const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(exact), _mm256_loadu_ps(scales + r));
         const __m256 scores = _mm256_add_ps(scaled, _mm256_loadu_ps(add + r));
@@ -234,7 +258,11 @@ Score score_of(int64_t path, int64_t plane_bytes) {
         if (plane_bytes == 64) return score_vnni<k64Bytes, bits>;
         return score_vnni<kAny, bits>;
     }
-    if (path == kAvx2) return score_avx2<bits>;
+    if (path == kAvx2) {
+        if (plane_bytes == kChunk) return score_avx2<1, bits>;
+        if (plane_bytes == 2 * kChunk) return score_avx2<2, bits>;
+        return score_avx2<0, bits>;
+    }
 #endif
     return score_plain<bits>;
 }
