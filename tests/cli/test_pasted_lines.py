@@ -108,3 +108,10 @@ def test_what_an_interrupted_training_prints_goes_on(
     words = shlex.split(capsys.readouterr().err.splitlines()[-1].partition("to go on: ")[2])
     assert main(words[1:]) == 0
     assert list((tmp_path / "my run" / "checkpoints").iterdir())
+
+
+def test_vectors_are_not_written_as_parquet_under_the_name_of_a_text_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    way = ways_out(capsys, "embeddings", "RUN", "user_id", "--out", str(tmp_path / "e x.csv"))
+    assert shlex.split(way.partition("1. ")[2]) == ["--out", str(tmp_path / "e x.parquet")]

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import add_model_argument, own_models
@@ -57,6 +58,13 @@ def embeddings(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.files import replacing
     from ziggurat.runs.load import load_run
 
+    if Path(options.out).suffix.lower() not in (".parquet", ".pq", ""):
+        raise ConfigError(
+            expected="a file that ends in .parquet: a vector is a list, which text files cannot hold",
+            found=repr(options.out),
+            where="command line, --out",
+            ways_out=f"--out {pasted(Path(options.out).with_suffix('.parquet'))}",
+        )
     run = load_run(options.run, step=options.step, models=own_models(options))
     found = run.embeddings(options.feature)
     with replacing(options.out) as temporary:
