@@ -55,7 +55,7 @@ FROZEN = {
         *("--parity-rows", "--allow", "--compiled", "--model"),
     },
     "index recall": {"--k", "--filter", "--users", "--plot", "--model"},
-    "recommend": {"--out", "--separator", "--k", "--filter", "--include-seen", "--model"},
+    "recommend": {"--out", "--separator", "--k", "--filter", "--include-seen", "--exclude-seen", "--model"},
     "serve": {
         *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),
         *("--shards", "--shard-addresses", "--shard"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ziggurat.errors import MissingFileError, SchemaError
 from ziggurat.features.growing import Evict
-from ziggurat.features.items import Items
+from ziggurat.features.items import Items, Repeats
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Categorical,
@@ -95,7 +95,9 @@ def schemas(draw: st.DrawFn) -> Schema:
     missing = draw(st.one_of(st.just(MISSING_TEXTS), st.lists(texts, max_size=3).map(tuple)))
     ids = [feature.name for feature in features if isinstance(feature, Categorical)]
     described = draw(st.lists(st.sampled_from(names), unique=True).map(tuple))
-    roles["items"] = Items(id=draw(st.sampled_from(ids)), features=described) if ids and draw(st.booleans()) else None
+    repeats = draw(st.sampled_from(Repeats))
+    is_described = ids and draw(st.booleans())
+    roles["items"] = Items(id=draw(st.sampled_from(ids)), features=described, repeats=repeats) if is_described else None
     return Schema(features=tuple(features), labels=tuple(labels), tables=tuple(tables), missing_texts=missing, **roles)
 
 
@@ -132,6 +134,10 @@ def test_items_are_written_as_a_block_and_hold_their_own_id():
     assert with_items.items.features == ("m", "g")
     assert schema_to_toml(with_items).endswith('[items]\nid = "m"\nfeatures = ["m", "g"]\n')
     assert "items" not in schema.to_state()  # what was prepared with a schema of before is found again
+    assert "repeats" not in with_items.to_state()["items"]
+    again = replace(schema, items=Items(id="m", repeats=Repeats.ALLOW))
+    assert schema_to_toml(again).endswith('features = ["m"]\nrepeats = "allow"\n')
+    assert again.to_state() != replace(schema, items=Items(id="m")).to_state()
 
 
 GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
@@ -162,6 +168,7 @@ GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
         ("items = 3\n" + GOOD, ["my.toml", "one block that opens with [items]", "items = 3"]),
         (GOOD + "[items]\nfeatures = []", ["my.toml, [items]", "without 'id'"]),
         (GOOD + '[items]\nid = "u"\nfeature = ["u"]', ["[items]", "unknown key 'feature'", 'did you mean "features"?']),
+        (GOOD + '[items]\nid = "u"\nrepeats = "alow"', ["[items]", "repeats", "allow"]),
         (GOOD + '[items]\nid = "v"', ["my.toml, schema, items", "'v'"]),
         (GOOD + '[items]\nid = "u"\nfeatures = ["w"]', ["schema, items", "names of features: u", "'w'"]),
         (GOOD + '[items]\nid = "u"\nfeatures = ["u", "u"]', ["schema, items", "once"]),

@@ -6,6 +6,10 @@
 
 Ranking models need no such line. Models that give users and items a vector each (`two_tower`), catalogues, exports and
 the retrieval index do: they compute an item from its own features alone, before any user asks.
+
+Whether a user may be given again what that user had is one setting, for evaluation and for answers:
+
+    repeats = "allow"
 """
 
 from __future__ import annotations
@@ -13,23 +17,68 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ziggurat.errors import SchemaError
 from ziggurat.typed import checked, nearest
 
 
+class Repeats(StrEnum):
+    """Protocols for the items that a user had before, in evaluation (full ranking) and in answers.
+
+                              evaluation: a target that the user had      answers
+        leave_out             is left out too, so it counts as missed     leave out what the user had
+        allow                 competes with all other items               may hold what the user had
+        leave_out_but_target  competes with items that are new alone      leave out what the user had
+
+    Under the first two, evaluation measures the answers that are given. The third is the protocol of RecBole's full
+    ranking: nothing that a right answer could be confused with competes, and no answer can repeat it. It says the same
+    as `leave_out` where no target was had before, as in MovieLens.
+    """
+
+    LEAVE_OUT = "leave_out"
+    ALLOW = "allow"
+    LEAVE_OUT_BUT_TARGET = "leave_out_but_target"
+
+    @property
+    def answers_leave_out(self) -> bool:
+        """Whether answers leave out what the user had."""
+        return self is not Repeats.ALLOW
+
+    @property
+    def target_can_win(self) -> bool:
+        """Whether evaluation ranks a target that the user had before."""
+        return self is not Repeats.LEAVE_OUT
+
+    @property
+    def of_evaluation(self) -> str:
+        """Say what takes part in an evaluation, for people."""
+        return {
+            Repeats.LEAVE_OUT: "items that a user had are left out, targets among them (missed)",
+            Repeats.ALLOW: "all items compete, those that a user had among them",
+            Repeats.LEAVE_OUT_BUT_TARGET: "items that a user had are left out, but for the target (as RecBole does)",
+        }[self]
+
+    @property
+    def of_answers(self) -> str:
+        """Say what answers hold, for people."""
+        return "answers leave out what a user had" if self.answers_leave_out else "answers may repeat what a user had"
+
+
 @dataclass(frozen=True, kw_only=True)
 @functools.partial(checked, error=SchemaError)
 class Items:
-    """Which features describe the item.
+    """Which features describe the item, and whether users take one again.
 
     Args:
         id: the categorical feature that names the item.
         features: all features that describe it; `id` belongs to them, and stands first where it is not among them.
+        repeats: what becomes of the items that a user had, in evaluation and in answers.
     """
 
     id: str
     features: tuple[str, ...] = ()
+    repeats: Repeats = Repeats.LEAVE_OUT_BUT_TARGET
 
     def __post_init__(self) -> None:
         if self.id not in self.features:

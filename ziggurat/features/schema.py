@@ -26,7 +26,7 @@ from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import Events
 from ziggurat.features.growing import Evict
-from ziggurat.features.items import Items
+from ziggurat.features.items import Items, Repeats
 from ziggurat.features.labels import Label as Label
 from ziggurat.features.labels import MissingLabel as MissingLabel
 from ziggurat.features.labels import Outcomes as Outcomes
@@ -316,6 +316,8 @@ class Schema:
         for name in ("missing_texts", "items", "events"):
             if not state[name]:
                 del state[name]
+        if self.items is not None and self.items.repeats is Repeats.LEAVE_OUT_BUT_TARGET:
+            del state["items"]["repeats"]
         if self.events is not None:
             state["events"] = self.events.to_state()
         for table in state["tables"]:

@@ -52,7 +52,7 @@ from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
 from ziggurat.errors import DataError, SchemaError, ZigguratError
 from ziggurat.features.events import Events
-from ziggurat.features.items import Items
+from ziggurat.features.items import Items, Repeats
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Categorical,
@@ -199,7 +199,9 @@ def _roles_text(roles: Mapping[str, str], notes: Mapping[str, str]) -> str:
 
 def _items_text(items: Items) -> str:
     names = tomlkit.item(list(items.features)).as_string()
-    return f"[items]\nid = {_plain(items.id).as_string()}\nfeatures = {names}\n"
+    text = f"[items]\nid = {_plain(items.id).as_string()}\nfeatures = {names}\n"
+    is_default = items.repeats is Repeats.LEAVE_OUT_BUT_TARGET
+    return text if is_default else f"{text}repeats = {_plain(items.repeats).as_string()}\n"
 
 
 def _events_text(events: Events) -> str:

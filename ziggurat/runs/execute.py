@@ -61,6 +61,7 @@ from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.label_gradients import drowned_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
+from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
 from ziggurat.training.records.run_lock import RunLock
@@ -279,6 +280,10 @@ def train_run(
             # A model that finds items learns what is chosen at all; its AUC is that of likes against dislikes.
             for line in () if trainer.model.finds_items else suspicious(evaluation.metrics, split=split):
                 progress.say(f"warning: {line}")
+        items = config.table_schema.items
+        for split, evaluation in evaluations.items():
+            for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
+                progress.say(f"{split}: {line}")
         for line in short_of_rows(run.metrics, prepared.inputs):
             progress.say(f"warning: {line}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))

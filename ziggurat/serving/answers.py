@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Protocol, TypeVar
 
 from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.features.items import Repeats
 from ziggurat.typed import Range, Reader, checked
 
 MAX_K = 10_000
@@ -49,7 +50,8 @@ class RecommendRequest:
         user: raw columns of the user and the context; those left out are missing.
         k: how many items.
         filter: which items may be in the answer, in the language of filters; "" for all.
-        exclude_seen: leave out what the user had in the data that the export was made from.
+        exclude_seen: leave out what the user had in the data that the export was made from; None: as the schema of the
+            run says (`[items] repeats`).
         exclude: ids of further items to leave out.
         explain: also say how the candidates were found.
     """
@@ -57,7 +59,7 @@ class RecommendRequest:
     user: dict[str, Any]
     k: Annotated[int, Range(1, MAX_K, _REASON)] = 10
     filter: str = ""
-    exclude_seen: bool = True
+    exclude_seen: bool | None = None
     exclude: tuple[str, ...] = ()
     explain: bool = False
 
@@ -241,6 +243,8 @@ class Info:
         user_id: column with the user's id, or "".
         item_id: column with the item's id, or "" without a catalogue.
         num_over_arch: items that the OverArch scores before, 0 without one.
+        repeats: protocol for what a user had before, in the run's evaluation and in answers; see `features/items.py`.
+        exclude_seen: whether answers leave out what a user had, where a request does not say.
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
         changes: of the items since the export was made, as plain data: live_items, deleted_items, unmerged_items,
             changes, merged_changes, journal_bytes, last_merge (UTC, "" if there was none); empty without a catalogue.
@@ -262,6 +266,8 @@ class Info:
     user_id: str = ""
     item_id: str = ""
     num_over_arch: int = 0
+    repeats: str = Repeats.LEAVE_OUT_BUT_TARGET.value
+    exclude_seen: bool = True
     examples: tuple[dict[str, Any], ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
 

@@ -62,14 +62,14 @@ class BulkConfig:
     Args:
         k: items for each user.
         filter: which items may be in the lists; "" for all.
-        exclude_seen: leave out what a user has had in the data that the export was made from.
+        exclude_seen: leave out what a user has had in the data that the export was made from; None: as the export does.
         part_users: users of one part, the unit of going on after a kill.
         separator: of text files of users; "" for the format's own.
     """
 
     k: Annotated[int, Range(1, MAX_K, "more than one request may ask for")] = 100
     filter: str = ""
-    exclude_seen: bool = True
+    exclude_seen: bool | None = None
     part_users: Count = 4096
     separator: str = ""
 

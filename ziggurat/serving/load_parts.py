@@ -143,6 +143,8 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
         user_id="" if users is None else users.id_column,
         item_id="" if catalogue is None else catalogue.columns.id,
         num_over_arch=0 if chain.rescorer is None else chain.settings.num_over_arch,
+        repeats=chain.settings.repeats.value,
+        exclude_seen=chain.settings.repeats.answers_leave_out,
         examples=read_requests(export),
     )
 

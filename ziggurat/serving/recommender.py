@@ -119,7 +119,7 @@ class Recommender:
         *,
         k: int = 10,
         filter: str = "",
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = None,
         exclude: Sequence[str] = (),
         explain: bool = False,
     ) -> Any:
@@ -129,7 +129,8 @@ class Recommender:
             user: raw columns; those left out are the known user's, or missing.
             k: how many items.
             filter: which items may be in the answer; see the guide to filters.
-            exclude_seen: leave out what the user has had in the data.
+            exclude_seen: leave out what the user has had in the data; None: as the schema of the run says
+                (`[items] repeats`, in `info().repeats`).
             exclude: ids of further items to leave out.
             explain: also say how the candidates were found.
 
@@ -252,8 +253,9 @@ class Recommender:
         question = self._question(request)
         self._check_values(request.user)
         lines = []
-        if request.exclude_seen and self._users is not None and number in self._users.seen(request.user):
-            lines.append("left out: the user has had it (exclude_seen)")
+        if self._leaves_out_seen(request) and self._users is not None and number in self._users.seen(request.user):
+            said = f"repeats = {self._info.repeats}" if request.exclude_seen is None else "exclude_seen"
+            lines.append(f"left out: the user has had it ({said})")
         if canonical_id(id) in {canonical_id(each) for each in request.exclude}:
             lines.append("left out: the request excludes it")
         if question.filter is not None and self.chain.index is not None:
@@ -325,7 +327,7 @@ class Recommender:
             raise no_index(self.export.name)
         question = self._asker(request.user)
         left_out = []
-        if request.exclude_seen:
+        if self._leaves_out_seen(request):
             left_out += had_before(request.user, users=self._users, catalogue=self._catalogue())
         if request.exclude:
             left_out.append(self._catalogue().known(request.exclude))
@@ -336,6 +338,9 @@ class Recommender:
             filter=self.chain.index.parse(text) if text else None,
             exclude=torch.cat(left_out) if left_out else None,
         )
+
+    def _leaves_out_seen(self, request: RecommendRequest) -> bool:
+        return self._info.exclude_seen if request.exclude_seen is None else request.exclude_seen
 
     def _asker(self, user: Mapping[str, Any]) -> Question:
         """Who asks: the columns of the request, completed by what is known of the user."""

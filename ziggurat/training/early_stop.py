@@ -22,7 +22,7 @@ from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.metrics.accumulator import has_metrics, metric_names
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.directions import has_direction, higher_is_better
 
 
 def improves_upwards(config: EarlyStopConfig) -> bool:
@@ -55,7 +55,7 @@ def stop_metric(
     if config.metric == AUTO_METRIC:
         return _metric_of(_first_judged(labels), several=len(labels) > 1)
     known = [name for name in metric_names(labels, has_groups=has_groups) if not name.startswith("calibration")]
-    known += [name for name in more if not name.startswith("full_coverage")]
+    known += [name for name in more if has_direction(name)]
     mine = metric_names(labels, has_groups=has_groups, own=own)[len(metric_names(labels, has_groups=has_groups)) :]
     if config.metric in mine:
         if config.better is Better.AUTO:

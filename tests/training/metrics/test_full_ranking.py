@@ -11,10 +11,20 @@ import ziggurat as zg
 from ziggurat.data.preprocess.fit.latest_items import LATEST_FILE
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.items import Repeats
 from ziggurat.features.schema import NumericTransform
 from ziggurat.training.evaluation.full_ranking_pass import FullRanking
 from ziggurat.training.metrics import full_ranking
-from ziggurat.training.metrics.full_ranking import FullRankingSums, HadBefore, Questions, full_ranking_names, rank_all
+from ziggurat.training.metrics.full_ranking import (
+    FullRankingSums,
+    HadBefore,
+    Questions,
+    full_ranking_names,
+    had_targets,
+    left_out,
+    rank_all,
+    repeats_lines,
+)
 
 
 def naive(items, users, targets, excluded, depth):
@@ -50,8 +60,10 @@ def test_it_is_that_of_plain_numpy(seed, monkeypatch):
     weights = torch.tensor(rng.choice([0.0, 1.0, 2.0], (num_questions, 2)))
     sums = FullRankingSums([LabelSpec(name="a"), LabelSpec(name="b")], num_items=num_items, ks=(2, 6))
     half = num_questions // 2
+    repeated = had_targets(targets, np.array(pairs, dtype=np.int64).reshape(-1, 2))
+    assert repeated.tolist() == [(q, n) in pairs for q, n in enumerate(targets.tolist())]
     for some in (slice(0, half), slice(half, None)):
-        sums.add(ranks[some], lists[some], weights[some])
+        sums.add(ranks[some], lists[some], weights[some], is_repeated_Q=torch.from_numpy(repeated[some]))
     found = sums.compute()
     assert set(found) == set(full_ranking_names(sums.labels, ks=(2, 6)))
     for index, label in enumerate("ab"):
@@ -66,6 +78,9 @@ def test_it_is_that_of_plain_numpy(seed, monkeypatch):
             assert [found[name] for name in names] == pytest.approx(wanted, nan_ok=True)
         wanted_mrr = sum(w / r for w, r, _ in asked if r) / total if total else math.nan
         assert found[f"full_mrr/{label}"] == pytest.approx(wanted_mrr, nan_ok=True)
+        of_label = weights[:, index].numpy()
+        wanted_share = (of_label * repeated).sum() / total if total else math.nan
+        assert found[f"full_repeated/{label}"] == pytest.approx(wanted_share, nan_ok=True)
 
 
 def test_what_groups_had_is_found_and_nobody_had_nothing():
@@ -127,5 +142,33 @@ def test_a_score_that_is_not_a_number_finds_nothing_and_is_found_nowhere():
     assert ranks.tolist() == [3, 0, 0, 3, 2]
     assert lists.tolist() == [[2, 3, 0, -1], [-1] * 4, [2, 3, 0, -1], [2, 0, 3, -1], [3, 0, -1, -1]]
     sums = FullRankingSums([LabelSpec(name="a")], num_items=4, ks=(1, 2))
-    sums.add(ranks[1:2], lists[1:2], torch.ones(1, 1))
+    sums.add(ranks[1:2], lists[1:2], torch.ones(1, 1), is_repeated_Q=torch.tensor([False]))
     assert sums.compute() == {name: 0.0 for name in full_ranking_names(sums.labels, ks=(1, 2))}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "rank", "first"), [("leave_out", 0, [2, 3]), ("allow", 3, [0, 2]), ("leave_out_but_target", 2, [2, 1])]
+)
+def test_three_protocols_for_what_a_user_had(repeats, rank, first):
+    """One user, items of falling score but for item 2; items 0 and 1 were had, and item 1 is taken again."""
+    items, had = torch.tensor([[5.0], [3.0], [4.0], [1.0]]), np.array([[0, 0], [0, 1]])
+    targets, excluded = left_out(np.array([1]), had, repeats=Repeats(repeats))
+    questions = Questions(
+        users=torch.ones(1, 1), targets=torch.from_numpy(targets), excluded=torch.from_numpy(excluded)
+    )
+    ranks, lists = rank_all(items, questions, depth=2)
+    assert (ranks.tolist(), lists.tolist()) == ([rank], [first])
+    new, _ = left_out(np.array([2]), had, repeats=Repeats(repeats))
+    assert new.tolist() == [2], "a target that is new can be found under each protocol"
+
+
+def test_the_protocol_is_said_and_a_warning_where_answers_differ():
+    metrics = {"auc": 0.5, "full_recall@10": 0.5, "full_repeated": 0.75}
+    said = {repeats: repeats_lines(metrics, repeats=repeats) for repeats in Repeats}
+    assert all("75.0% of the targets are repeated, 25.0% are new" in lines[0] for lines in said.values())
+    assert [len(lines) for lines in said.values()] == [1, 1, 2], "answers follow the first two"
+    assert "answers can never hold the 75.0%" in said[Repeats.LEAVE_OUT_BUT_TARGET][1]
+    assert len(repeats_lines({"full_repeated": 0.0}, repeats=Repeats.LEAVE_OUT_BUT_TARGET)) == 1
+    assert repeats_lines({"auc": 0.5}, repeats=Repeats.LEAVE_OUT_BUT_TARGET) == []
+    both = {"full_repeated/a": 0.0, "full_repeated/b": 0.5}
+    assert "of 'b'" in repeats_lines(both, repeats=Repeats.LEAVE_OUT_BUT_TARGET)[2]

@@ -136,6 +136,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.load import open_run
     from ziggurat.runs.quality.slices import SliceConfig
     from ziggurat.training.evaluation.evaluate import metrics_line
+    from ziggurat.training.metrics.full_ranking import repeats_lines
     from ziggurat.training.records.run_folder import EVALUATION, RunFolder
     from ziggurat.training.report.page import write_report
     from ziggurat.training.report.progress import show_progress
@@ -163,6 +164,9 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             what = f"{options.split} rows of the run" if options.split else "rows"
             print_line(f"{evaluation.num_rows:,} {what}, checkpoint of step {run.step:,}")
             print_line(metrics_line(evaluation.metrics))
+            items = run.config.table_schema.items
+            for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
+                print_line(line)
             if not options.split:
                 _print_unknown(run)
             _print_slices(evaluation)

@@ -171,8 +171,16 @@ def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--k", type=int, default=100, help="items for each user (default: %(default)s)")
     parser.add_argument("--filter", default="", help="which items may be in the lists (default: all)")
     parser.add_argument("--separator", metavar="X", default="", help="of text files: a character, semicolon, tab …")
-    parser.add_argument(
-        "--include-seen", action="store_true", help="also items that the user has had in the data of the export"
+    seen = parser.add_mutually_exclusive_group()
+    seen.add_argument(
+        "--include-seen",
+        dest="exclude_seen",
+        action="store_false",
+        default=None,
+        help="also items that the user has had in the data of the export (default: as the schema of its run says)",
+    )
+    seen.add_argument(
+        "--exclude-seen", dest="exclude_seen", action="store_true", default=None, help="leave out such items"
     )
     add_model_argument(parser)
 
@@ -185,7 +193,7 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.report.progress import show_progress
 
     config = BulkConfig(
-        k=options.k, filter=options.filter, exclude_seen=not options.include_seen, separator=options.separator
+        k=options.k, filter=options.filter, exclude_seen=options.exclude_seen, separator=options.separator
     )
     look_at_export(options.export, filters=[config.filter])
     users_of(options.users, out=options.out, config=config)
@@ -206,6 +214,10 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
         f"{_counted(result.num_unknown, 'user')} that the export does not know" if result.num_unknown else "",
         f"{_counted(result.resumed, 'user')} done before" if result.resumed else "",
     ]
+    info = loaded.info()
+    leaves_out = info.exclude_seen if config.exclude_seen is None else config.exclude_seen
+    said = f"repeats = {info.repeats}" if config.exclude_seen is None else "as the command says"
+    notes.append(f"items that a user had {'are left out' if leaves_out else 'may be in the list'} ({said})")
     lists, items = _counted(result.num_users, "user"), _counted(result.num_items, "item")
     print_line(f"lists of {lists}, {items}, in {options.out}")
     for note in filter(None, notes):

@@ -37,6 +37,7 @@ from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL, Candidates, C
 from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.evaluation.full_ranking_pass import FullRanking
+from ziggurat.training.metrics.full_ranking import left_out
 from ziggurat.training.report.progress import NoProgress, Progress
 
 _AT_ONCE = 64
@@ -63,7 +64,7 @@ class HeldOutLikes:
     """Questions whose answers are known.
 
     Args:
-        questions: raw columns of users, and what they had before.
+        questions: raw columns of users, and the items that they had before and that do not take part.
         targets: number of each one's item in the catalogue; -1 where it is not there, or training never saw it.
         weights: of each question, all labels together.
         groups: number of each one's user, whose questions hang together.
@@ -137,9 +138,10 @@ def held_out_likes(
     rows, num_all = _sampled(dataset, most=wanted.most, seed=wanted.seed)
     found = _facts(dataset, rows, ranking=ranking)
     raw = _raw_rows(data, rows, split=wanted.split, schemas=schemas, of_item=of_item)
+    spared = found.targets if ranking.repeats.target_can_win else np.full_like(found.targets, -1)
     questions = [
         Question(row=row, k=1, exclude=places.of_items(had, but=target))
-        for row, had, target in zip(raw, found.had, found.targets.tolist(), strict=True)
+        for row, had, target in zip(raw, found.had, spared.tolist(), strict=True)
     ]
     return HeldOutLikes(
         questions=questions,
@@ -274,7 +276,7 @@ def _facts(dataset: EncodedDataset, rows: NDArray[np.int64], *, ranking: FullRan
         targets[at], weights[at] = ranking.targets(batch)[mine], _weights(batch, dataset)[mine]
         if batch.groups is not None:
             groups[at] = batch.groups.numpy()[mine]
-        pairs = ranking.excluded(batch, mine)
+        _, pairs = left_out(ranking.targets(batch)[mine], ranking.had(batch, mine), repeats=ranking.repeats)
         bounds = np.searchsorted(pairs[:, 0], np.arange(len(mine) + 1))
         for number, place in enumerate(at.tolist()):
             had[place] = pairs[bounds[number] : bounds[number + 1], 1]

@@ -29,6 +29,7 @@ from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.errors import ConfigError, FileError
+from ziggurat.features.items import Items
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of, write_bytes
 from ziggurat.parallel.device import Device
@@ -140,7 +141,11 @@ def export_run(
         asked.check(formula, catalogue=catalogue)
         user_id = runs.main.preprocessing.schema.group if (folder / "users").exists() else ""
         sizes = {"num_candidates": config.num_candidates, "num_over_arch": config.num_over_arch}
-        settings = ChainSettings(formula=formula, user_id=user_id, **sizes)
+        items = runs.main.preprocessing.schema.items
+        repeats = Items.repeats if items is None else items.repeats
+        settings = ChainSettings(formula=formula, user_id=user_id, repeats=repeats, **sizes)
+        if runs.encoder is not None:
+            progress.say(f"{repeats.of_answers} (repeats = {repeats.value}); a request may say otherwise: exclude_seen")
         settings.write(folder / CHAIN_FILE)
         made = {"sources": _sources(runs), "made_with": _versions()}
         seal_export(folder, facts=facts, **made)

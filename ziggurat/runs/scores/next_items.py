@@ -4,7 +4,8 @@
     ziggurat predict RUN events.parquet --out next.csv  1       │    1 │ Toy Story (1995) │ 0.66
 
 Histories are the latest events of each user in the log, whatever the run was trained on; users need not be known. All
-items of the run's training are ranked, but for those that the user had in the log. A question is asked at the time of
+items of the run's training are ranked; those that the user had in the log are left out, unless the schema says
+`repeats = "allow"` under `[items]`. A question is asked at the time of
 the user's last event. Ids of the log that the run does not know are counted, as for any prediction. A score is the
 inner product of the vectors of history and item, as in an export's answers: a cosine for vectors of length 1.
 """
@@ -86,6 +87,9 @@ def next_items(
         run.warn(note, progress)
     questions = open_questions(log, max_length=schema.events.max_length)
     assert schema.items is not None
+    repeats = schema.items.repeats
+    if progress is not None and run.team.is_first:
+        progress.say(f"{repeats.of_answers} (repeats = {repeats.value})")
     with torch.no_grad():
         rows_N = model.item_counts[NUM_RESERVED_ROWS:].nonzero().squeeze(1) + NUM_RESERVED_ROWS
         items_ND = model.vectors_of_items(rows_N)
@@ -101,7 +105,8 @@ def next_items(
                 users_QD = model.user_vectors(batch)
                 nobody_Q = torch.full((len(users_QD),), -1, dtype=torch.int64, device=users_QD.device)
                 had = _had(model, batch, number_of_row)
-                asked = Questions(users=users_QD, targets=nobody_Q, excluded=had)
+                excluded = had if repeats.answers_leave_out else had[:0]
+                asked = Questions(users=users_QD, targets=nobody_Q, excluded=excluded)
                 yield _answers(run, frame[schema.group], ids, items_ND, asked, k=k)
 
 

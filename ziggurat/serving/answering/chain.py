@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ExportError
+from ziggurat.features.items import Repeats
 from ziggurat.files import Format
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
 from ziggurat.serving.answering.item_search import LESS, ItemSearch
@@ -48,12 +49,14 @@ class ChainSettings:
         num_candidates: items that index or OverArch give the ranker, for answers of no more items than that.
         num_over_arch: items that the index gives the OverArch, where there is one.
         user_id: column with the user's id, or "".
+        repeats: of the run that retrieves: whether answers leave out what a user had, where a request does not say.
     """
 
     formula: str
     num_candidates: Count = 500
     num_over_arch: Count = 2000
     user_id: str = ""
+    repeats: Repeats = Repeats.LEAVE_OUT_BUT_TARGET
 
     @staticmethod
     def read(path: Any) -> ChainSettings:

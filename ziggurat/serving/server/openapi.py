@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ziggurat.features.items import Repeats
 from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
 
@@ -335,7 +336,12 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "user": _ref("User"),
                 "k": {"type": "integer", "minimum": 1, "maximum": config.max_k, "default": 10},
                 "filter": {"type": "string", "default": "", "description": f"attributes: {filters or 'none'}"},
-                "exclude_seen": {"type": "boolean", "default": True},
+                "exclude_seen": {
+                    "type": ["boolean", "null"],
+                    "default": None,
+                    "description": "leave out what the user has had; null: "
+                    + ("it is left out" if info.exclude_seen else "it may be in the answer"),
+                },
                 "exclude": {"type": "array", "items": text, "maxItems": config.max_items},
                 "explain": {"type": "boolean", "default": False},
             },
@@ -422,6 +428,8 @@ def _info_schema() -> dict[str, Any]:
         "user_id": text,
         "item_id": text,
         "num_over_arch": number,
+        "repeats": {"type": "string", "enum": [each.value for each in Repeats]},
+        "exclude_seen": {"type": "boolean"},
         "examples": objects,
         "changes": {"type": "object"},
         "limits": {

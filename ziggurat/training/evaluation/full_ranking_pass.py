@@ -36,6 +36,8 @@ from ziggurat.training.metrics.full_ranking import (
     HadBefore,
     Questions,
     full_ranking_names,
+    had_targets,
+    left_out,
     rank_all,
 )
 from ziggurat.training.step.precision_choice import whole_products
@@ -113,6 +115,7 @@ class FullRanking:
         inputs: InputSpec = train.inputs
         assert inputs.items is not None
         self.inputs = inputs
+        self.repeats = inputs.items.repeats
         self.item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
         self.items = self._items_of(train)
         if not self.items.num_rows:
@@ -145,8 +148,8 @@ class FullRanking:
         index = self.inputs.single.index(self.item)
         return self.numbers(batch.single[index].cpu().numpy())
 
-    def excluded(self, batch: Batch, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(E, 2) pairs of question and item that do not take part, by question; question i is sample `samples[i]`."""
+    def had(self, batch: Batch, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(E, 2) pairs of question and item that the user had, by question; question i is sample `samples[i]`."""
         parts = list(self._of_histories(batch, samples))
         if batch.groups is not None:
             parts.append(self._had.pairs_of(batch.groups.cpu().numpy()[samples]))
@@ -243,13 +246,16 @@ class FullRankingPass:
     def _ask(self, batch: Batch, users_BD: Tensor, weights_BL: Tensor) -> None:
         samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)
         numbers = samples.numpy()
+        wanted, had = self._ranking.targets(batch)[numbers], self._ranking.had(batch, numbers)
+        targets, excluded = left_out(wanted, had, repeats=self._ranking.repeats)
         questions = Questions(
             users=users_BD[samples.to(self._device)],
-            targets=torch.from_numpy(self._ranking.targets(batch)[numbers]).to(self._device),
-            excluded=torch.from_numpy(self._ranking.excluded(batch, numbers)).to(self._device),
+            targets=torch.from_numpy(targets).to(self._device),
+            excluded=torch.from_numpy(excluded).to(self._device),
         )
         ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
-        self._sums.add(ranks_Q.cpu(), lists_QK.cpu(), weights_BL[samples])
+        is_repeated_Q = torch.from_numpy(had_targets(wanted, had))
+        self._sums.add(ranks_Q.cpu(), lists_QK.cpu(), weights_BL[samples], is_repeated_Q=is_repeated_Q)
 
     def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """The metrics of all questions; collective where there is a process group."""

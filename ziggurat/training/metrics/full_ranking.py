@@ -1,12 +1,14 @@
 """Full ranking: of all items, where does a model that finds items put the one that was liked?
 
-Every positive sample is a question: its user, at its moment. All items of the training data are ranked by the inner
-product with their vectors, but for those that the user had before; r is the rank of the sample's own item.
+Every positive sample is a question: its user, at its moment. The items of the training data are ranked by the inner
+product with their vectors; r is the rank of the sample's own item. Those that the user had before take part as the
+schema says (`[items] repeats`, see `features/items.py`).
 
     full_recall@k     share of questions with r ≤ k
     full_ndcg@k       mean of 1 / log₂(r + 1) where r ≤ k, else 0            (one right answer: the best is 1)
     full_mrr          mean of 1 / r
     full_coverage@k   share of all items that stand among the first k of any question
+    full_repeated     share of questions whose item the user had before; the others ask for an item that is new
 
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
@@ -14,7 +16,8 @@ the order of the items' rows. A score that is not a number finds nothing: its it
 that asks for it is missed.
 
 *Had before* are the items of the user's (group's) training samples, and of the splits before the one evaluated; and
-those in the sample's own lists that share the item's table (a history). The sample's own item always takes part.
+those in the sample's own lists that share the item's table (a history). The sample's own item takes part even then,
+unless `repeats = "leave_out"`: such a question is missed, as answers miss it.
 
 Cost: 2·D FLOPs for each question and item, in chunks, so that memory does not grow with either; and one pass over the
 training data for items and what users had.
@@ -22,20 +25,23 @@ training data for items and what users had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.items import Repeats
 from ziggurat.features.schema import Label
 
 DEFAULT_KS = (10, 50, 100)
+REPEATED = "full_repeated"
 _QUESTIONS, _ITEMS = 512, 65_536  # of one matrix product
 
 
@@ -46,7 +52,7 @@ def full_ranking_names(labels: Sequence[Label | LabelSpec], *, ks: Sequence[int]
     """
     middle = sorted(ks)[len(ks) // 2]
     names = [f"full_recall@{k}" for k in (middle, *(k for k in ks if k != middle))]
-    names += [f"full_ndcg@{k}" for k in ks] + ["full_mrr"] + [f"full_coverage@{k}" for k in ks]
+    names += [f"full_ndcg@{k}" for k in ks] + ["full_mrr"] + [f"full_coverage@{k}" for k in ks] + [REPEATED]
     return [f"{name}/{label.name}" if len(labels) > 1 else name for label in labels for name in names]
 
 
@@ -63,6 +69,37 @@ class Questions:
     users: Float[Tensor, "Q D"]
     targets: Int64[Tensor, "Q"]
     excluded: Int64[Tensor, "E 2"]
+
+
+def had_targets(targets_Q: NDArray[np.int64], had: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which questions ask for an item that their user had before.
+
+    Args:
+        targets_Q: the number of each question's item.
+        had: (E, 2) pairs of question and item that the user had.
+    """
+    is_repeated_Q = np.zeros(len(targets_Q), dtype=bool)
+    is_repeated_Q[had[had[:, 1] == targets_Q[had[:, 0]], 0]] = True
+    return is_repeated_Q
+
+
+def left_out(
+    targets_Q: NDArray[np.int64], had: NDArray[np.int64], *, repeats: Repeats
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Apply the protocol of repeats to questions.
+
+    Args:
+        targets_Q: the number of each question's item.
+        had: (E, 2) pairs of question and item that the user had, by question.
+        repeats: the protocol.
+
+    Returns:
+        The targets, -1 where one cannot be found; and the pairs that do not take part. `rank_all` and
+        `ScoredCandidates` spare a target that is among these.
+    """
+    if not repeats.target_can_win:
+        targets_Q = np.where(had_targets(targets_Q, had), -1, targets_Q)
+    return targets_Q, had if repeats.answers_leave_out else had[:0]
 
 
 def rank_all(
@@ -149,11 +186,17 @@ class FullRankingSums:
 
     def __init__(self, labels: Sequence[LabelSpec], *, num_items: int, ks: Sequence[int] = DEFAULT_KS) -> None:
         self.labels, self.ks, self.num_items = tuple(labels), tuple(ks), num_items
-        self._sums = torch.zeros(len(labels), 2 * len(ks) + 2, dtype=torch.float64)  # recalls, ndcgs, mrr, weight
+        # recalls, ndcgs, mrr, repeated, weight
+        self._sums = torch.zeros(len(labels), 2 * len(ks) + 3, dtype=torch.float64)
         self._covered = torch.zeros(len(labels), len(ks), num_items, dtype=torch.bool)
 
     def add(
-        self, ranks_Q: Int64[Tensor, "Q"], lists_QK: Int64[Tensor, "Q K"], weights_QL: Float[Tensor, "Q L"]
+        self,
+        ranks_Q: Int64[Tensor, "Q"],
+        lists_QK: Int64[Tensor, "Q K"],
+        weights_QL: Float[Tensor, "Q L"],
+        *,
+        is_repeated_Q: Bool[Tensor, "Q"],
     ) -> None:
         """Count some questions.
 
@@ -161,12 +204,13 @@ class FullRankingSums:
             ranks_Q: of the targets; 0 where there is none.
             lists_QK: first items; -1 where there are fewer.
             weights_QL: of each question for each label; 0 where it is none.
+            is_repeated_Q: whether the user had the target before.
         """
         ranks = torch.where(ranks_Q > 0, ranks_Q.double(), torch.inf)
         gains = 1.0 / torch.log2(ranks + 1.0)
         within = [ranks <= k for k in self.ks]
         columns = [each.double() for each in within] + [torch.where(each, gains, 0.0) for each in within]
-        values = torch.stack([*columns, 1.0 / ranks, torch.ones_like(ranks)], dim=1)
+        values = torch.stack([*columns, 1.0 / ranks, is_repeated_Q.double(), torch.ones_like(ranks)], dim=1)
         self._sums += weights_QL.double().T @ values
         for label in range(len(self.labels)):
             asked = lists_QK[weights_QL[:, label] > 0]
@@ -193,9 +237,36 @@ class FullRankingSums:
             values |= dict(zip((f"full_ndcg@{k}" for k in self.ks), means[num : 2 * num], strict=True))
             values |= {"full_mrr": means[2 * num]}
             values |= dict(zip((f"full_coverage@{k}" for k in self.ks), shares, strict=True))
+            values |= {REPEATED: means[2 * num + 1]}
             end = f"/{label.name}" if len(self.labels) > 1 else ""
             found |= {name + end: value for name, value in values.items()}
         return found
+
+
+def repeats_lines(metrics: Mapping[str, float], *, repeats: Repeats) -> list[str]:
+    """Say by which protocol items were ranked, how many targets were had before, and whether answers differ.
+
+    Args:
+        metrics: of an evaluation; nothing is said of one without full ranking.
+        repeats: the protocol.
+    """
+    lines = []
+    for name, share in metrics.items():
+        metric, _, label = name.partition("/")
+        if metric != REPEATED or math.isnan(share):
+            continue
+        of_label = f" of {label!r}" if label else ""
+        lines.append(
+            f"full ranking{of_label}: {repeats.of_evaluation}; {share:.1%} of the targets are repeated, "
+            f"{1 - share:.1%} are new; {repeats.of_answers} (repeats = {repeats.value})"
+        )
+        if share and repeats.answers_leave_out and repeats.target_can_win:
+            lines.append(
+                f"warning: answers can never hold the {share:.1%} of targets{of_label} that their users had before, "
+                'and these metrics count them: in [items] of the schema, repeats = "allow" lets answers repeat items, '
+                'repeats = "leave_out" counts such targets as missed'
+            )
+    return lines
 
 
 class HadBefore:

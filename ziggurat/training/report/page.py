@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.features.items import Repeats
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
@@ -28,6 +29,7 @@ from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.evaluation.evaluate import versus_baseline
+from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, RunFolder, read_evaluation
 from ziggurat.training.report.exchange import exchange_section
@@ -67,6 +69,7 @@ def write_report(folder: str | Path) -> Path:
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
         _metrics_table(evaluations, baseline=baseline),
         _baseline_text(run, evaluations, baseline=baseline, metric=_stop_metric(config)),
+        _repeats_text(evaluations, config=config),
         _slices_section(evaluations),
         "<h2>Training</h2><div class=plots>",
         *(_svg(figure) for figure in training_figures(records, best_step=best)),
@@ -131,6 +134,18 @@ def _summary(records: list[dict[str, Any]], *, best: int) -> str:
     skipped = sum(record["kind"] == "skipped" for record in records)
     text = f"{steps:,} steps" + (f", best at step {best:,}" if best else "")
     return text + (f", {skipped} skipped because of NaN or infinity" if skipped else "")
+
+
+def _repeats_text(evaluations: dict[str, Any], *, config: dict[str, Any]) -> str:
+    """Say by which protocol items were ranked, and whether answers differ from it."""
+    items = (config.get("table_schema") or {}).get("items") or {}
+    repeats = Repeats(items.get("repeats", Repeats.LEAVE_OUT_BUT_TARGET))
+    lines = [
+        f"{split}: {line}"
+        for split, found in evaluations.items()
+        for line in repeats_lines(found["metrics"], repeats=repeats)
+    ]
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> str:

@@ -231,6 +231,7 @@ async function begin() {
     ? `Attributes: ${filters.join(", ")}.` + (about.filter_example ? ` For example: ${about.filter_example}` : "")
     : "This export has no attributes to filter by.";
   byId("k").max = about.limits.max_k;
+  byId("seen").checked = about.exclude_seen;
   const { users } = await call("users");
   byId("users").replaceChildren(...users.map((id) => Object.assign(make("option"), { value: id })));
   if (users.length && !byId("user").value) byId("user").value = users[0];
