@@ -17,6 +17,7 @@ from tests.serving.shop import Shop
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.items import Repeats
 from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.held_out_likes import (
@@ -32,14 +33,20 @@ from ziggurat.serving.answering.chain import Question
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export.export_folder import open_export
 from ziggurat.serving.value_model.formula import ValueModel
+from ziggurat.training.evaluation.full_ranking_pass import FullRanking
 from ziggurat.training.records.run_folder import STARTUP
 from ziggurat.training.report.progress import NoProgress
 
 QUICK = zg.ExportConfig(num_candidates=12, golden=1, program=False, parity_rows=100)
 
 
-@pytest.mark.parametrize("split", ["valid", "test"])
-def test_retrieval_alone_is_the_full_ranking_of_the_run(shop: Shop, loaded: zg.Recommender, split: str) -> None:
+@pytest.mark.parametrize(
+    ("split", "repeats"), [("valid", Repeats.LEAVE_OUT_BUT_TARGET), *(("test", each) for each in Repeats)]
+)
+def test_retrieval_alone_is_the_full_ranking_of_the_run(
+    shop: Shop, loaded: zg.Recommender, split: str, repeats: Repeats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FullRanking, "repeats", repeats)  # as if the schema said so
     run = zg.load_run(shop.two_tower)
     data = RunData(
         config=raw_files(run.config, progress=NoProgress()), schema=run.preprocessing.schema, bad_rows=BadRows()
@@ -52,7 +59,9 @@ def test_retrieval_alone_is_the_full_ranking_of_the_run(shop: Shop, loaded: zg.R
     candidates = scored_candidates(likes)
     ranks = candidates.ranks(candidates.scores["retrieval"].double()).double()
     ndcg = torch.where((ranks > 0) & (ranks <= 10), 1 / torch.log2(ranks + 1), 0.0).mean()
-    assert float(ndcg) == pytest.approx(run.evaluate_split(split).metrics["full_ndcg@10"], abs=1e-9)
+    metrics = run.evaluate_split(split).metrics
+    assert float(ndcg) == pytest.approx(metrics["full_ndcg@10"], abs=1e-9)
+    assert metrics["full_repeated"] > 0.4, "else the protocols say the same"
     some = held_out_likes(
         prepared, chain=chain, data=data, schemas=schemas, wanted=dataclasses.replace(wanted, most=20, seed=3)
     )

@@ -27,6 +27,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.items import Repeats
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import labelled_weights
@@ -115,7 +116,6 @@ class FullRanking:
         inputs: InputSpec = train.inputs
         assert inputs.items is not None
         self.inputs = inputs
-        self.repeats = inputs.items.repeats
         self.item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
         self.items = self._items_of(train)
         if not self.items.num_rows:
@@ -134,6 +134,12 @@ class FullRanking:
             if spec.table == self.item.table and spec.name not in inputs.items.features
         ]
         self._had = HadBefore(pair for dataset in (train, *before) for pair in self._pairs(dataset))
+
+    @property
+    def repeats(self) -> Repeats:
+        """The schema's protocol for what a user had before."""
+        assert self.inputs.items is not None
+        return self.inputs.items.repeats
 
     def begin(self, model: FindsItems, *, ks: Sequence[int] = DEFAULT_KS) -> FullRankingPass:
         """Compute the vectors of all items; collective on many ranks."""
