@@ -71,11 +71,11 @@ class Ours:
 
     def search(self, queries: np.ndarray, which: np.ndarray, setting: int) -> np.ndarray:
         from ziggurat.retrieval.planner import PlanKind
+        from ziggurat.retrieval.vectors import search_blocks
 
         torch, own = self._torch, self._torch.from_numpy(queries)
         if self._blocks:
-            found = [self._blocks[f].search(own[i : i + 1], k=K).positions for i, f in enumerate(which)]
-            return self._order[torch.cat(found).numpy()] if len(found) > 1 else self._order[found[0].numpy()]
+            return self._order[search_blocks([self._blocks[f] for f in which], own, k=K).positions.numpy()]
         if not self._masks:
             return self._order[self._index.search(own, k=K, probes=setting).positions.numpy()]
         plans = [self._planner.filtered(k=K, probes=setting, passing=self._passing[f], cached=False) for f in which]

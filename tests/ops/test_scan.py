@@ -26,6 +26,7 @@ from ziggurat.ops.scan import (
     scan_clusters_reference,
     scan_rows,
     scan_rows_reference,
+    scan_tables,
 )
 from ziggurat.ops.scan.reference import round_query
 
@@ -110,6 +111,29 @@ def test_the_largest_products_do_not_overflow(dim: int) -> None:
             assert same(found, expected), path
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_table_for_each_query_is_searched_as_its_rows_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    dim, k = draw.choice([5, 64, 128]), draw.choice([1, 7, 40])
+    tables, numbers = [], []
+    for num in (0, 1, 30, 300):
+        tables.append(tables_of(torch.randn(num, dim, generator=generator), num_clusters=1, generator=generator))
+        numbers.append(torch.randperm(1000, generator=generator)[:num])
+    queries = torch.randn(4, dim, generator=generator)
+    candidates = draw.choice([0, k, 3 * k, 299, 300])
+    options: dict[str, Any] = {"k": k, "numbers": numbers, "candidates": candidates}
+    found = [scan_tables(tables, queries, **options, path=path) for path in paths()]
+    monkeypatch.setattr(kernel, "_LIBRARY", CppLibrary.missing("no compiler"))
+    expected = scan_tables(tables, queries, **options)
+    for each in found:
+        assert same(each, expected)
+    for i, table in enumerate(tables):
+        own = scan_rows_reference(table, queries[i : i + 1], k=k, rows=[None], candidates=candidates)
+        assert torch.equal(own.scores[0], expected.scores[i])
+        names = [int(numbers[i][at]) if at >= 0 else -1 for at in own.positions[0].tolist()]
+        assert names == expected.positions[i].tolist()
+
+
 def test_more_clusters_are_read_until_enough_rows_pass() -> None:
     generator = torch.Generator().manual_seed(0)
     tables = tables_of(torch.randn(400, 8, generator=generator), num_clusters=20, generator=generator)
@@ -151,6 +175,8 @@ def test_a_query_that_is_not_finite_is_refused(bad: float, monkeypatch: pytest.M
             scan_clusters(tables, queries, k=1, probes=one, least=one)
         with pytest.raises(DataError, match="query 1"):
             scan_rows(tables, queries, k=1, rows=[None] * 3)
+        with pytest.raises(DataError, match="query 1"):
+            scan_tables([tables] * 3, queries, k=1, numbers=[torch.arange(9)] * 3)
 
 
 def test_without_a_compiler_the_reference_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,36 @@ def test_frequent_filters_are_cached_within_bounds() -> None:
     assert index.cache.num_bytes == sum(each.num_bytes() for each in index.cache._kept.values())
 
 
+@pytest.mark.parametrize("kept", ["none", "float32"])
+def test_a_batch_of_cached_and_other_filters_answers_as_each_alone(kept: str) -> None:
+    vectors = torch.randn(600, 8, generator=torch.Generator().manual_seed(3))
+    config = ItemIndexConfig(vectors=VectorIndexConfig(num_clusters=20, kept=kept))  # type: ignore[arg-type]
+    index = ItemIndex.build(vectors, items=frame(600, seed=1), config=config)
+    wanted = ["year:1999 AND lang:de", None, "year:1990 AND lang:fr", "year:>=1991", "year:1999 AND lang:de"]
+    queries = torch.randn(5, 8, generator=torch.Generator().manual_seed(4))
+    index.search(queries, k=9, filters=wanted)
+    for some in ([0, 1, 2, 3, 4], [0, 2, 4]):
+        together = index.search(queries[some], k=9, filters=[wanted[i] for i in some])
+        assert PlanKind.BLOCK in {plan.kind for plan in together.plans}
+        for at, i in enumerate(some):
+            alone = index.search(queries[i : i + 1], k=9, filters=[wanted[i]])
+            assert torch.equal(alone.items[0], together.items[at])
+            assert torch.equal(alone.scores[0], together.scores[at])
+
+
+def test_queries_of_another_width_are_refused_for_a_cached_filter_too() -> None:
+    index = ItemIndex.build(torch.randn(600, 8), items=frame(600, seed=1))
+    index.search(torch.randn(2, 8), k=3, filters=["year:1999"] * 2)
+    answers = index.search(torch.randn(2, 8), k=3, filters=["year:1999"] * 2)
+    assert {plan.kind for plan in answers.plans} == {PlanKind.BLOCK}
+    for queries in (torch.randn(2, 4), torch.randn(2, 9)):
+        with pytest.raises(DataError, match="queries of 8 numbers"):
+            index.search(queries, k=3, filters=["year:1999"] * 2)
+    for k in (0, 2**21):
+        with pytest.raises(ConfigError, match="k from 1"):
+            index.search(torch.randn(2, 8), k=k, filters=["year:1999"] * 2)
+
+
 def test_a_saved_index_answers_alike_and_items_not_merged_are_refused() -> None:
     index = ItemIndex.build(torch.randn(200, 8), items=frame(200, 0), config=CONFIG)
     index.delete([0, 7])

@@ -1,7 +1,7 @@
 """The main segment answers: plan each query, then one pass of the kernel for all that read clusters or scattered rows.
 
 filter ──► mask: cached, or from the planes of the attributes ──► plan ─┬─► all, clusters, rows: one call for all
-                                                                       ├─► block: its rows side by side
+                                                                       ├─► block: rows side by side, one call
           (large catalogues) ──► estimate ──► most rows pass ──────────┴─► post_filter: search, then filter
 """
 
@@ -20,7 +20,7 @@ from ziggurat.retrieval.filter_cache import FilterCache
 from ziggurat.retrieval.filters import Filter
 from ziggurat.retrieval.planner import Plan, PlanKind, Planner
 from ziggurat.retrieval.segment import Segment
-from ziggurat.retrieval.vectors import RowBlock, VectorIndex
+from ziggurat.retrieval.vectors import RowBlock, VectorIndex, search_blocks
 from ziggurat.retrieval.vectors.best import best_of
 
 _BLOCK_USES = 2  # a filter's rows are copied when it comes for the second time
@@ -92,6 +92,10 @@ class MainSearch:
         vectors = main.vectors
         asked = MainQuery(k=k, probes=probes, planner=main.planner)
         planned = [self._plan(main, wanted, seen, asked) for wanted, seen in zip(filters, exclude, strict=True)]
+        blocks = [each.block for each in planned if each.block is not None]
+        if len(blocks) == len(planned):
+            return _in_blocks(vectors, queries, blocks, k=k), tuple(each.plan for each in planned)
+        in_block = [i for i, each in enumerate(planned) if each.block is not None]
         together = [i for i, each in enumerate(planned) if each.block is None and each.wanted is None]
         if len(together) == len(planned):
             found = _scan(vectors, queries, planned, k=k)
@@ -101,13 +105,11 @@ class MainSearch:
             scores[together], positions[together] = _scan(
                 vectors, queries[together], [planned[i] for i in together], k=k
             )
+        if in_block:
+            scores[in_block], positions[in_block] = _in_blocks(vectors, queries[in_block], blocks, k=k)
         for i, each in enumerate(planned):
-            own = queries[i : i + 1]
             if each.wanted is not None:
-                one, planned[i] = self._post_filter(main, own, each, asked)
-                scores[i], positions[i] = one.scores[0], one.positions[0]
-            elif each.block is not None:
-                one = _in_block(vectors, own, each.block, k=k)
+                one, planned[i] = self._post_filter(main, queries[i : i + 1], each, asked)
                 scores[i], positions[i] = one.scores[0], one.positions[0]
         return Found(scores, positions), tuple(each.plan for each in planned)
 
@@ -151,14 +153,15 @@ class MainSearch:
             return best_of(found.scores.masked_fill(~passes, -torch.inf), found.positions, k=asked.k), planned
         planned = self._masked(main, planned.wanted, None, asked)
         if planned.block is not None:
-            return _in_block(main.vectors, query, planned.block, k=asked.k), planned
+            return _in_blocks(main.vectors, query, [planned.block], k=asked.k), planned
         return _scan(main.vectors, query, [planned], k=asked.k), planned
 
 
-def _in_block(vectors: VectorIndex, query: Tensor, block: RowBlock, *, k: int) -> Found:
+def _in_blocks(vectors: VectorIndex, queries: Tensor, blocks: Sequence[RowBlock], *, k: int) -> Found:
+    """Search the block of each query."""
     if not vectors.has_kept:
-        return block.search(query, k=k)
-    return vectors.rescored(query, block.search(query, k=3 * k), k=k)
+        return search_blocks(blocks, queries, k=k)
+    return vectors.rescored(queries, search_blocks(blocks, queries, k=3 * k), k=k)
 
 
 def _scan(vectors: VectorIndex, queries: Tensor, planned: Sequence[Planned], *, k: int) -> Found:

@@ -405,6 +405,10 @@ struct Clusters {
     const uint64_t* mask;
     int64_t probes, least, path;
 
+    // Clusters are chosen by upper bits where candidates are, so only a table without a choice may skip them.
+    int64_t most_rows() const {
+        return probes >= tables.num_clusters ? tables.num_rows : std::numeric_limits<int64_t>::max();
+    }
     template <Bits bits>
     void search(Scan<bits> scan, Scratch& scratch) const {
         Listed<bits> listed(scan);
@@ -444,6 +448,7 @@ struct List {
     const int64_t* rows;  // none: all
     int64_t count;
 
+    int64_t most_rows() const { return count; }
     template <Bits bits>
     void search(Scan<bits> scan, Scratch&) const {
         if (!rows) return scan.range(nullptr, 0, count, 0);
@@ -464,11 +469,13 @@ struct Asked {  // as _Asked in kernel.py
     const uint64_t* const* masks;  // of each query; none: all rows may be found
 };
 
-void write_best(int64_t k, Scratch& scratch, float* scores, int64_t* positions) {
+// `numbers`: what the rows are called; none: by their positions.
+void write_best(int64_t k, Scratch& scratch, const int64_t* numbers, float* scores, int64_t* positions) {
     const int64_t found = scratch.best.finish();
     for (int64_t i = 0; i < found; ++i) {
+        const uint32_t position = ~scratch.best.key(i);
         scores[i] = score_of_key(scratch.best.key(i)) * scratch.query.scale;
-        positions[i] = static_cast<uint32_t>(~scratch.best.key(i));
+        positions[i] = numbers ? numbers[position] : position;
     }
     for (int64_t i = found; i < k; ++i) {
         scores[i] = -std::numeric_limits<float>::infinity();
@@ -476,24 +483,27 @@ void write_best(int64_t k, Scratch& scratch, float* scores, int64_t* positions) 
     }
 }
 
-// Searches for every query what `of(q)` says; the number of the first query that is not finite, or -1.
-template <typename Of>
-int64_t search_each(const Tables& tables, const Asked& asked, Of of) {
-    const Score upper = score_of<kUpper>(asked.path, tables.plane_bytes);
-    const Score all = score_of<kAll>(asked.path, tables.plane_bytes);
+// Searches for every query what `of(q)` says in the tables `tables_of(q)`; the number of the first query that is not
+// finite, or -1.
+template <typename TablesOf, typename Of>
+int64_t search_each(const Asked& asked, TablesOf tables_of, Of of, const int64_t* const* numbers = nullptr) {
     int64_t bad = asked.num_queries;
 #pragma omp parallel num_threads(asked.threads) if (asked.threads > 1 && asked.num_queries > 1)
     {
         static thread_local Scratch scratch;
 #pragma omp for schedule(dynamic) reduction(min : bad)
         for (int64_t q = 0; q < asked.num_queries; ++q) {
+            const Tables& tables = tables_of(q);
+            const Score upper = score_of<kUpper>(asked.path, tables.plane_bytes);
+            const Score all = score_of<kAll>(asked.path, tables.plane_bytes);
             if (!quantize(asked.queries + q * tables.dim, tables.dim, tables.plane_bytes, scratch.query)) {
                 bad = std::min(bad, q);
                 continue;
             }
             scratch.best.start(asked.k, asked.path == kVnni);
             const Scan<kAll> last{all, scratch.query, tables.rows(), scratch.best};
-            if (asked.candidates) {
+            // Where all rows are candidates, their upper bits need not be looked at.
+            if (asked.candidates && std::max(asked.candidates, asked.k) < of(q).most_rows()) {
                 scratch.candidates.start(std::max(asked.candidates, asked.k), asked.path == kVnni);
                 of(q).search(Scan<kUpper>{upper, scratch.query, tables.rows(), scratch.candidates}, scratch);
                 Listed<kAll> listed(last);
@@ -503,7 +513,8 @@ int64_t search_each(const Tables& tables, const Asked& asked, Of of) {
             } else {
                 of(q).search(last, scratch);
             }
-            write_best(asked.k, scratch, asked.scores + q * asked.k, asked.positions + q * asked.k);
+            const int64_t* names = numbers ? numbers[q] : nullptr;
+            write_best(asked.k, scratch, names, asked.scores + q * asked.k, asked.positions + q * asked.k);
         }
     }
     return bad == asked.num_queries ? -1 : bad;
@@ -526,7 +537,8 @@ int64_t ziggurat_scan_path() {
 }
 
 int64_t ziggurat_scan_clusters(const Tables* tables, const Asked* asked) {
-    return search_each(*tables, *asked, [=](int64_t q) {
+    const auto tables_of = [=](int64_t) -> const Tables& { return *tables; };
+    return search_each(*asked, tables_of, [=](int64_t q) {
         const int64_t probes = asked->probes ? asked->probes[q] : asked->probes_of_all;
         const int64_t least = asked->least ? asked->least[q] : asked->least_of_all;
         const uint64_t* mask = asked->masks ? asked->masks[q] : nullptr;
@@ -534,8 +546,15 @@ int64_t ziggurat_scan_clusters(const Tables* tables, const Asked* asked) {
     });
 }
 
-int64_t ziggurat_scan_rows(const Tables* tables, const Asked* asked, const int64_t* const* lists,
-                           const int64_t* counts) {
-    return search_each(*tables, *asked, [=](int64_t q) { return List{lists[q], counts[q]}; });
+int64_t ziggurat_scan_rows(const Tables* tables, const int64_t* const* lists, const int64_t* counts,
+                           const Asked* asked) {
+    const auto tables_of = [=](int64_t) -> const Tables& { return *tables; };
+    return search_each(*asked, tables_of, [=](int64_t q) { return List{lists[q], counts[q]}; });
+}
+
+// All rows of a table of its own for each query; `numbers[q]` are the names of these rows.
+int64_t ziggurat_scan_tables(const Tables* const* tables, const int64_t* const* numbers, const Asked* asked) {
+    const auto tables_of = [=](int64_t q) -> const Tables& { return *tables[q]; };
+    return search_each(*asked, tables_of, [=](int64_t q) { return List{nullptr, tables[q]->num_rows}; }, numbers);
 }
 }

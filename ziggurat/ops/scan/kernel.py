@@ -42,7 +42,13 @@ from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
 from ziggurat.ops.kernel_choice import kernels_or_reason, library_for
-from ziggurat.ops.scan.reference import mask_of_each, not_finite, scan_clusters_reference, scan_rows_reference
+from ziggurat.ops.scan.reference import (
+    empty_found,
+    mask_of_each,
+    not_finite,
+    scan_clusters_reference,
+    scan_rows_reference,
+)
 from ziggurat.ops.scan.rows import Found, Masks, ScanTables
 from ziggurat.ops.scan.triton import TRITON_KERNELS, scan_clusters_triton, scan_rows_triton, why_not_triton
 
@@ -130,7 +136,7 @@ def scan_clusters(
         pointers = (c_void_p * len(queries))(*(None if mask is None else mask.data_ptr() for mask in each_mask))
         kept += [each_mask, pointers]
         asked.masks = ctypes.addressof(pointers)
-    return _search(library.ziggurat_scan_clusters, tables, queries, asked)
+    return _search(library.ziggurat_scan_clusters, queries, asked, tables.pointer)
 
 
 def scan_rows(
@@ -169,18 +175,79 @@ def scan_rows(
     pointers = (c_void_p * num)(*(None if each is None else each.data_ptr() or 1 for each in lists))
     counts = (c_int64 * num)(*(total if each is None else len(each) for each in lists))
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
-    return _search(library.ziggurat_scan_rows, tables, queries, asked, pointers, counts)
+    return _search(library.ziggurat_scan_rows, queries, asked, tables.pointer, pointers, counts)
 
 
-def _search(function: Any, tables: ScanTables, queries: Tensor, asked: _Asked, *arguments: Any) -> Found:
-    """What both entries of the library share: queries in, the best out, complaints."""
+def scan_tables(
+    tables: Sequence[ScanTables],
+    queries: Float[Tensor, "Q D"],
+    *,
+    k: int,
+    numbers: Sequence[Int64[Tensor, "_"]],
+    candidates: int = 0,
+    path: ScanPath | None = None,
+) -> Found:
+    """Search all rows of a table of its own for each query, in one call: `scan_rows` of each, by the rows' numbers.
+
+    A call for each query costs more than the search of some hundred rows, and does not share queries among threads.
+
+    Args:
+        tables: one a query, all of vectors of the same size; their clusters are not read.
+        queries: finite numbers.
+        k: rows wanted for each query.
+        numbers: of the rows of each table, contiguous; found positions are these.
+        candidates: as for `scan_clusters`.
+        path: instructions to use, for tests; the best that the processor has, if not given.
+
+    Raises:
+        DataError: a query has a number that is not finite.
+    """
+    num = len(tables)
+    library = library_for(queries, _LIBRARY)
+    if library is None or not num:
+        return _each_table(tables, queries, k=k, numbers=numbers, candidates=candidates)
+    pointers = (c_void_p * num)(*[each.address for each in tables])
+    names = (c_void_p * num)(*[each.data_ptr() for each in numbers])
+    asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
+    return _search(library.ziggurat_scan_tables, queries, asked, pointers, names)
+
+
+def _each_table(
+    tables: Sequence[ScanTables],
+    queries: Float[Tensor, "Q D"],
+    *,
+    k: int,
+    numbers: Sequence[Int64[Tensor, "_"]],
+    candidates: int,
+) -> Found:
+    """Define what `scan_tables` finds."""
+    if not _takes_triton(queries):
+        _refuse_not_finite(queries)
+    found = empty_found(queries, k)
+    for i, (table, own_numbers) in enumerate(zip(tables, numbers, strict=True)):
+        own = scan_rows(table, queries[i : i + 1], k=k, rows=[None], candidates=candidates)
+        is_found = own.positions[0] >= 0
+        found.scores[i] = own.scores[0]
+        found.positions[i, is_found] = own_numbers[own.positions[0, is_found]]
+    return found
+
+
+def _search(function: Any, queries: Tensor, asked: _Asked, *arguments: Any) -> Found:
+    """Call an entry of the library: queries in, the best out, complaints.
+
+    Args:
+        function: the entry; it takes the arguments and what is asked.
+        queries: finite numbers.
+        asked: what is asked, without queries and results.
+        arguments: where the function searches.
+    """
     if queries.dtype is not torch.float32 or queries.requires_grad or not queries.is_contiguous():
         queries = queries.detach().to(torch.float32).contiguous()
     asked.num_queries = num = len(queries)
     scores, positions = torch.empty(num, asked.k), torch.empty(num, asked.k, dtype=torch.int64)
     asked.queries, asked.scores, asked.positions = queries.data_ptr(), scores.data_ptr(), positions.data_ptr()
     asked.threads = 1 if num == 1 else torch.get_num_threads()
-    bad = function(tables.pointer, ctypes.byref(asked), *arguments)
+    bad = function(*arguments, ctypes.byref(asked))
     if bad >= 0:
         raise not_finite(queries, bad)
     return Found(scores, positions)
@@ -221,8 +288,9 @@ def _declare(library: ctypes.CDLL) -> None:
     pointer = c_void_p
     library.ziggurat_scan_clusters.argtypes = [pointer, pointer]
     library.ziggurat_scan_rows.argtypes = [pointer, pointer, pointer, pointer]
+    library.ziggurat_scan_tables.argtypes = [pointer, pointer, pointer]
     library.ziggurat_scan_path.argtypes = []
-    for name in ("scan_clusters", "scan_rows", "scan_path"):
+    for name in ("scan_clusters", "scan_rows", "scan_tables", "scan_path"):
         getattr(library, f"ziggurat_{name}").restype = c_int64
 
 

@@ -110,6 +110,11 @@ class ScanTables:
         addresses = [each.data_ptr() for each in (*self.rows, *self.centroids, self.offsets, self.centroid_reach)]
         return ctypes.pointer(_Tables(*addresses, *self.rows.upper.shape, self.dim, self.num_clusters))
 
+    @functools.cached_property
+    def address(self) -> int:
+        """Where `pointer` leads, for a list of pointers."""
+        return ctypes.addressof(self.pointer.contents)
+
 
 class _Tables(ctypes.Structure):  # as Tables in scan.cpp
     _fields_ = [(f"pointer_{i}", c_void_p) for i in range(8)] + [(f"number_{i}", c_int64) for i in range(4)]

@@ -3,6 +3,6 @@
 from ziggurat.retrieval.vectors.best import recall_of
 from ziggurat.retrieval.vectors.config import FirstPass, Kept, VectorIndexConfig
 from ziggurat.retrieval.vectors.index import VectorIndex
-from ziggurat.retrieval.vectors.row_block import RowBlock
+from ziggurat.retrieval.vectors.row_block import RowBlock, search_blocks
 
-__all__ = ["FirstPass", "Kept", "RowBlock", "VectorIndex", "VectorIndexConfig", "recall_of"]
+__all__ = ["FirstPass", "Kept", "RowBlock", "VectorIndex", "VectorIndexConfig", "recall_of", "search_blocks"]

@@ -6,14 +6,16 @@ to five times as fast, for the price of D + 12 bytes a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ziggurat.ops.scan import Found, Rows, ScanTables, scan_rows
+from ziggurat.ops.scan import Found, Rows, ScanTables, scan_tables
 from ziggurat.retrieval.vectors.candidates import candidates_for
+from ziggurat.retrieval.vectors.checks import check_question
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,19 +44,38 @@ class RowBlock:
             centroids=none,
             centroid_reach=none.scales,
         )
-        return cls(positions=positions, candidate_percent=candidate_percent, tables=tables)
+        return cls(positions=positions.contiguous(), candidate_percent=candidate_percent, tables=tables)
 
     def search(self, queries: Float[Tensor, "Q D"], *, k: int) -> Found:
         """Find the best k positions among these rows."""
-        candidates = candidates_for(k, percent=self.candidate_percent)
-        found = scan_rows(self.tables, queries, k=k, rows=[None] * len(queries), candidates=candidates)
-        if len(self.positions) >= k:  # every place is taken
-            return Found(found.scores, self.positions[found.positions])
-        if not len(self.positions):
-            return found
-        positions = torch.where(found.positions < 0, -1, self.positions[found.positions.clamp(min=0)])
-        return Found(found.scores, positions)
+        return search_blocks([self] * len(queries), queries, k=k)
 
     def num_bytes(self) -> int:
         """Memory of the copied rows."""
         return sum(each.numel() * each.element_size() for each in (self.positions, *self.tables.rows))
+
+
+def search_blocks(blocks: Sequence[RowBlock], queries: Float[Tensor, "Q D"], *, k: int) -> Found:
+    """Find the best k positions of each query among the rows of its block.
+
+    Args:
+        blocks: one a query, all of one index.
+        queries: finite numbers.
+        k: positions wanted.
+
+    Raises:
+        ConfigError: k is impossible.
+        DataError: queries are of another width, or not finite.
+    """
+    percent = 0
+    if blocks:
+        first = blocks[0]
+        percent = first.candidate_percent
+        check_question(queries, k=k, masks=None, dim=first.tables.dim, scales=first.tables.rows.scales)
+    return scan_tables(
+        [each.tables for each in blocks],
+        queries,
+        k=k,
+        numbers=[each.positions for each in blocks],
+        candidates=candidates_for(k, percent=percent),
+    )
