@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.errors import PlanError
-from ziggurat.placements import Placement, by_columns
+from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
+from ziggurat.parallel.tables.shards import cut_tables
+from ziggurat.placements import Part, Placement, by_columns
+from ziggurat.placements.row_wise import RowWise
+from ziggurat.plan import Plan, TablePlacement
 
 
 @pytest.mark.parametrize("placement", list(Placement), ids=str)
@@ -48,3 +54,28 @@ def test_columns_that_cannot_be_dealt_evenly_are_refused() -> None:
 def test_an_unknown_placement_names_those_there_are() -> None:
     with pytest.raises(ValueError, match="no placement; there are table_wise, column_wise, row_wise"):
         Placement("diagonal")
+
+
+@pytest.mark.parametrize("damage", ["overlap", "gap", "order", "few", "columns"])
+def test_parts_that_are_not_the_table_are_refused(damage: str) -> None:
+    class Damaged(RowWise):
+        name = "damaged"
+
+        def parts(self, *, num_rows: int, num_columns: int, num_parts: int) -> tuple[Part, ...]:
+            parts = list(super().parts(num_rows=num_rows, num_columns=num_columns, num_parts=num_parts))
+            if damage == "order":
+                parts.reverse()
+            elif damage == "few":
+                parts.pop()
+            elif damage == "columns":
+                parts[0] = replace(parts[0], num_columns=1)
+            else:
+                parts[1] = replace(parts[1], num_rows=parts[1].num_rows + (1 if damage == "overlap" else -1))
+            return tuple(parts)
+
+    inputs = InputSpec(
+        single=(SingleSpec(name="user", table="user"),), tables=(TableSpec(name="user", num_rows=12, embedding_dim=4),)
+    )
+    plan = Plan(world_size=3, tables=(TablePlacement(table="user", placement=Damaged(), ranks=(0, 1, 2)),))
+    with pytest.raises(PlanError, match="placement damaged, table 'user'"):
+        cut_tables(plan, inputs, dim=4)

@@ -347,9 +347,12 @@ def to_go_on(options: argparse.Namespace) -> str:
     """Return how an interrupted `train` goes on: a run that has begun is resumed, even before its first checkpoint."""
     from ziggurat.training.records.run_folder import RunFolder
 
-    folder = Path("runs/first_model") if _names_no_recipe(options) and not options.out else run_to_train(options)[1]
+    tries_models = _names_no_recipe(options)
+    folder = Path(options.out or "runs/first_model") if tries_models else run_to_train(options)[1]
     if RunFolder(folder).has_begun():
         return f"to go on: ziggurat train {pasted(folder)} --resume"
+    if tries_models:
+        return "to go on: give the same command again (models that were tried are kept)"
     return "no step was trained: give the same command again (prepared data is kept)"
 
 

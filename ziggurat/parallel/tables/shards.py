@@ -20,6 +20,8 @@ at row 0 gets a padding row of its own in front, so row r of the table is row r 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -274,6 +276,7 @@ def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shar
     except PlanError as error:
         where = f"plan, table {table.name!r}, {entry.placement}"
         raise PlanError(expected=error.expected, found=error.found, where=where, ways_out=error.ways_out) from None
+    _check_parts(parts, table, entry, columns=columns)
     return tuple(
         Shard(
             table=table.name,
@@ -285,3 +288,43 @@ def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shar
         )
         for rank, part in zip(entry.ranks, parts, strict=True)
     )
+
+
+def _check_parts(parts: Sequence[Part], table: TableSpec, entry: TablePlacement, *, columns: int) -> None:
+    """Refuse parts that do not make the table: a placement may come from outside the package."""
+    placement = entry.placement
+    expected = "a part for each rank"
+    fits = len(parts) == len(entry.ranks)
+    if fits and placement.cuts_rows:
+        expected = (
+            f"blocks of rows in order, which together are rows 0 to {table.num_rows - 1} with all {columns} columns"
+        )
+        ends = list(itertools.accumulate(part.num_rows for part in parts))
+        begins = [0, *ends[:-1]]
+        fits = ends[-1] == table.num_rows and [part.first_row for part in parts] == begins
+        fits = fits and all((part.first_column, part.num_columns) == (0, columns) for part in parts)
+    elif fits and placement.cuts_columns:
+        expected = (
+            f"blocks of columns in order, which together are columns 0 to {columns - 1} of all {table.num_rows} rows"
+        )
+        ends = list(itertools.accumulate(part.num_columns for part in parts))
+        begins = [0, *ends[:-1]]
+        fits = ends[-1] == columns and [part.first_column for part in parts] == begins
+        fits = fits and all((part.first_row, part.num_rows) == (0, table.num_rows) for part in parts)
+    elif fits:
+        expected = "the whole table on each rank"
+        whole = Part(first_row=0, num_rows=table.num_rows, first_column=0, num_columns=columns)
+        fits = all(part == whole for part in parts)
+    if not fits:
+        raise PlanError(
+            expected=expected,
+            found=", ".join(
+                f"rows {part.first_row}+{part.num_rows}, columns {part.first_column}+{part.num_columns}"
+                for part in parts
+            ),
+            where=f"placement {placement}, table {table.name!r}, {len(entry.ranks)} ranks",
+            ways_out=(
+                f"mend {type(placement).__name__}.parts; cuts_rows and cuts_columns say which of these it has to be",
+                "place the table row_wise",
+            ),
+        )
