@@ -98,6 +98,7 @@ def test_candidates_that_are_there_are_not_trained_again(tmp_path: Path, monkeyp
     ("change", "way_out"),
     [
         ({"labels": (zg.Label(name="click", outcomes=Outcomes.POSITIVE_ONLY),)}, "table_two_tower"),
+        ({"labels": ()}, "--label COLUMN"),
         ({"features": (zg.Sequence(name="seen", pooling=Pooling.NONE),)}, "table_din"),
     ],
 )

@@ -234,6 +234,17 @@ def _about(seconds: float) -> str:
 
 
 def _refuse_other_tables(schema: Schema) -> None:
+    if not schema.labels and schema.events is None:
+        raise ConfigError(
+            expected="a schema with a label: what a model is to predict",
+            found="none",
+            where="the schema",
+            ways_out=(
+                "name the column: ziggurat data inspect FILE --label COLUMN --write-schema FILE.toml",
+                "for a log of what users did, without a label: add [events] to the schema, and train table_sasrec "
+                "(docs/guides/long-histories.md)",
+            ),
+        )
     needs: Mapping[str, bool] = {
         "ziggurat train table_sasrec": schema.events is not None,
         "ziggurat train table_two_tower": any(label.outcomes is Outcomes.POSITIVE_ONLY for label in schema.labels),

@@ -52,6 +52,11 @@ from ziggurat.features.schema import (
 from ziggurat.features.schema_checks import refuse_too_many_columns
 from ziggurat.files.stores import DataPath, StoreFile
 
+_NO_LABEL = (
+    "no label found: name it with --label COLUMN, or add a [[label]] block; a log of what users did needs none: say "
+    "[events] in its schema, and train table_sasrec (docs/guides/long-histories.md)"
+)
+
 _EXACT_ROWS = 5_000_000
 _EXACT_CELLS = 50_000_000
 _PLACES = 10
@@ -297,7 +302,7 @@ def _guess(
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
     warnings = [guess.warning for guess in labels if guess.warning]
     warnings += [role.warning for role in roles.values() if role.warning]
-    warnings += [] if labels else ["no label found: name it with --label COLUMN, or add a [[label]] block"]
+    warnings += [] if labels else [_NO_LABEL]
     warnings += refuse_leaks(guesses, by_name, labels)
     warnings += [warning for guess in guesses.values() for warning in guess.warnings]
     share_tables(guesses, by_name)
