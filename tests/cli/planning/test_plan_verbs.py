@@ -132,7 +132,7 @@ def test_a_ratio_of_searches_cut_short_is_called_no_gain(capsys: pytest.CaptureF
     assert "--budget-s 4e-06" in shown
     assert main(["plan", *arguments, "1e-6"]) == 0
     assert "cut short" in capsys.readouterr().out
-    assert main(["simulate", *arguments, "0.3"]) == 0
+    assert main(["simulate", *arguments, "1.5"]) == 0
     shown = capsys.readouterr().out
     assert "cut short:" not in shown
     assert re.search(r"^ *16 +flat .* \d\.\d\d$", shown, re.M)
