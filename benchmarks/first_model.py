@@ -83,7 +83,7 @@ class Found:
     seconds: float
 
     def is_above_floor(self) -> bool:
-        """Whether the suggestion is not below logistic regression."""
+        """Return whether the suggestion is not below logistic regression."""
         if self.metric == "auc":
             return self.suggested >= self.floor - AUC_SLACK
         return self.suggested <= self.floor * RMSE_SLACK

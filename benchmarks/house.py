@@ -79,7 +79,7 @@ def counted(source: str) -> Counter[str]:
 
 
 def is_for_types(test: ast.expr) -> bool:
-    """Whether an assertion tells the type checker what a reader knows."""
+    """Return whether an assertion tells the type checker what a reader knows."""
     if isinstance(test, ast.Call):
         return isinstance(test.func, ast.Name) and test.func.id == "isinstance"
     return isinstance(test, ast.Compare) and any(isinstance(each, ast.IsNot) for each in test.ops)

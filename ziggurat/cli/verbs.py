@@ -154,7 +154,7 @@ def _print_result(result: RunResult) -> None:
 
 
 def _names_no_recipe(options: argparse.Namespace) -> bool:
-    """Whether a schema is given and nothing that says which model; `auto` says so in a word."""
+    """Return whether a schema is given and nothing that says which model; `auto` says so in a word."""
     if options.resume or options.config or not options.schema or options.settings:
         return False
     return options.recipe in (None, AUTO)

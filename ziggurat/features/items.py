@@ -42,12 +42,12 @@ class Repeats(StrEnum):
 
     @property
     def answers_leave_out(self) -> bool:
-        """Whether answers leave out what the user had."""
+        """Return whether answers leave out what the user had."""
         return self is not Repeats.ALLOW
 
     @property
     def target_can_win(self) -> bool:
-        """Whether evaluation ranks a target that the user had before."""
+        """Return whether evaluation ranks a target that the user had before."""
         return self is not Repeats.LEAVE_OUT
 
     @property

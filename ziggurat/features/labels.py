@@ -122,7 +122,7 @@ class Label:
 
 
 def is_number(label: Label) -> bool:
-    """Whether a label is a number, whose mean and deviation are fitted on the training rows."""
+    """Return whether a label is a number, whose mean and deviation are fitted on the training rows."""
     return label.task is Task.REGRESSION
 
 

@@ -273,7 +273,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
 
 
 def _is_fitted(config: RunConfig) -> bool:
-    """Whether a run is one of a recipe whose settings follow the rows."""
+    """Return whether a run is one of a recipe whose settings follow the rows."""
     is_ranker = not isinstance(config.model, TwoTowerConfig | NextItemConfig | SequenceRankerConfig)
     recipe = f"table_{getattr(config.model, 'kind', '')}"
     if not is_ranker or config.recipe != recipe or config.table_schema.events is not None:
@@ -285,7 +285,7 @@ def _is_fitted(config: RunConfig) -> bool:
 
 
 def _learns_by_default(config: RunConfig) -> bool:
-    """Whether nobody said how tables are kept and learn."""
+    """Return whether nobody said how tables are kept and learn."""
     grows = any(table.encoding is Encoding.GROWING for table in config.table_schema.tables)
     return not grows and config.tables == TablesConfig() and config.model.embedding == EmbeddingConfig()
 

@@ -109,7 +109,7 @@ _PLAIN = r"^\s*[+-]?\d+(\.\d+)?\s*$"
 
 
 def _are_written_numbers(facts: ColumnFacts) -> bool:
-    """Whether all texts are numbers, and some as people write them: 1,200 or $12.5 or 12 %."""
+    """Return whether all texts are numbers, and some as people write them: 1,200 or $12.5 or 12 %."""
     texts = facts.present
     if texts.dtype != pl.String or not len(texts):
         return False

@@ -110,7 +110,7 @@ def _is_for_triton(pieces: Sequence[Tensor]) -> bool:
 
 
 def _is_torch_faster(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype) -> bool:
-    """Whether torch's operations were faster when both were timed on this GPU; False elsewhere."""
+    """Return whether torch's operations were faster when both were timed on this GPU; False elsewhere."""
     if pieces[0].device.type != "cuda" or is_interpreted():
         return False
     described = tuple((piece.shape[1], piece.dtype) for piece in pieces)

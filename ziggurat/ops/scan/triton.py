@@ -142,7 +142,7 @@ def scan_rows_triton(
 
 
 def is_without_wait(num_queries: int, *, knows_sizes: bool, most: int) -> bool:
-    """Whether `search_clusters` launches everything without waiting for the device.
+    """Return whether `search_clusters` launches everything without waiting for the device.
 
     Args:
         num_queries: Q.

@@ -364,7 +364,7 @@ class VectorIndex(nn.Module):
         return answer
 
     def _is_captured(self, queries: Tensor, masks: Masks, *, most: int) -> bool:
-        """Whether a search of these queries can be a CUDA graph."""
+        """Return whether a search of these queries can be a CUDA graph."""
         if queries.device.type != "cuda" or not len(queries) or not len(self) or why_not_triton(queries):
             return False
         is_bound = is_without_wait(len(queries), knows_sizes=masks is None, most=most)

@@ -66,7 +66,7 @@ def remove_socket(path: Path) -> None:
 
 
 def is_admin(scope: Any) -> bool:
-    """Whether a request came through the socket."""
+    """Return whether a request came through the socket."""
     return bool(scope.get(ADMIN))
 
 

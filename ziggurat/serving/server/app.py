@@ -224,7 +224,7 @@ class ServerApp:
         return request, self.engine.candidates_of(request)
 
     def _has_key(self, scope: Any) -> bool:
-        """Whether a request brings the key, or came through the admin socket, which its owner alone may open."""
+        """Return whether a request brings the key, or came through the admin socket, which its owner alone may open."""
         if is_admin(scope):
             return True
         scheme, _, credentials = header(scope, b"authorization").partition(" ")

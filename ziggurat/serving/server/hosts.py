@@ -99,7 +99,7 @@ class Hosts:
 
 
 def is_local(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return whether an address to listen on is reached from this machine alone."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

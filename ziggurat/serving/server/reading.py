@@ -171,7 +171,7 @@ def read_json(body: bytes) -> Any:
 
 
 def _has_no_number(data: Any) -> bool:
-    """Whether a float in plain data is not finite."""
+    """Return whether a float in plain data is not finite."""
     waiting = [data]
     while waiting:
         value = waiting.pop()

@@ -137,7 +137,7 @@ def versus_baseline(
 
 
 def _is_worse(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float], *, half_width: float) -> bool:
-    """Whether a metric that has a direction is worse by more than the error of the difference."""
+    """Return whether a metric that has a direction is worse by more than the error of the difference."""
     if not has_direction(name) or name not in metrics or name not in baseline:
         return False
     difference = metrics[name] - baseline[name]

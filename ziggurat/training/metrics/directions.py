@@ -24,7 +24,7 @@ _HIGHER_IS_BETTER = {
 
 
 def has_direction(metric: str) -> bool:
-    """Whether a metric is a known one that improves upwards or downwards."""
+    """Return whether a metric is a known one that improves upwards or downwards."""
     return metric.partition("/")[0].partition("@")[0] in _HIGHER_IS_BETTER
 
 

@@ -149,7 +149,7 @@ class FactorizationMachineBlock(nn.Module):
 
 
 def _asks_for_kernel(machine: FactorizationMachine, norm: nn.Module, fields_BFD: Tensor) -> bool:
-    """Whether `fm_norm` computes products and norm: by name, or by `auto` on a GPU where layers are normed."""
+    """Return whether `fm_norm` computes products and norm: by name, or by `auto` on a GPU where layers are normed."""
     if machine.kernel is FMKernel.AUTO:
         return isinstance(norm, nn.LayerNorm) and fields_BFD.device.type == "cuda"
     return machine.kernel is FMKernel.TRITON

@@ -252,7 +252,7 @@ def _has_shards(chain: Chain) -> bool:
 
 
 def _is_full(problem: BaseException | None) -> bool:
-    """Whether an error comes from a disk, or a quota, without room."""
+    """Return whether an error comes from a disk, or a quota, without room."""
     while problem is not None:
         if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

@@ -43,7 +43,7 @@ class Control:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a part of a message still waits to be sent by `flush`."""
+        """Return whether a part of a message still waits to be sent by `flush`."""
         return bool(self._unsent)
 
     def send(self, **message: Any) -> bool:

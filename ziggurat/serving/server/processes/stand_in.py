@@ -56,7 +56,7 @@ class StandIn:
 
     @property
     def is_busy(self) -> bool:
-        """Whether clients have not yet closed what was answered."""
+        """Return whether clients have not yet closed what was answered."""
         return bool(self._until)
 
     def turn(self, *, on: bool) -> None:

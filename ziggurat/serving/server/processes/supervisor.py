@@ -197,7 +197,7 @@ class Supervisor:
     # ---- children
 
     def _needs_stand_in(self) -> bool:
-        """Whether connections come that no worker will take soon."""
+        """Return whether connections come that no worker will take soon."""
         now = time.monotonic()
         if self._ending:
             is_closed = all(child.closed for child in self._children if child.served)
@@ -565,7 +565,7 @@ def _answers_less(export: Path, lost: list[str]) -> ConfigError:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal (SIGSTOP)."""
+    """Return whether a process was stopped by a signal (SIGSTOP)."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
