@@ -31,7 +31,8 @@ def test_rows_that_the_schema_names_are_compared_with_memory_first(tmp_path: Pat
 @pytest.mark.parametrize("folder", ["absent/folder", "a_file"])
 def test_a_disk_that_takes_no_files_is_refused_before_data_is_read(folder: str, tmp_path: Path) -> None:
     (tmp_path / "a_file").write_text("of another kind")
-    schema = Schema(labels=(Label(name="click"),), features=(Categorical(name="user"),))
+    features = (Categorical(name="user"), Categorical(name="item"))
+    schema = Schema(labels=(Label(name="click"),), features=features)
     data = DataConfig(train=(str(tmp_path / "absent.parquet"),))
 
     def refused(disk: Path) -> Exception:
