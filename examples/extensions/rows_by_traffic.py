@@ -27,7 +27,8 @@ class RowsByTraffic(Placement):
     def parts(self, *, num_rows: int, num_columns: int, num_parts: int) -> tuple[Part, ...]:
         """Cut where m(r) passes 1/k, 2/k, …; the owner of a row is then found by bisection (`Placement.owners`)."""
         ends = [_rows_below(index / num_parts, num_rows=num_rows) for index in range(1, num_parts)] + [num_rows]
-        parts, begin = [], 0
+        parts = []
+        begin = 0
         for end in ends:
             parts.append(Part(first_row=begin, num_rows=end - begin, first_column=0, num_columns=num_columns))
             begin = end
@@ -36,7 +37,8 @@ class RowsByTraffic(Placement):
 
 def _rows_below(share: float, *, num_rows: int) -> int:
     """Return the least number of rows r with m(r) ≥ share."""
-    least, most = 0, num_rows
+    least = 0
+    most = num_rows
     while least < most:
         middle = (least + most) // 2
         if middle / num_rows + math.log1p(middle) / math.log1p(num_rows) < 2 * share:

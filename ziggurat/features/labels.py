@@ -24,7 +24,7 @@ class Task(StrEnum):
 
 
 class MissingLabel(StrEnum):
-    """What becomes of a row in which a label is empty."""
+    """Say what becomes of a row in which a label is empty."""
 
     BAD_ROW = "bad_row"  # as `data.bad_rows` says of every bad row
     LEFT_OUT = "left_out"  # the row stays; this label learns nothing from it and is not judged on it, others are

@@ -33,7 +33,7 @@ class AttentionPart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLaunch:
-    """How one kernel is launched.
+    """Say how one kernel is launched.
 
     Args:
         rows: queries of a tile; a power of two, 16 at least.
@@ -52,7 +52,7 @@ class AttentionLaunch:
 
 
 class AttentionKind(NamedTuple):
-    """What decides, besides the part, how a kernel is launched."""
+    """Name what decides, besides the part, how a kernel is launched."""
 
     products: str  # "half": BF16 or FP16; "tf32", "ieee": FP32
     width: int  # of a head, padded: 16, 32, 64, 128, 256

@@ -308,7 +308,7 @@ class _Call:
         }
 
     def launch(self, part: AttentionPart) -> AttentionLaunch:
-        """How a part is launched."""
+        """Return how a part is launched."""
         return launch_of(part, self.kind, shared_bytes=_shared_bytes(self.device))
 
     def tiles(self, size: int) -> int:
@@ -418,7 +418,7 @@ def _shared_bytes(device: torch.device) -> int:
 
 
 def _precision(q: Tensor) -> str:
-    """How FP32 is multiplied: as torch is set."""
+    """Return how FP32 is multiplied: as torch is set."""
     if q.dtype is not torch.float32 or is_interpreted():
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
