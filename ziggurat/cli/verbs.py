@@ -141,10 +141,12 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _print_result(result: RunResult) -> None:
     """Metrics, steps and the end of a run."""
-    from ziggurat.training.evaluation.evaluate import metrics_line
+    from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
 
     for split, evaluation in result.evaluations.items():
         print_line(f"{split:<6} {metrics_line(evaluation.metrics)}")
+        if unknown := unknown_text(evaluation.unknown):
+            print_line(f"{'':<6} {unknown}")
     fit = result.fit
     rate = (
         f"{fit.samples_per_s:,.0f} samples/s, first step {fit.first_step_s:.1f} s" if fit.samples_per_s else "no step"

@@ -52,6 +52,7 @@ from ziggurat.runs.display import metrics_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.planning.plan_inputs import measured_lengths
+from ziggurat.runs.quality.below_chance import BelowChance
 from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
@@ -278,7 +279,7 @@ def train_run(
             ranks.write_traffic(trainer.team.parallel, run=run)
         for split, evaluation in evaluations.items():
             # A model that finds items learns what is chosen at all; its AUC is that of likes against dislikes.
-            for line in () if trainer.model.finds_items else suspicious(evaluation.metrics, split=split):
+            for line in () if trainer.model.finds_items else _suspicious(evaluation, split, trainer, prepared):
                 progress.say(f"warning: {line}")
         items = config.table_schema.items
         for split, evaluation in evaluations.items():
@@ -306,6 +307,15 @@ def _check_schema_fits(config: RunConfig) -> None:
     inputs = inputs_of_schema(schema, vocabularies)
     with torch.device("meta"):
         build_model(config.model, inputs, seed=0, towers=config.towers, draw_tables=False)
+
+
+def _suspicious(evaluation: Evaluation, split: str, trainer: Trainer, prepared: PreparedData) -> list[str]:
+    """Say which metrics of a split need a second look, and the likely reason for those below chance."""
+    if prepared.preprocessing.schema.events is not None:  # rows are read as questions there, with their histories
+        return suspicious(evaluation.metrics, split=split)
+    return BelowChance(
+        split=split, evaluation=evaluation, prepared=prepared, evaluate=lambda rows: trainer.evaluate(rows).metrics
+    ).lines()
 
 
 def _compare_data(run: RunFolder, prepared: PreparedData, *, config: RunConfig) -> str:
@@ -417,6 +427,9 @@ def _trainer(
 
 def _data_lines(prepared: PreparedData, trainer: Trainer) -> dict[str, str]:
     lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+    # Unknown ids of these stand beside their metrics, where they say what a metric is worth.
+    for split in ("valid", "test"):
+        lines.pop(f"unknown in {split}", None)
     return lines | reading_lines(trainer.feed.source) | trainer.repeats
 
 

@@ -18,7 +18,7 @@ from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Pooling
-from ziggurat.models import DINConfig, LogisticRegressionConfig
+from ziggurat.models import DINConfig, LogisticRegressionConfig, TwoTowerConfig
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.quality.baselines import baseline_config, check_baseline, train_baseline
@@ -130,6 +130,8 @@ def test_the_error_of_a_difference_is_that_of_models_on_the_same_groups() -> Non
 def test_what_has_no_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="logistic regression itself"):
         check_baseline(table_run(LogisticRegressionConfig(), SCHEMA))
+    with pytest.raises(ConfigError, match="finds no items among all"):
+        check_baseline(table_run(TwoTowerConfig(), SCHEMA))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="ziggurat report RUN --baseline"):
         check_baseline(table_run(DINConfig(), SCHEMA))

@@ -135,7 +135,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
     from ziggurat.runs.quality.slices import SliceConfig
-    from ziggurat.training.evaluation.evaluate import metrics_line
+    from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
     from ziggurat.training.metrics.full_ranking import repeats_lines
     from ziggurat.training.records.run_folder import EVALUATION, RunFolder
     from ziggurat.training.report.page import write_report
@@ -169,6 +169,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
                 print_line(line)
             if not options.split:
                 _print_unknown(run)
+            elif unknown := unknown_text(evaluation.unknown):
+                print_line(unknown)
             _print_slices(evaluation)
             if options.json:
                 EVALUATION.write(options.json, evaluation.to_json())

@@ -187,6 +187,16 @@ def check_baseline(config: RunConfig) -> None:
             where="baseline",
             ways_out="leave --baseline out",
         )
+    if getattr(config.model, "finds_items", False):
+        raise ConfigError(
+            expected="a model that scores samples: logistic regression finds no items among all",
+            found=f"{config.recipe or type(config.model).__name__}, which is judged by how it ranks all items",
+            where="baseline",
+            ways_out=(
+                "leave --baseline out",
+                "train a ranker on the same rows: ziggurat train table_dlrm … --baseline",
+            ),
+        )
     if config.table_schema.events is not None:
         raise ConfigError(
             expected="a run on samples: logistic regression has no order of events to learn from",

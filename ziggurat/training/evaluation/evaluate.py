@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import Task
+from ziggurat.features.schema import UNKNOWN_ROW, Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
@@ -31,6 +31,9 @@ from ziggurat.training.metrics.directions import has_direction, higher_is_better
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.step.precision_choice import whole_products
+
+_NOTABLE_SHARE = 0.005  # of samples with an unknown id: below, it moves no metric
+_SHOWN_FEATURES = 6
 
 
 class SliceSource(Protocol):
@@ -69,12 +72,15 @@ class Evaluation:
         metrics: name to value; with several labels the names end in `/label`.
         curves: for each binary label, points of the calibration curve.
         slices: metrics of parts of the samples, if any were asked for.
+        unknown: by name of a feature with one id a sample, the share of samples whose id the training rows do not have;
+            features without such samples are left out.
     """
 
     num_rows: int
     metrics: dict[str, float]
     curves: dict[str, list[dict[str, float]]]
     slices: tuple[Slice, ...] = ()
+    unknown: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Evaluation({self.num_rows:,} rows: {metrics_line(self.metrics)})"
@@ -86,8 +92,12 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """The evaluation as plain data; `run_folder.read_evaluation` reads it."""
         curves = {label: [_without_nan(point) for point in points] for label, points in self.curves.items()}
-        data = {"num_rows": self.num_rows, "metrics": _without_nan(self.metrics), "curves": curves}
-        return data | ({"slices": [each.to_json() for each in self.slices]} if self.slices else {})
+        data: dict[str, Any] = {"num_rows": self.num_rows, "metrics": _without_nan(self.metrics), "curves": curves}
+        if self.slices:
+            data["slices"] = [each.to_json() for each in self.slices]
+        if self.unknown:
+            data["unknown"] = dict(self.unknown)
+        return data
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -98,6 +108,20 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
 def metrics_line(metrics: Mapping[str, float]) -> str:
     """Metrics in one line, for people; – where one is undefined."""
     return "  ".join(f"{name} {value:.5f}" if math.isfinite(value) else f"{name} –" for name, value in metrics.items())
+
+
+def unknown_text(unknown: Mapping[str, float]) -> str:
+    """Say in which features an evaluation met ids that training had not seen, most of them first; "" for hardly any.
+
+    Args:
+        unknown: shares by feature, as `Evaluation.unknown`.
+    """
+    notable = sorted((item for item in unknown.items() if item[1] >= _NOTABLE_SHARE), key=lambda item: -item[1])
+    if not notable:
+        return ""
+    shown = ", ".join(f"{name} {share:.1%}" for name, share in notable[:_SHOWN_FEATURES])
+    more = len(notable) - _SHOWN_FEATURES
+    return f"ids that training had not seen: {shown}" + (f", and {more} features more" if more > 0 else "")
 
 
 def versus_baseline(
@@ -218,21 +242,24 @@ def evaluate_batches(
     accumulator = MetricAccumulator(
         inputs, process_group=process_group, device=device, ranking_k=ranking_k, metrics=metrics
     )
-    num_rows = 0
+    # Samples, and of each feature with one id those whose id is unknown.
+    counts = torch.zeros(1 + len(inputs.single), dtype=torch.int64, device=device)
     for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
-        num_rows += batch.batch_size
+        counts[0] += batch.batch_size
+        if inputs.single:
+            counts[1:] += (batch.single == UNKNOWN_ROW).sum(dim=1).to(device)
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
         if full_ranking is not None:
             full_ranking.update(batch)
     if process_group is not None:
-        total = torch.tensor(num_rows, device=device)
-        dist.all_reduce(total, group=process_group)
-        num_rows = int(total)
+        dist.all_reduce(counts, group=process_group)
+    num_rows, *num_unknown = counts.tolist()
+    unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
     found, curves = accumulator.compute(), _curves(accumulator, inputs)
     if full_ranking is not None:
         found |= full_ranking.compute(process_group=process_group)
     parts = () if slices is None else tuple(_slices(accumulator, slices))
-    return Evaluation(num_rows=num_rows, metrics=found, curves=curves, slices=parts)
+    return Evaluation(num_rows=num_rows, metrics=found, curves=curves, slices=parts, unknown=unknown)
 
 
 def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Slice]:

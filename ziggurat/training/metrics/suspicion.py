@@ -7,37 +7,40 @@ R² below 0                         worse than always saying the mean of these r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 _TOO_GOOD = 0.99
 _FLOORS = {
-    "auc": (
-        0.5,
-        "worse than chance: is the label turned round, or does this split differ from the training rows?",
-    ),
-    "r2": (
-        0.0,
-        "worse than always saying the mean of these rows: do they differ from the training rows?",
-    ),
+    "auc": (0.5, "worse than chance", "is the label turned round, or does this split differ from the training rows?"),
+    "r2": (0.0, "worse than always saying the mean of these rows", "do they differ from the training rows?"),
 }
 
 
-def suspicious(metrics: Mapping[str, float], *, split: str) -> list[str]:
+def floor_of(metric: str) -> float:
+    """Return what a metric has without a model; −∞ where nobody knows."""
+    kind = metric.partition("/")[0]
+    return _FLOORS[kind][0] if kind in _FLOORS else -math.inf
+
+
+def suspicious(metrics: Mapping[str, float], *, split: str, reasons: Mapping[str, str] | None = None) -> list[str]:
     """Sentences on the AUCs and R² of an evaluation that need a second look; NaN (undefined) is none of them.
 
     Args:
         metrics: name to value, as `Evaluation.metrics`.
         split: whose rows they were, for the sentence.
+        reasons: by metric, why it is below its floor; where one is absent or "", the usual questions are asked.
     """
     lines: list[str] = []
     for name, value in metrics.items():
         kind = name.partition("/")[0]
         if kind not in _FLOORS:
             continue
-        floor, why_low = _FLOORS[kind]
+        floor, verdict, question = _FLOORS[kind]
         if value > _TOO_GOOD:
             why = "hardly any real task allows that: does a feature tell the label, or is a row in both splits?"
             lines.append(f"{split} {name} is {value:.5f}: {why}")
         elif value < floor:
-            lines.append(f"{split} {name} is {value:.5f}: {why_low}")
+            reason = (reasons or {}).get(name) or question
+            lines.append(f"{split} {name} is {value:.5f}, {verdict}: {reason}")
     return lines

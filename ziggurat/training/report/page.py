@@ -28,7 +28,7 @@ from ziggurat.models.build import kind_of
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
-from ziggurat.training.evaluation.evaluate import versus_baseline
+from ziggurat.training.evaluation.evaluate import unknown_text, versus_baseline
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, RunFolder, read_evaluation
@@ -165,7 +165,12 @@ def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> 
     note = "<p class=quiet>ne: log loss over that of always predicting the mean label; 1 is no better than that.</p>"
     has_ne = any(name.split("/")[0] == "ne" for name in names)
     table = f"<table><tr><th>metric{head}<tr><td>rows{counts}{rows}</table>"
-    return f"<h2>Final evaluation</h2>{table}{note if has_ne else ''}"
+    unknown = "".join(
+        f"<p>{html.escape(f'{split}: {text}')}</p>"
+        for split, value in evaluations.items()
+        if (text := unknown_text(value.get("unknown", {})))
+    )
+    return f"<h2>Final evaluation</h2>{table}{unknown}{note if has_ne else ''}"
 
 
 def _baseline_text(run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], metric: str) -> str:
