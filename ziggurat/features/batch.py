@@ -26,7 +26,8 @@ in `jagged`; `single` has all its features all the same, a row a sample costs li
 
 A batch knows its tensors by name (`tensors`): whatever moves, stores or counts them asks for those, so that a new part
 of a batch reaches all of them. `map` makes the same batch of other tensors, `rows` one of fewer samples.
-Loaders of the package make valid batches. `validate_batch` checks those of a source of your own: nothing else does.
+Loaders of the package make valid batches. `validate_batch` checks others: trainers call it for each batch of a source
+of your own, and nothing inside a step does.
 """
 
 from __future__ import annotations

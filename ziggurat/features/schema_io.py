@@ -37,6 +37,7 @@ for every schema. Needs neither torch nor polars.
 
 from __future__ import annotations
 
+import difflib
 import os
 import textwrap
 import typing
@@ -244,6 +245,16 @@ def _entries(data: Mapping[str, object], block: str, where: str) -> Iterable[tup
 
 def _read_feature(entry: dict[str, object], where: str) -> Feature:
     kind = entry.get("kind")
+    if "kind" not in entry:
+        known = {field.name for feature in KINDS.values() for field in fields(feature)}
+        for name in entry:
+            if name not in known and difflib.get_close_matches(name.lower(), ["kind"], cutoff=0.5):
+                raise SchemaError(
+                    expected=f"a key kind, one of {', '.join(KINDS)}",
+                    found=f"unknown key {name!r}",
+                    where=f"{where}, key {name!r}",
+                    ways_out=f"write kind = {quoted(entry[name])}: that is the nearest key",
+                )
     if not isinstance(kind, str) or kind not in KINDS:
         raise SchemaError(
             expected=f"kind = one of {', '.join(KINDS)}",

@@ -35,9 +35,10 @@ from torch import Tensor
 
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
-from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.features.batch import Batch
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.features.batch import Batch, validate_batch
 from ziggurat.features.events import PIECE_STARTS
+from ziggurat.features.inputs import InputSpec
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.training.balancing import Balancer
 from ziggurat.training.config import Decay, TrainingConfig
@@ -101,6 +102,7 @@ class Feed:
         shortened: thins the histories of a batch (`Model.shortened`), and makes ids unknown; None: nothing does.
         coupled: samples that no rank may cut (`Model.coupled_samples`). Where there are some, `auto` is the order
             `buffer`: lanes divide a batch among ranks otherwise where it crosses windows, and the last one of an epoch.
+        inputs: of the model, by which batches of a source that is not ours are checked; None: they are not.
 
     Raises:
         ConfigError: a schedule towards an end that the source does not know.
@@ -117,6 +119,7 @@ class Feed:
         balancer: Balancer | None = None,
         shortened: Callable[..., Batch] | None = None,
         coupled: int = 1,
+        inputs: InputSpec | None = None,
     ) -> None:
         loader = config.loader
         if coupled > 1 and loader.shuffle is Shuffle.AUTO:
@@ -127,6 +130,8 @@ class Feed:
         self.balancer, self._shortened = balancer, shortened
         self._config, self._rank, self._world_size, self._gather = config, rank, world_size, gather
         self._state: dict[str, Any] = {}
+        self._inputs, self._has_rows = inputs, True
+        self._is_checked = False
         self._waits = False  # this rank's epoch is over, that of another one is not
         if config.schedule.decay in (Decay.LINEAR, Decay.COSINE) and not self.total_steps(Position()):
             raise ConfigError(
@@ -183,6 +188,7 @@ class Feed:
             negatives: draws further samples for each batch.
             growing: gives ids their rows.
         """
+        self._has_rows = growing is None
         upload = Upload(device, is_beside=self._world_size == 1 and growing is None)
 
         def made(batch: Batch, step: int) -> Callable[[], Batch]:
@@ -263,11 +269,27 @@ class Feed:
         """The next batch (empty where only other ranks have one), its rows, the state; whether this rank is done."""
         batch = next(iterator, None)
         state = self.source.state_dict()
+        if batch is not None and not isinstance(self.source, LoaderSource):
+            self._check(batch)
         if isinstance(self.source, LoaderSource):
             return batch, self.source.step_rows, state, batch is None
         said = self._gather(None if batch is None else batch.batch_size)
         sizes = [size for size in said if size is not None]
         return empty if batch is None and sizes else batch, sum(sizes), state, batch is None
+
+    def _check(self, batch: Any) -> None:
+        """Refuse what a source of the user's own may give, before a step makes numbers of it."""
+        if not isinstance(batch, Batch):
+            raise DataError(
+                expected="a zg.Batch",
+                found=type(batch).__name__,
+                where=f"training data, {type(self.source).__name__}",
+                ways_out="yield zg.Batch(dense=…, single=…, labels=…, row_ids=…): help(zg.Batch) says their shapes",
+            )
+        if self._inputs is None or (self._is_checked and batch.single.device.type != "cpu"):
+            return  # a GPU is asked once: each answer waits for it
+        validate_batch(batch, self._inputs, has_rows=self._has_rows, must_have_labels=True)
+        self._is_checked = True
 
     def states(self) -> list[Any]:
         """Where the sources of all ranks stand after the last step, as plain data; [] where `Position.rows` says it."""

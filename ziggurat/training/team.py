@@ -191,8 +191,17 @@ class Team:
         def changed(batch: Batch, *, draw: StepDraw) -> Batch:
             return unknown.applied(model.shortened(batch, draw=draw), draw=draw)
 
-        ranks = {"rank": self.rank, "world_size": self.world_size, "gather": self.gather}
-        return Feed(train, config=config, balancer=balancer, shortened=changed, coupled=model.coupled_samples, **ranks)
+        return Feed(
+            train,
+            config=config,
+            rank=self.rank,
+            world_size=self.world_size,
+            gather=self.gather,
+            balancer=balancer,
+            shortened=changed,
+            coupled=model.coupled_samples,
+            inputs=model.inputs,
+        )
 
     def drain(self, model: Model, *, feed: Feed) -> None:
         """Receive what was sent ahead for steps that will not come."""

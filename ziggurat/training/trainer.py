@@ -22,8 +22,12 @@ from typing import Any
 import torch
 
 from ziggurat.arguments import check_arguments
-from ziggurat.features.batch import Batch
+from ziggurat.data.encoded.records import WEIGHT_COLUMN
+from ziggurat.data.source import LoaderSource
+from ziggurat.errors import DataError
+from ziggurat.features.batch import Batch, validate_batch
 from ziggurat.models import Model
+from ziggurat.models.blocks.batch_norm import refuse_lone_sample
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback, TellingRecords
@@ -110,12 +114,14 @@ class Trainer:
         self.repeats = {} if self.growing else deduplicate_source(self.feed.source, model, parallel=parallel)
         self._rankings = first_look(model, train, valid=valid, loader=config.loader)
         self.negatives = drawn_negatives(model, train, rankings=self._rankings, seed=config.seed)
+        self._refuse_what_cannot_train(train)
         if valid is not None:
             self.config = with_stop_metric(self.config, model.inputs, own=self.metrics, more=self._rankings.names)
         self.valid = valid
         self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
         self._pace, self._showing = Pace(), False
+        self._is_undefined_said = False
         self._pinned: set[int] = set()
         self._written, self._damaged = WrittenFiles(self.folder), list[str]()
         self._restored: bool | None = None
@@ -131,6 +137,32 @@ class Trainer:
     def total_steps(self) -> int:
         """Steps of the whole run, if nothing stops it early; 0 where the training data does not know."""
         return self.feed.total_steps(self.position)
+
+    def _refuse_what_cannot_train(self, train: Any) -> None:
+        """Refuse training rows whose weights are all 0, and a last batch of one for torch's own batch norm.
+
+        Raises:
+            DataError: no row has a weight.
+            ConfigError: the last batch of an epoch has one sample, and the model cannot train on it.
+        """
+        source = self.feed.source
+        if self.model.inputs.has_weights and hasattr(train, "read_group") and train.num_rows:
+            groups = (train.read_group(index) for index in range(len(train.group_sizes)))
+            if not any(bool(group.column(WEIGHT_COLUMN).to_numpy().any()) for group in groups):
+                raise DataError(
+                    expected="training rows with a weight above 0",
+                    found=f"{train.num_rows:,} rows, and each has the weight 0",
+                    where="training data, the column of the role weight",
+                    ways_out=(
+                        "name another column: [roles] weight = COLUMN in the schema",
+                        "leave weight out of [roles]: each row then counts 1",
+                    ),
+                )
+        if isinstance(source, LoaderSource) and not source.token_budget and self.team.world_size == 1:
+            batch_size, num_rows = self.config.loader.batch_size, source.num_rows
+            if num_rows and (num_rows % batch_size or batch_size) == 1:
+                where = f"training data: {num_rows:,} rows in batches of {batch_size:,}, the last of which has one"
+                refuse_lone_sample(self.model, where=where)
 
     def fit(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> FitResult:
         """Train to the end, or go on from the newest intact checkpoint; `callbacks` hear of it on the first rank.
@@ -207,6 +239,9 @@ class Trainer:
             ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
             batches = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
         batches = batches if self.growing is None else self.growing.frozen(batches)
+        if not hasattr(dataset, "read_group"):
+            inputs = self.model.inputs
+            batches = (validate_batch(batch, inputs, must_have_labels=True) for batch in batches)
         with self.team.traffic_paused():
             result = evaluate_batches(
                 self.model,
@@ -313,6 +348,8 @@ class Trainer:
         improved = math.isfinite(value) and (best is None or sign * (value - best) >= stop.min_delta)
         if improved:
             position.best_step, position.best_value, position.not_improved = position.step, value, 0
+        elif not math.isfinite(value):
+            self._say_undefined(stop.metric, metrics)
         else:
             position.not_improved += 1
             position.reductions += 1
@@ -322,6 +359,19 @@ class Trainer:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.records.append({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
         return improved
+
+    def _say_undefined(self, metric: str, metrics: Mapping[str, float]) -> None:
+        """Say once that no evaluation can be the best one: patience does not count those without a value."""
+        if self._is_undefined_said:
+            return
+        self._is_undefined_said = True
+        others = [name for name, value in metrics.items() if math.isfinite(value) and name.startswith("log_loss")]
+        ways = [f"--training.early-stop.metric {name}" for name in others[:1]]
+        why = "rows have one class" if others else "rows have one class, or no weight"
+        self.progress.say(
+            f"warning: valid {metric} is undefined (the validation {why}): no evaluation counts as better or as worse, "
+            "so patience stops nothing; what decides: " + ", or ".join([*ways, "other validation rows"])
+        )
 
     def _save(self, *, pinned: bool) -> None:
         self._judge_all()

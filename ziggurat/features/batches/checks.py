@@ -10,19 +10,27 @@ from torch import Tensor
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows, SequenceGroup
+from ziggurat.features.schema import Task
 
 if TYPE_CHECKING:
     from ziggurat.features.batch import Batch
 
 
-def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:
-    """Check shapes, offsets and bounds of a batch; returns it unchanged.
+def validate_batch(batch: Batch, inputs: InputSpec, *, has_rows: bool = True, must_have_labels: bool = False) -> Batch:
+    """Check shapes, offsets, bounds, labels and weights of a batch; returns it unchanged.
 
     Cost: one pass over the rows (min and max of each feature). Data that comes from `Preprocessing` is right by
-    construction; call this for batches made by hand.
+    construction; call this for batches made by hand. Trainers call it for every batch of a source of your own.
+
+    Args:
+        batch: to check.
+        inputs: of the model.
+        has_rows: whether its ids are rows already; False where vocabularies grow, and rows are taken from ids later.
+        must_have_labels: whether it is one to train on; a batch to score may have none.
 
     Raises:
-        DataError: a shape or an offset is wrong, or a dense value is not finite.
+        DataError: a shape or an offset is wrong, a dense value is not finite, a binary label is not between 0 and 1,
+            or a weight is negative or no number.
         BoundsError: a row is outside its table; names feature, sample and table.
     """
     size = batch.batch_size
@@ -40,13 +48,78 @@ def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:
             where=f"dense feature {inputs.dense[column]!r}, sample {sample} (row {int(batch.row_ids[sample])})",
             ways_out="clean the value, or give the feature a `missing` value in the schema",
         )
+    _check_labels(batch, inputs, must_be_there=must_have_labels)
+    _check_weights(batch)
+    for spec in inputs.vectors:
+        if spec.name not in batch.vectors:
+            raise DataError(
+                expected=f"vectors of {', '.join(repr(each.name) for each in inputs.vectors)}",
+                found=", ".join(map(repr, batch.vectors)) or "none",
+                where="batch.vectors",
+                ways_out=f"give the batch vectors={{{spec.name!r}: a tensor of shape ({size}, {spec.dim})}}",
+            )
+        _expect_shape(f"vectors[{spec.name!r}]", batch.vectors[spec.name], (size, spec.dim))
     _check_repeated(batch, inputs)
-    _check_bounds(batch.expanded(), inputs)
+    if has_rows:
+        _check_bounds(batch.expanded(), inputs)
     for name, group in batch.sequences.items():
         _check_sequences(name, group, size)
     for name, value in batch.extras.items():
         _expect_shape(f"extras[{name!r}]", value, (size, *value.shape[1:]))
     return batch
+
+
+def _check_labels(batch: Batch, inputs: InputSpec, *, must_be_there: bool) -> None:
+    """Refuse labels of another shape, and values that the loss of their task does not know."""
+    size = batch.batch_size
+    num_labels = batch.labels.shape[1] if batch.labels.dim() == 2 else None
+    if must_be_there or num_labels != 0:
+        _expect_shape("labels", batch.labels, (size, len(inputs.labels)))
+    if num_labels == 0 or not size:
+        return
+    for column, label in enumerate(inputs.labels):
+        values_B = batch.labels[:, column]
+        is_binary = label.task is Task.BINARY
+        wrong_B = (values_B < 0) | (values_B > 1) if is_binary else values_B.isinf()
+        if not bool(wrong_B.any()):
+            continue
+        sample = int(wrong_B.nonzero()[0])
+        raise DataError(
+            expected="0 or 1, or a number between (NaN: not known)"
+            if is_binary
+            else "a finite number (NaN: not known)",
+            found=f"{values_B[sample].item():g}",
+            where=f"label {label.name!r}, sample {sample} (row {int(batch.row_ids[sample])})",
+            ways_out=(
+                "make it 0 or 1 in the source, as in (stars >= 4).float()"
+                if is_binary
+                else "clean the value, or make it NaN, which leaves the sample out of the loss",
+                *(("a number to predict is a label with task=Task.REGRESSION",) if is_binary else ()),
+            ),
+        )
+
+
+def _check_weights(batch: Batch) -> None:
+    """Refuse weights of another shape, negative ones, and those that are no numbers."""
+    weights, size = batch.weights, batch.batch_size
+    if weights is None:
+        return
+    if tuple(weights.shape) != (size,):
+        raise DataError(
+            expected=f"shape ({size},): one weight a sample",
+            found=f"shape {tuple(weights.shape)}",
+            where="batch.weights",
+            ways_out=("weights.squeeze(1), if it is a column", "leave weights out: each sample then counts 1"),
+        )
+    wrong_B = ~(weights >= 0) | weights.isinf()
+    if bool(wrong_B.any()):
+        sample = int(wrong_B.nonzero()[0])
+        raise DataError(
+            expected="weights of 0 or more",
+            found=f"{weights[sample].item():g}",
+            where=f"batch.weights, sample {sample} (row {int(batch.row_ids[sample])})",
+            ways_out=("make it 0, which leaves the sample out", "leave the sample out of the batch"),
+        )
 
 
 def _check_sequences(name: str, group: SequenceGroup, size: int) -> None:
@@ -136,7 +209,15 @@ def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 def _check_bounds(batch: Batch, inputs: InputSpec) -> None:
     size = batch.batch_size
-    for index, spec in enumerate(inputs.single):
+    if size and inputs.single:
+        least_S, most_S = batch.single.aminmax(dim=1)
+        sizes_S = [inputs.table(spec.table).num_rows for spec in inputs.single]
+        are_inside = bool((least_S >= 0).all()) and all(
+            most < num_rows for most, num_rows in zip(most_S.tolist(), sizes_S, strict=True)
+        )
+    else:
+        are_inside = True
+    for index, spec in enumerate(() if are_inside else inputs.single):
         _check_feature(batch.single[index], spec.name, inputs.table(spec.table).num_rows, batch, None)
     for index, spec in enumerate(inputs.jagged):
         offsets = batch.jagged.offsets[index * size : (index + 1) * size + 1]

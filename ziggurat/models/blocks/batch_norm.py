@@ -25,6 +25,32 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ziggurat.errors import ConfigError
+
+
+def refuse_lone_sample(model: nn.Module, *, where: str) -> None:
+    """Refuse torch's own batch norm where a training batch has one sample, of which it can take no variance.
+
+    Args:
+        model: to train.
+        where: the batch is, for the error.
+
+    Raises:
+        ConfigError: the model has one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm1d) and not isinstance(module, BatchNorm):
+            raise ConfigError(
+                expected="batches of two samples or more: batch normalisation takes the variance of a batch",
+                found=f"one sample, and torch's {type(module).__name__} at {name!r}",
+                where=where,
+                ways_out=(
+                    "ziggurat.models.blocks.batch_norm.BatchNorm in its place: it uses its running statistics then, "
+                    "and has the same settings and weights",
+                    "another batch size: --batch-size, or LoaderConfig(batch_size=…)",
+                ),
+            )
+
 
 class BatchNorm(nn.BatchNorm1d):
     """Normalises columns over the samples of a batch; settings, weights and statistics are those of `nn.BatchNorm1d`.

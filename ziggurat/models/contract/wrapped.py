@@ -37,6 +37,7 @@ from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
+from ziggurat.models.contract.outputs_check import checked_outputs
 from ziggurat.models.towers.layer import TowerLayer
 
 _GUIDE = "write a subclass of zg.Model (docs/guides/own-model.md)"
@@ -163,16 +164,8 @@ class WrappedModel(Model):
 
     def _outputs(self, found: object, *, num_samples: int) -> Outputs:
         outputs = Outputs(logits=found) if isinstance(found, Tensor) else found
-        shape = (num_samples, len(self.inputs.labels))
-        if isinstance(outputs, Outputs) and outputs.logits.shape == shape:
-            return outputs
-        is_tensor = isinstance(outputs, Outputs)
-        raise ConfigError(
-            expected=f"logits of shape {shape}, (samples, labels), or zg.Outputs with such logits",
-            found=f"shape {tuple(outputs.logits.shape)}" if is_tensor else type(found).__name__,
-            where=f"forward of {type(self.network).__name__}, wrapped",
-            ways_out=("logits.unsqueeze(1) for one label", "return zg.Outputs(logits=…, named={…}) for more tensors"),
-        )
+        where = f"forward of {type(self.network).__name__}, wrapped"
+        return checked_outputs(outputs, model=self, num_samples=num_samples, where=where)
 
 
 @check_arguments

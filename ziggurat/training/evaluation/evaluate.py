@@ -24,6 +24,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import UNKNOWN_ROW, Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
+from ziggurat.models.contract.outputs_check import check_logits
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
@@ -204,7 +205,9 @@ def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | No
     try:
         for batch in batches:
             with torch.no_grad(), whole_products():
-                scores = scores_from_logits(model(batch.to(device)), inputs=model.inputs)
+                logits_BL = model(batch.to(device))
+                check_logits(logits_BL, model=model, num_samples=batch.batch_size)
+                scores = scores_from_logits(logits_BL, inputs=model.inputs)
             done += batch.batch_size
             if progress is not None:
                 progress.update(done)

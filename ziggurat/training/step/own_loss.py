@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import LossSums, Outputs
@@ -30,6 +32,52 @@ def loss_name(loss: LossFunction | None) -> str:
         return ""
     named: Any = loss if hasattr(loss, "__qualname__") else type(loss)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def checked_sums(found: object, batch: Batch, *, name: str) -> LossSums:
+    """Return what a loss gave, if it is numerators and denominators of every label, through which weights can learn.
+
+    Args:
+        found: what the loss returned for a batch with samples.
+        batch: the samples.
+        name: of the loss, for the error.
+
+    Raises:
+        ConfigError: it is a plain tensor, has another shape, or has no gradient.
+    """
+    num_labels = batch.labels.shape[1]
+    if not isinstance(found, LossSums):
+        is_tensor = isinstance(found, Tensor)
+        raise ConfigError(
+            expected="zg.LossSums: for each label the sum of the weighted losses, and the sum of the weights",
+            found=f"a tensor of shape {tuple(found.shape)}" if is_tensor else type(found).__name__,
+            where=f"loss {name}",
+            ways_out=(
+                "losses of shape (samples, labels): zg.LossSums(total=(losses * weights).sum(dim=0), "
+                "weight=weights.sum(dim=0)), where weights are batch.weights.unsqueeze(1).expand_as(losses), or "
+                "torch.ones_like(losses) where samples have none",
+                "leave loss= out: the model's own is that of the labels",
+            ),
+        )
+    shapes = (tuple(found.total.shape), tuple(found.weight.shape))
+    if shapes != ((num_labels,), (num_labels,)):
+        raise ConfigError(
+            expected=f"total and weight of shape ({num_labels},): a number for each label",
+            found=f"total {shapes[0]}, weight {shapes[1]}",
+            where=f"loss {name}",
+            ways_out="sum over the samples alone, sum(dim=0), of losses and weights of shape (samples, labels)",
+        )
+    if not found.total.requires_grad:
+        raise ConfigError(
+            expected="a total that carries the gradient of the network: nothing would learn without",
+            found="a total without gradient",
+            where=f"loss {name}",
+            ways_out=(
+                "compute it of outputs.logits without detach(), no_grad(), numpy, item() or comparisons alone",
+                "let weights learn: requires_grad is False for all of them, or forward_dense detaches what it gives",
+            ),
+        )
+    return found
 
 
 def refuse_other_loss(stored: str, given: LossFunction | None, *, where: str) -> None:

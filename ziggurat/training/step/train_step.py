@@ -32,7 +32,8 @@ from ziggurat.embeddings.storage.host import device_facts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
-from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.batch_norm import BatchNorm, refuse_lone_sample
+from ziggurat.models.contract.outputs_check import checked_outputs
 from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import DenseForward, DenseParallelism, ShardedNetwork, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
@@ -44,7 +45,7 @@ from ziggurat.training.config import Compile, DenseOptimizer, Precision, Trainin
 from ziggurat.training.step.compiled import compiled_dense
 from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.late import LateStep
-from ziggurat.training.step.own_loss import LossFunction
+from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name
 from ziggurat.training.step.precision_choice import resolve_precision, use_precision
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import weight_average
@@ -77,6 +78,8 @@ class TrainStep:
     ) -> None:
         self.model = model
         self._loss: LossFunction = loss or model.loss
+        self._loss_name = loss_name(loss) or f"of {type(model).__name__}"
+        self._is_first = True  # until a batch with samples has shown what network and loss give
         self.config = config
         self.parallel = parallel
         _check_compile(config, model=model, parallel=parallel)
@@ -199,6 +202,8 @@ class TrainStep:
 
     def outputs(self, batch: Batch) -> Outputs:
         """Forward pass in the step's precision; full batches run the compiled network, others the eager one."""
+        if batch.batch_size == 1 and self.model.training:
+            refuse_lone_sample(self.model, where="the batch of this step")
         full = batch.batch_size == self._full_size
         with self._autocast():  # of the tower modules too; `embed` leaves the lookup out
             embedded = self.model.embed(batch)
@@ -229,7 +234,7 @@ class TrainStep:
             weight = self._world.start_weight(self.model.loss_weight(batch))
 
             def loss_of(outputs: Outputs, part: Batch) -> Tensor:
-                sums = self._loss(outputs, part)
+                sums = self._sums(outputs, part)
                 self._check_weight(sums, part)
                 return sums.mean(weight.wait())  # this part's share of the global loss
 
@@ -240,7 +245,7 @@ class TrainStep:
             self.model.embeddings.announce(upcoming)  # its rows travel meanwhile
             if self.late is not None:
                 self.late.ahead.announce(upcoming)
-        loss = self._loss(outputs, batch).mean()
+        loss = self._sums(outputs, batch).mean()
         if loss.requires_grad:
             loss.backward()
         if self._whole_tables and self.config.embedding_l2:
@@ -248,6 +253,16 @@ class TrainStep:
             tables = [table.detach() for table in self._whole_tables if table.grad is not None]
             torch._foreach_add_(gradients, tables, alpha=self.config.embedding_l2)
         return loss
+
+    def _sums(self, outputs: Outputs, batch: Batch) -> LossSums:
+        """What is minimised; the first time it is asked whether network and loss give what a step can use."""
+        if not self._is_first or not batch.batch_size:
+            return self._loss(outputs, batch)
+        where = f"forward_dense of {type(self.model).__name__}"
+        outputs = checked_outputs(outputs, model=self.model, num_samples=batch.batch_size, where=where)
+        sums = checked_sums(self._loss(outputs, batch), batch, name=self._loss_name)
+        self._is_first = False
+        return sums
 
     def _check_weight(self, sums: LossSums, batch: Batch) -> None:
         """Once: the weight that ranks add up ahead must be the one that the loss divides by."""
