@@ -24,7 +24,8 @@ from ziggurat.data.raw import text_source
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
+from ziggurat.data.raw.text_blocks import TextOptions
+from ziggurat.data.raw.written_numbers import DecimalMark
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.hashing import hash_ids
 from ziggurat.features.schema import MISSING_TEXTS, Categorical, Dense, Label, MultiHot, Schema, Task

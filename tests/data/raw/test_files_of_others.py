@@ -93,12 +93,3 @@ def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 def test_sorted_seconds_are_a_time_under_any_name(tmp_path: Path) -> None:
     TABLE.with_columns(t=1_700_000_000 + 60 * pl.int_range(400)).write_csv(tmp_path / "t.csv")
     assert inspect_file(tmp_path / "t.csv").schema.time == "t"
-
-
-@pytest.mark.parametrize("form", ["{:,}", "${}", "{}%", "{:,}.50"])
-def test_numbers_as_people_write_them_are_named(form: str, tmp_path: Path) -> None:
-    texts = [form.format(row * 37 % 90_000 + 900) for row in range(400)]
-    TABLE.with_columns(views=pl.Series(texts)).write_csv(tmp_path / "t.csv")
-    found = inspect_file(tmp_path / "t.csv")
-    assert "views" not in {each.name for each in found.schema.features}
-    assert any("as people write them" in warning for warning in found.warnings)

@@ -23,7 +23,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.data.raw.written_numbers import DecimalMark, WrittenNumbers
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.models import MLPConfig
@@ -443,7 +443,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def test_decimal_commas_become_points_in_requests() -> None:
     frame = events(3).with_columns(price=pl.Series(["1,5", None, "2"]), age=pl.Series(["3", "4,25", "5"]))
-    found = plain_rows(RawChunk(frame=frame, path=Path("a.csv"), decimal=DecimalMark.COMMA), SCHEMA)
+    comma = WrittenNumbers(decimal=DecimalMark.COMMA)
+    found = plain_rows(RawChunk(frame=frame, path=Path("a.csv"), numbers=comma), SCHEMA)
     assert found["price"].to_list() == ["1.5", None, "2"]
     assert found["age"].to_list() == ["3", "4.25", "5"]
 

@@ -18,7 +18,7 @@ import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
 from ziggurat.data.raw.source import FileFormat
-from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.data.raw.written_numbers import DecimalMark
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.data_record import DataRecord, known_files
 from ziggurat.runs.execute import prepare_run, train_run
@@ -399,6 +399,23 @@ def test_a_run_reads_other_files_as_its_own(trained: Path) -> None:
     assert main([*train, "--data.separator", "semicolon", *SMALL, *TINY]) == 0
     frame.head(20).write_csv("new.csv", separator=";")
     assert main(["predict", "runs/semicolons", "new.csv", "--out", "new.parquet"]) == 0
+
+
+def test_a_run_reads_numbers_as_those_that_it_was_trained_on(trained: Path) -> None:
+    frame = events(600).drop("tags").with_columns(price=(1 + pl.col("price").abs()) * 1000)
+    german = [f"{each:,.6f}".translate(str.maketrans(",.", ".,")) for each in frame["price"]]
+    frame = frame.with_columns(price=pl.Series([round(each, 6) for each in frame["price"]]))
+    frame.with_columns(price=pl.Series(german)).write_csv("german.csv", separator=";")
+    inspection = ziggurat.inspect_file("german.csv")
+    told = ["--data.separator", "semicolon", "--data.decimal", "comma", "--data.thousands", "point"]
+    assert list(inspection.settings()) == told
+    assert inspection.schema.feature("price").kind == "dense"
+    train = ["train", "table_dlrm", "--data.train", "german.csv", "--schema", "my.toml", "--out", "runs/german"]
+    assert main([*train, *told, *SMALL, *TINY]) == 0
+    frame.write_parquet("plain.parquet")
+    run = load_run("runs/german")
+    assert run.predict(["german.csv"]).equals(run.predict(["plain.parquet"]))
+    assert run.evaluate(["german.csv"]).metrics == run.evaluate(["plain.parquet"]).metrics
 
 
 def test_without_a_label_inspect_asks_for_one(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ziggurat.config import to_json
 from ziggurat.data.events.candidates import (
     candidate_arrow_schema,
     candidate_schema,
@@ -204,8 +203,8 @@ def _with_seen(schema: Schema, seen: tuple[int, ...]) -> Schema:
 
 def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
     files = [facts_of(path) for path in source.paths]
-    names = ("format", "separator", "decimal", "split", "bad_rows", "bad_row_budget")
-    settings = {name: value for name, value in to_json(config).items() if name in names}
+    names = ("format", "separator", "decimal", "thousands", "signs", "split", "bad_rows", "bad_row_budget")
+    settings = {name: value for name, value in config.to_state().items() if name in names}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 

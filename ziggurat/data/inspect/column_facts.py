@@ -16,13 +16,11 @@ import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.dates import DateOrder, find_order, lack_some_zones, look_like_dates, parse_dates
-from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, MarksFound, WrittenNumbers, find_marks
 from ziggurat.features.schema import MISSING_TEXTS
 from ziggurat.ops.written_decimals import as_float64
 
 NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-", "#n/a", "unknown", "missing", "")
-_COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
-_POINT_NUMBER = r"^[+-]?\d*(\.\d+)?$"
 _WHOLE_NUMBER = r"^[+-]?\d+$"
 _MANY_DIGITS = r"\d{17}"
 _LEADING_ZERO = r"^[+-]?0\d"
@@ -58,6 +56,7 @@ class ColumnFacts:
         missing_texts: texts of the sample that mean that there is no value ("NULL"); they count as nulls.
         date_order: what stands first in its dates like 01/03/2024; AUTO if there are none, None if nothing shows it.
         lacks_zones: some of its dates name a time zone, and others do not.
+        is_marked: its numbers have marks between thousands, or signs around them: they measure, and are no ids.
     """
 
     name: str
@@ -71,6 +70,7 @@ class ColumnFacts:
     missing_texts: tuple[str, ...] = ()
     date_order: DateOrder | None = DateOrder.AUTO
     lacks_zones: bool = False
+    is_marked: bool = False
 
     @property
     def num_sampled(self) -> int:
@@ -150,7 +150,8 @@ def measure(
     from_text: bool,
     num_rows: int,
     exact: tuple[int, int] | None = None,
-    decimal: DecimalMark = DecimalMark.POINT,
+    written: WrittenNumbers = PLAIN_NUMBERS,
+    is_marked: bool = False,
 ) -> ColumnFacts:
     """The facts of one column.
 
@@ -159,25 +160,26 @@ def measure(
         from_text: the column comes from a text file, so its type is to be found out.
         num_rows: rows of the whole file.
         exact: (distinct values without null, nulls) of the whole file, where they were counted.
-        decimal: what stands before the fraction of numbers in text.
+        written: how numbers in text are written.
+        is_marked: those of this column need that, whatever type the file gives it.
     """
     dtype = "text" if from_text else str(series.dtype)
-    written: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     if isinstance(series.dtype, pl.Categorical | pl.Enum):
         series = series.cast(pl.String)
     if series.dtype == pl.String:
         series = series.set(series == "", None)
         marks = series.is_in(pl.Series(MISSING_TEXTS).implode()).fill_null(False)
-        written = tuple(series.filter(marks).unique().sort().to_list())
-        series = series.set(marks, None) if written else series
-        exact = None if written else exact  # it counted them as values
+        missing = tuple(series.filter(marks).unique().sort().to_list())
+        series = series.set(marks, None) if missing else series
+        exact = None if missing else exact  # it counted them as values
     dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
     lacks_zones = dates is not None and lack_some_zones(series)
     if dates is not None:
         series = dates
-    elif from_text:
-        series, more = _typed(series, decimal=decimal)
-        written = (*written, *more)
+    elif from_text or is_marked:
+        series, more = _typed(series, written=written)
+        missing = (*missing, *more)
     kind, series = _kind(series)
     nulls = series.null_count() + (int(series.is_nan().sum()) if series.dtype.is_float() else 0)
     distinct = 0
@@ -197,22 +199,27 @@ def measure(
         exact=whole and (exact is None or distinct == exact[0]),
         null_share=nulls / max(rows, 1),
         num_rows=num_rows,
-        missing_texts=written,
+        missing_texts=missing,
         date_order=order,
         lacks_zones=lacks_zones,
+        is_marked=is_marked,
     )
 
 
-def find_decimal(frame: pl.DataFrame) -> DecimalMark:
-    """COMMA if a column of text holds numbers with a comma before the fraction, and none holds any with a point."""
-    commas = points = 0
-    for name in frame.columns:
-        present = frame[name].drop_nulls()
-        present = present.filter(~present.is_in(pl.Series([*MISSING_TEXTS, ""]).implode()))
-        if len(present):
-            commas += bool(present.str.contains(_COMMA_NUMBER).all() and present.str.contains(",", literal=True).any())
-            points += bool(present.str.contains(_POINT_NUMBER).all() and present.str.contains(".", literal=True).any())
-    return DecimalMark.COMMA if commas and not points else DecimalMark.POINT
+def find_marks_in(frame: pl.DataFrame, *, separator: str) -> MarksFound:
+    """Find out how the numbers in columns of text are written, for all of them alike.
+
+    Args:
+        frame: the sample.
+        separator: what divides the fields of the file; "" if it is no text file.
+    """
+    columns: dict[str, pl.Series] = {}
+    nothing = pl.Series([*MISSING_TEXTS, *NULL_MARKERS]).implode()
+    for series in frame.get_columns():
+        if series.dtype == pl.String:
+            present = series.drop_nulls()
+            columns[series.name] = present.filter(~present.str.strip_chars().str.to_lowercase().is_in(nothing))
+    return find_marks(columns, separator=separator)
 
 
 def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
@@ -261,7 +268,7 @@ def _texts_of_ids(series: pl.Series) -> tuple[Values, pl.Series]:
     return Values.TEXT, series.cast(pl.String)
 
 
-def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple[str, ...]]:
+def _typed(series: pl.Series, *, written: WrittenNumbers) -> tuple[pl.Series, tuple[str, ...]]:
     """Text as numbers or truth values if (nearly) every cell reads as such; and marks of nothing among them."""
     present = series.drop_nulls()
     if present.is_empty():
@@ -269,20 +276,17 @@ def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple
     lowered = present.head(1000).str.to_lowercase()
     if lowered.is_in(["true", "false"]).all() and present.str.to_lowercase().is_in(["true", "false"]).all():
         return series.str.to_lowercase() == "true", ()
-    if present.str.contains(_LEADING_ZERO).any() and not present.str.contains(r"[.eE]").any():
+    if present.str.contains(_LEADING_ZERO).any() and not present.str.contains(r"[.,eE]").any():
         return series, ()
-    original = series
-    if decimal is DecimalMark.COMMA and number(present.str.contains(_COMMA_NUMBER).mean()) > 0.5:
-        series = series.str.replace(",", ".", literal=True)
-    numbers = series.cast(pl.Float64, strict=False)
+    numbers = written.cast(series)
     odd = series.filter(numbers.is_null() & series.is_not_null()).unique()
     if len(odd) == 0 or (len(odd) <= 5 and set(odd.str.strip_chars().str.to_lowercase()) <= set(NULL_MARKERS)):
         integers = series.cast(pl.Int64, strict=False)
         exact_integers = integers.null_count() == numbers.null_count()  # beyond 2^53 a float would lose digits
         if not exact_integers and _are_long_ids(present.filter(~present.is_in(odd.implode()))):
-            return original, ()
+            return series, ()
         return (integers if exact_integers else numbers), tuple(sorted(odd.to_list()))
-    return original, ()
+    return series, ()
 
 
 def _as_dates(series: pl.Series) -> tuple[pl.Series | None, DateOrder | None]:

@@ -77,12 +77,11 @@ def words(name: str) -> list[str]:
 
 def guess_feature(facts: ColumnFacts) -> FeatureGuess:
     """The feature that a column most likely is."""
-    if facts.kind is Values.TEXT and _are_written_numbers(facts):
-        why = "numbers with signs for thousands, a currency or per cent, which are read as text"
-        return FeatureGuess(None, why, warnings=(_plain_numbers(facts.name),))
     left_out = _useless(facts)
     if left_out:
         return FeatureGuess(None, left_out)
+    if facts.is_marked and facts.kind in (Values.WHOLE, Values.NUMBERS):
+        return _dense(facts, "numbers with marks between thousands or signs around them")
     match facts.kind:
         case Values.LISTS_OF_NUMBERS:
             return _vector(facts)
@@ -103,25 +102,6 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
             return FeatureGuess(None, f"no feature is made of type {facts.dtype}")
 
 
-_CURRENCY = r"[$€£¥]"
-_DIGITS = r"(\d{1,3}([,' ]\d{3})+|\d+)(\.\d+)?"
-_PLAIN = r"^\s*[+-]?\d+(\.\d+)?\s*$"
-
-
-def _are_written_numbers(facts: ColumnFacts) -> bool:
-    """Return whether all texts are numbers, and some as people write them: 1,200 or $12.5 or 12 %."""
-    texts = facts.present
-    if texts.dtype != pl.String or not len(texts):
-        return False
-    pattern = rf"^\s*[+-]?{_CURRENCY}?\s*[+-]?{_DIGITS}\s*({_CURRENCY}|%)?\s*$"
-    return bool(texts.str.contains(pattern).all()) and not texts.str.contains(_PLAIN).all()
-
-
-def _plain_numbers(name: str) -> str:
-    code = f'frame.with_columns(pl.col({name!r}).str.replace_all(r"[^0-9.+-]", "").cast(pl.Float64))'
-    return f"{name!r} holds numbers as people write them; write plain ones and it becomes a feature: {code}"
-
-
 def _useless(facts: ColumnFacts) -> str:
     """Why a column can teach a model nothing, or ""."""
     lists = facts.kind in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS)
@@ -131,7 +111,7 @@ def _useless(facts: ColumnFacts) -> str:
         return ""
     if facts.num_distinct == 1 and facts.null_share == 0:
         return "it is constant"
-    if len(facts.present) < MIN_ROWS_FOR_ROW_IDS or facts.kind not in (Values.WHOLE, Values.TEXT):
+    if facts.is_marked or len(facts.present) < MIN_ROWS_FOR_ROW_IDS or facts.kind not in (Values.WHOLE, Values.TEXT):
         return ""
     if facts.distinct_share > 0.999 and (facts.kind is Values.TEXT or _looks_like_row_number(facts)):
         return "every row has its own value, so it looks like a row id"

@@ -27,7 +27,7 @@ from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
-from ziggurat.data.inspect.column_facts import ColumnFacts, find_decimal, measure, percent
+from ziggurat.data.inspect.column_facts import ColumnFacts, find_marks_in, measure, percent
 from ziggurat.data.inspect.column_roles import (
     RoleGuess,
     find_group,
@@ -43,7 +43,8 @@ from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
+from ziggurat.data.raw.text_blocks import TextOptions
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.schema import (
     MISSING_TEXTS,
@@ -94,7 +95,7 @@ class Inspection:
         num_rows: rows of the file; estimated for text files.
         num_sampled: rows that were read.
         separator: what divides the fields of a text file, if it is not the one that its name says; else "".
-        decimal: what stands before the fraction of its numbers.
+        numbers: how the numbers in its texts are written.
         date_order: what stands first in the dates of its time column, where nothing in the file shows it.
     """
 
@@ -105,15 +106,14 @@ class Inspection:
     num_rows: int
     num_sampled: int
     separator: str = ""
-    decimal: DecimalMark = DecimalMark.POINT
+    numbers: WrittenNumbers = PLAIN_NUMBERS
     date_order: DateOrder = DateOrder.AUTO
 
     def settings(self) -> tuple[str, ...]:
         """What must be given on a command line, besides the schema, to read the file."""
         separator = ("--data.separator", name_of_separator(self.separator)) if self.separator else ()
-        decimal = ("--data.decimal", self.decimal.value) if self.decimal is not DecimalMark.POINT else ()
         order = ("--data.split.date-order", self.date_order.value) if self.date_order is not DateOrder.AUTO else ()
-        return (*separator, *decimal, *order)
+        return (*separator, *self.numbers.settings(), *order)
 
     def table(self) -> list[tuple[str, ...]]:
         """Header and lines of text, one line a column, for printing."""
@@ -185,21 +185,28 @@ def inspect_file(
             ways_out=("name another label", "name another session"),
         )
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
-    decimal = find_decimal(sample) if from_text and source.separator_of(file) != "," else DecimalMark.POINT
+    marks = find_marks_in(sample, separator=source.separator_of(file) if from_text else "")
     named = [name for name in dtypes if name.strip() and name in sample.columns]
     columns = [
-        measure(sample[name], from_text=from_text, num_rows=num_rows, exact=exact.get(name), decimal=decimal)
+        measure(
+            sample[name],
+            from_text=from_text,
+            num_rows=num_rows,
+            exact=exact.get(name),
+            written=marks.numbers,
+            is_marked=name in marks.marked,
+        )
         for name in named
     ]
     estimated = from_text and sample.height < num_rows
     found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=(label, session))
-    notes = [*_of_other_files(files)]
+    notes = [*_of_other_files(files), *marks.warnings]
     if len(named) < len(dtypes):
         notes.append(
             "a column without a name is left out; pandas writes an index so, and not with to_csv(FILE, index=False)"
         )
     found = replace(found, warnings=(*notes, *found.warnings))
-    return replace(found, separator=text.delimiter, decimal=decimal)
+    return replace(found, separator=text.delimiter, numbers=marks.numbers)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

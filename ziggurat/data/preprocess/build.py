@@ -108,7 +108,7 @@ def fingerprint_of(
     """16 hex digits that change with the settings, the schema, the raw files and the statistics that are given."""
     # How the files were named (relative, absolute, by a glob) changes nothing; which split each is for does.
     files = [[facts_of(path) for path in paths] for paths in sources.by_split]
-    settings = {name: value for name, value in to_json(config).items() if name not in _NOT_COMPARED}
+    settings = {name: value for name, value in config.to_state().items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     if numbers is not None:
         state["numbers"] = {name: to_json(each) for name, each in sorted(numbers.items())}

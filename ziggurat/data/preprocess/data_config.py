@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ziggurat.config import JSON, to_json
 from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawSource
-from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
+from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.text_parts import TextPart
+from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
@@ -29,7 +31,9 @@ class DataConfig:
         format: of the raw files.
         separator: what divides the fields of text files: one character, or comma, semicolon, tab, pipe or space; "" for
             the format's own (comma for CSV, tab for TSV).
-        decimal: what stands before the fraction of numbers in text files.
+        decimal: what stands before the fraction of numbers in text.
+        thousands: what stands between the thousands of numbers in text, as in 1,200.
+        signs: whether signs of currencies and per cent may stand around numbers in text; 12% is then 0.12.
         split: which rows are for what.
         bad_rows: what happens to rows that cannot be used.
         bad_row_budget: most rows to quarantine; 0 for no limit.
@@ -45,6 +49,8 @@ class DataConfig:
     format: FileFormat = FileFormat.AUTO
     separator: str = ""
     decimal: DecimalMark = DecimalMark.POINT
+    thousands: ThousandsMark = ThousandsMark.NONE
+    signs: NumberSigns = NumberSigns.REFUSE
     split: SplitConfig = field(default_factory=SplitConfig)
     bad_rows: BadRowPolicy = BadRowPolicy.ERROR
     bad_row_budget: CountOrNone = 0
@@ -69,7 +75,13 @@ class DataConfig:
     @property
     def text(self) -> TextOptions:
         """How text files are read."""
-        return TextOptions(delimiter=self.separator, decimal=self.decimal)
+        return TextOptions(delimiter=self.separator, decimal=self.decimal, thousands=self.thousands, signs=self.signs)
+
+    def to_state(self) -> dict[str, JSON]:
+        """Return plain data that fingerprints are made of: settings younger than the first release count when used."""
+        state = to_json(self)
+        defaults = {"thousands": ThousandsMark.NONE.value, "signs": NumberSigns.REFUSE.value}
+        return {name: value for name, value in state.items() if defaults.get(name) != value}
 
     def source(
         self, paths: Sequence[str | DataPath], *, bad_rows: BadRows | None = None, part: TextPart | None = None

@@ -12,7 +12,7 @@ import polars as pl
 
 from ziggurat.data.raw.bad_rows import place
 from ziggurat.data.raw.spans import TextSpans
-from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.files.stores import DataPath
 
 
@@ -28,7 +28,7 @@ class RawChunk:
         rows: (N,) 0-based file row of each row where some were left out, or None when they are consecutive.
         lines: (N,) 1-based line of each row in a text file, or None.
         spans: columns of ids that were left as bytes of a text file (`ids` of `RawSource.frames`); not in `frame`.
-        decimal: what stands before the fraction of numbers in columns of text.
+        numbers: how numbers are written in columns of text.
         list_separator: what divides lists in columns of text, where the schema does not say it.
     """
 
@@ -39,7 +39,7 @@ class RawChunk:
     rows: np.ndarray | None = field(default=None, repr=False)
     lines: np.ndarray | None = field(default=None, repr=False)
     spans: Mapping[str, TextSpans] = field(default_factory=dict, repr=False)
-    decimal: DecimalMark = DecimalMark.POINT
+    numbers: WrittenNumbers = PLAIN_NUMBERS
     list_separator: str = ""
 
     @staticmethod

@@ -33,7 +33,7 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column
 from ziggurat.data.raw.parquet_source import ParquetFile
-from ziggurat.data.raw.text_blocks import ByteStream, DecimalMark, TextOptions
+from ziggurat.data.raw.text_blocks import ByteStream, TextOptions
 from ziggurat.data.raw.text_parts import TextPart, cut_text
 from ziggurat.data.raw.text_source import TextFile, TextPiece, open_text, read_text
 from ziggurat.errors import ConfigError, MissingFileError
@@ -235,7 +235,7 @@ class RawSource:
         gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text)
         num_rows = 0
         numbers, ids = hints
-        if self.text.decimal is DecimalMark.COMMA:
+        if not self.text.numbers.is_plain:
             numbers = frozenset()  # polars would read "1.234" as well, as one or the other
         for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows, part=self._part):
             num_rows = piece.next_row
@@ -351,7 +351,7 @@ class _Gather:
                 start=self.start + first_row,
                 lines=piece.lines[part],
                 spans={name: column.take(part) for name, column in piece.spans.items()},
-                decimal=self.text.decimal,
+                numbers=self.text.numbers,
                 list_separator=self.text.list_separator,
             )
 
@@ -369,7 +369,7 @@ class _Gather:
             start=self.start + first_row,
             rows=None if consecutive else rows,
             lines=np.concatenate(self.lines) if self.lines else None,
-            decimal=self.text.decimal,
+            numbers=self.text.numbers,
             list_separator=self.text.list_separator,
         )
         self.frames, self.rows, self.lines, self.num_rows = [], [], [], 0

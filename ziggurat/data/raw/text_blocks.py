@@ -22,9 +22,9 @@ import sys
 import zlib
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import BinaryIO
 
+from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark, WrittenNumbers
 from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
 from ziggurat.files.stores import DataPath, StoreFile
 
@@ -35,13 +35,6 @@ _MAX_TRAILING_BLANK_BYTES = 1 << 16
 
 # Separators that a shell makes hard to type, by name.
 SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " ", "\\t": "\t"}
-
-
-class DecimalMark(StrEnum):
-    """What stands before the fraction of a number in text."""
-
-    POINT = "point"  # 3.5
-    COMMA = "comma"  # 3,5; a point in a number is then a fault, as nobody can say what it divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +48,8 @@ class TextOptions:
         max_record_bytes: longer records are bad rows.
         null_values: texts that mean "no value", besides the empty text.
         decimal: what stands before the fraction of numbers.
+        thousands: what stands between their thousands.
+        signs: whether signs of currencies and per cent may stand around them.
         block_bytes: bytes read and parsed at once; what is read does not depend on it.
         list_separator: what divides the ids of a list in text, or one of those names, for features whose lists the
             schema does not divide.
@@ -67,8 +62,16 @@ class TextOptions:
     block_bytes: int = 8 << 20
     decimal: DecimalMark = DecimalMark.POINT
     list_separator: str = ""
+    thousands: ThousandsMark = ThousandsMark.NONE
+    signs: NumberSigns = NumberSigns.REFUSE
+
+    @property
+    def numbers(self) -> WrittenNumbers:
+        """How numbers are written."""
+        return WrittenNumbers(decimal=self.decimal, thousands=self.thousands, signs=self.signs)
 
     def __post_init__(self) -> None:
+        self.numbers  # noqa: B018  refuses one mark for two things
         object.__setattr__(self, "delimiter", SEPARATOR_NAMES.get(self.delimiter, self.delimiter))
         object.__setattr__(self, "list_separator", SEPARATOR_NAMES.get(self.list_separator, self.list_separator))
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):

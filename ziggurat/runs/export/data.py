@@ -23,7 +23,6 @@ from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates,
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
@@ -116,8 +115,7 @@ def make_catalogue(
         frame = catalogue_of(data.source(), schema=described[0], keep=more)
     source = data.source(items)
     is_text = all(source.is_text(path) for path in source.paths)
-    comma = source.text.decimal is DecimalMark.COMMA
-    frame = typed_columns(frame, schemas=described, is_text=is_text, comma=comma)
+    frame = typed_columns(frame, schemas=described, is_text=is_text, written=source.text.numbers)
     return ItemCatalogue(frame, columns=ItemColumns(id=columns[0], features=columns))
 
 

@@ -21,7 +21,6 @@ import polars as pl
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, Task, column_of
 from ziggurat.features.schema import Sequence as ListFeature
@@ -207,19 +206,19 @@ def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...]
 
 
 def plain_rows(chunk: RawChunk, schema: Schema) -> pl.DataFrame:
-    """The columns of a schema's features, with a point in numbers that were written with a comma."""
+    """The columns of a schema's features, with numbers in text as programs write them."""
     return plain_columns(chunk, schema.features)
 
 
 def plain_columns(chunk: RawChunk, features: Iterable[Feature]) -> pl.DataFrame:
-    """The columns of some features, with a point in numbers that were written with a comma."""
+    """The columns of some features, with numbers in text as programs write them."""
     features = tuple(features)
     frame = chunk.frame.select(list(dict.fromkeys(map(column_of, features))))
-    if chunk.decimal is DecimalMark.POINT:
+    if chunk.numbers.is_plain:
         return frame
     names = {column_of(each) for each in features if isinstance(each, Dense)}
     texts = [name for name in names if frame.schema[name] == pl.String]
-    return frame.with_columns(pl.col(name).str.replace(",", ".", literal=True) for name in texts)
+    return frame.with_columns(chunk.numbers.as_points(frame[name]) for name in texts)
 
 
 def _is_free(schema: Schema, feature: Categorical) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
+from ziggurat.data.raw.written_numbers import WrittenNumbers
 from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, column_of
 from ziggurat.features.schema import Sequence as SequenceFeature
 from ziggurat.ops.written_decimals import with_decimals
@@ -24,26 +25,28 @@ from ziggurat.ops.written_decimals import with_decimals
 _NOT_PLAIN = r"^\s*[+-]?0[0-9]"  # an id with leading zeros, no number
 
 
-def typed_columns(frame: pl.DataFrame, *, schemas: Sequence[Schema], is_text: bool, comma: bool) -> pl.DataFrame:
+def typed_columns(
+    frame: pl.DataFrame, *, schemas: Sequence[Schema], is_text: bool, written: WrittenNumbers
+) -> pl.DataFrame:
     """The same rows, with columns of texts that are numbers, dates or lists as such.
 
     Args:
         frame: the catalogue, raw.
         schemas: of the models that read it; the first one that has a feature of a column decides.
         is_text: it comes from a text file, so that types of further columns are guessed.
-        comma: a comma stands before the fraction of numbers in text.
+        written: how numbers in text are written.
     """
     features: dict[str, Feature] = {}
     for schema in schemas:
         for feature in schema.features:
             features.setdefault(column_of(feature), feature)
     columns = [
-        _typed(series, features.get(series.name), is_text=is_text, comma=comma) for series in frame.get_columns()
+        _typed(series, features.get(series.name), is_text=is_text, written=written) for series in frame.get_columns()
     ]
     return pl.DataFrame(columns)
 
 
-def _typed(series: pl.Series, feature: Feature | None, *, is_text: bool, comma: bool) -> pl.Series:
+def _typed(series: pl.Series, feature: Feature | None, *, is_text: bool, written: WrittenNumbers) -> pl.Series:
     if series.dtype != pl.String:
         return with_decimals(series)
     if isinstance(feature, Categorical):
@@ -52,16 +55,16 @@ def _typed(series: pl.Series, feature: Feature | None, *, is_text: bool, comma: 
     if isinstance(feature, MultiHot | SequenceFeature):
         return series.set(series == "", None).str.split(feature.separator) if feature.separator else series
     if isinstance(feature, Dense):
-        return _numbers(series, comma=comma)
+        return _numbers(series, written=written)
     if feature is None and is_text:
-        numbers = series if series.str.contains(_NOT_PLAIN).any() else _numbers(series, comma=comma)
+        numbers = series if series.str.contains(_NOT_PLAIN).any() else _numbers(series, written=written)
         return _dates(series) if numbers.dtype == pl.String else numbers
     return series
 
 
-def _numbers(series: pl.Series, *, comma: bool) -> pl.Series:
+def _numbers(series: pl.Series, *, written: WrittenNumbers) -> pl.Series:
     texts = series.set(series == "", None).str.strip_chars()
-    numbers = (texts.str.replace(",", ".", literal=True) if comma else texts).cast(pl.Float64, strict=False)
+    numbers = written.cast(texts)
     return numbers if numbers.null_count() == texts.null_count() < len(series) else series
 
 

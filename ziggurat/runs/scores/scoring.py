@@ -36,7 +36,8 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import in_terms_of_run, nearest_names
 from ziggurat.data.raw.source import FileFormat, RawSource
-from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
+from ziggurat.data.raw.text_blocks import TextOptions
+from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
@@ -63,7 +64,9 @@ class FileReading:
     Args:
         format: of the files.
         separator: what divides the fields of text files, as in `DataConfig`.
-        decimal: what stands before the fraction of numbers in text files.
+        decimal: what stands before the fraction of numbers in text.
+        thousands: what stands between the thousands of numbers in text, as in 1,200.
+        signs: whether signs of currencies and per cent may stand around numbers in text; 12% is then 0.12.
         list_separator: what divides the ids of a list that is written as text, as in tag1|tag2, for features that came
             as lists when the run was trained; those with a separator in the schema keep theirs.
     """
@@ -71,6 +74,8 @@ class FileReading:
     format: FileFormat = FileFormat.AUTO
     separator: str = ""
     decimal: DecimalMark = DecimalMark.POINT
+    thousands: ThousandsMark = ThousandsMark.NONE
+    signs: NumberSigns = NumberSigns.REFUSE
     list_separator: str = ""
 
     def __post_init__(self) -> None:
@@ -81,12 +86,24 @@ class FileReading:
         """How the run's own files are read; known data sets are cached as Parquet, so other files may be anything."""
         data = config.data
         form = FileFormat.AUTO if config.dataset.name else data.format
-        return FileReading(format=form, separator=data.separator, decimal=data.decimal)
+        return FileReading(
+            format=form,
+            separator=data.separator,
+            decimal=data.decimal,
+            thousands=data.thousands,
+            signs=data.signs,
+        )
 
     @property
     def text(self) -> TextOptions:
         """How text files are read."""
-        return TextOptions(delimiter=self.separator, decimal=self.decimal, list_separator=self.list_separator)
+        return TextOptions(
+            delimiter=self.separator,
+            decimal=self.decimal,
+            thousands=self.thousands,
+            signs=self.signs,
+            list_separator=self.list_separator,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

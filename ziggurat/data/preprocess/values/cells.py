@@ -14,7 +14,8 @@ text*, whatever it came as, and only that is counted, hashed and looked up:
     2024-05-01 (date)               "2024-05-01"
     "" (empty text), null, NaN      missing
 
-Numbers: text is read as Python's `float` reads it (spaces around it are ignored, "true" is 1), a float of 32 bits as
+Numbers: text is read as Python's `float` reads it (spaces around it are ignored, "true" is 1; marks between thousands
+and the like are read where settings of the files say so: `raw/written_numbers.py`), a float of 32 bits as
 the decimal that it was written from, null, NaN and empty text are missing, infinities and numbers beyond ±3.4e38
 (32-bit floats) are faults.
 """
@@ -34,7 +35,7 @@ from ziggurat.data.preprocess.values.vocabulary import hash_series
 from ziggurat.data.preprocess.values.written_lists import refuse_brackets
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.data.raw.written_numbers import WrittenNumbers, ways_to_read
 from ziggurat.errors import SchemaError
 from ziggurat.ops.written_decimals import as_float64, with_decimals
 
@@ -116,7 +117,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
     if isinstance(dtype, pl.Categorical | pl.Enum):
         series, dtype = series.cast(pl.String), pl.String()
     if dtype == pl.String:
-        numbers = _numbers_in_text(series, faults, decimal=faults.chunk.decimal, ways_out=ways_out)
+        numbers = _numbers_in_text(series, faults, written=faults.chunk.numbers, ways_out=ways_out)
     elif dtype.is_numeric() or dtype == pl.Boolean:
         numbers = as_float64(series).to_numpy()  # null becomes NaN
     else:
@@ -219,48 +220,37 @@ def with_truths(chunk: RawChunk) -> RawChunk:
 
 
 def _numbers_in_text(
-    series: pl.Series, faults: Faults, *, decimal: DecimalMark, ways_out: tuple[str, ...]
+    series: pl.Series, faults: Faults, *, written: WrittenNumbers, ways_out: tuple[str, ...]
 ) -> np.ndarray:
-    original, series = series, _with_points(series) if decimal is DecimalMark.COMMA else series
-    numbers = series.cast(pl.Float64, strict=False)
+    numbers = written.cast(series)
     open_cells = (numbers.is_null() & series.is_not_null()).to_numpy()
     values = numbers.fill_null(float("nan")).to_numpy()
     if not open_cells.any():
         return values
-    values, comma = values.copy(), decimal is DecimalMark.COMMA
+    values = values.copy()
+    advice: tuple[str, ...] | None = None
     for index in np.flatnonzero(open_cells).tolist():
         text = series[index].strip()
-        parsed = pl.Series([text]).cast(pl.Float64, strict=False)[0]
+        parsed = written.cast(pl.Series([text]))[0]
         if parsed is None:
             parsed = _TRUTH.get(text.lower())
         if parsed is not None:
             values[index] = parsed
         elif text:
+            if advice is None:
+                advice = ways_to_read(series, present=written)
             faults.add(
                 index,
                 column=series.name,
                 reason=BadReason.NOT_A_NUMBER,
-                expected="a number, or nothing" + (", with a comma before the fraction" if comma else ""),
-                found=original[index],
-                ways_out=ways_out or _ways_to_a_number(original[index], comma=comma),
+                expected="a number, or nothing" + written.in_words(),
+                found=series[index],
+                ways_out=(*advice, *(ways_out or _ways_without_a_number(series[index]))),
             )
     return values
 
 
-def _with_points(series: pl.Series) -> pl.Series:
-    """Numbers with a decimal comma as numbers with a point; those that have a point already become no number."""
-    text = pl.col(series.name)
-    pointed = pl.when(text.str.contains(".", literal=True)).then(pl.lit("a point, ") + text)
-    return series.to_frame().select(pointed.otherwise(text.str.replace(",", ".", literal=True)).alias(series.name))[
-        series.name
-    ]
-
-
-def _ways_to_a_number(text: str, *, comma: bool) -> tuple[str, ...]:
-    if not comma and re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text.strip()):
-        return ("if the comma stands before the fraction: --data.decimal comma",)
-    if comma and re.fullmatch(r"[+-]?[0-9]*\.[0-9]+", text.strip()):
-        return ("if the point stands before the fraction: leave --data.decimal comma out",)
+def _ways_without_a_number(text: str) -> tuple[str, ...]:
     return (f"if this text means that there is no value, add it to `missing` in the schema: missing = [{text!r}]",)
 
 

@@ -1,0 +1,392 @@
+"""Numbers in text as people and office programs write them: 1,200 and 1.234,5 and 1 200 and $12.5 and 12 %.
+
+Problem: "4.731" is four and three quarters to one program and nearly five thousand to another, and one cell alone never
+says which. A reader that guesses cell by cell divides by a thousand without a word.
+
+Idea: how numbers are written is a setting of the files, and holds for all of their numbers. Within it a cell is read
+strictly: marks between thousands stand before groups of three digits (or of two and a last one of three, as in
+1,20,000), and only before the fraction; anything else is no number, and so a bad row.
+
+    settings                              reads                            refuses
+    decimal point (the default)           3.5  1200                        1,200  3,5
+    decimal comma                         3,5  1200                        1.234  3.5
+    thousands comma                       1,200  1,234.5  1200  3.5        1,20  12,3456
+    decimal comma, thousands point        1.234,5  4.731 (= 4731)  3,5     1.23  3.5
+    signs strip                           $12.5  12.5 €  12% (= 0.12)      12 kg
+
+`find_marks` looks at whole columns, and says of each how it must be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import polars as pl
+
+from ziggurat.errors import ConfigError
+
+_CURRENCY = r"[$€£¥₹]"
+_SPACES = " \u00a0\u202f\u2009"
+_LEAST_MARKED = 5  # distinct cells with three digits behind their only mark, before that is taken for thousands
+
+
+class DecimalMark(StrEnum):
+    """What stands before the fraction of a number in text."""
+
+    POINT = "point"  # 3.5
+    COMMA = "comma"  # 3,5; a point in a number is then a fault, unless it stands between thousands
+
+
+class ThousandsMark(StrEnum):
+    """What stands between the thousands of a number in text."""
+
+    NONE = "none"  # 1200
+    COMMA = "comma"  # 1,200
+    POINT = "point"  # 1.200
+    SPACE = "space"  # 1 200, also with spaces that do not break
+    APOSTROPHE = "apostrophe"  # 1'200
+
+
+class NumberSigns(StrEnum):
+    """What happens to signs of currencies and per cent around a number in text."""
+
+    REFUSE = "refuse"  # they make it no number
+    STRIP = "strip"  # $12.5 is 12.5, and 12% is 0.12
+
+
+_CHARACTERS = {
+    ThousandsMark.NONE: "",
+    ThousandsMark.COMMA: ",",
+    ThousandsMark.POINT: r"\.",
+    ThousandsMark.SPACE: f"[{_SPACES}]",
+    ThousandsMark.APOSTROPHE: "['’]",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenNumbers:
+    """How the numbers in the texts of some files are written.
+
+    Args:
+        decimal: what stands before the fraction.
+        thousands: what stands between thousands; numbers without any are read as well.
+        signs: whether signs of currencies and per cent may stand around a number.
+
+    Raises:
+        ConfigError: one mark for both.
+    """
+
+    decimal: DecimalMark = DecimalMark.POINT
+    thousands: ThousandsMark = ThousandsMark.NONE
+    signs: NumberSigns = NumberSigns.REFUSE
+
+    def __post_init__(self) -> None:
+        if self.decimal.value == self.thousands.value:
+            raise ConfigError(
+                expected="two marks: one between thousands, and another before the fraction",
+                found=f"a {self.decimal.value} for both",
+                where="data settings, decimal and thousands",
+                ways_out=(
+                    "1.234,5: --data.decimal comma --data.thousands point",
+                    "1,234.5: --data.decimal point --data.thousands comma",
+                ),
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether numbers are written as programs write them: a point before the fraction, and nothing else."""
+        return self == PLAIN_NUMBERS
+
+    def settings(self) -> tuple[str, ...]:
+        """Return the flags of a command line that say this; none where it is the default."""
+        decimal = ("--data.decimal", self.decimal.value) if self.decimal is not DecimalMark.POINT else ()
+        thousands = ("--data.thousands", self.thousands.value) if self.thousands is not ThousandsMark.NONE else ()
+        signs = ("--data.signs", self.signs.value) if self.signs is not NumberSigns.REFUSE else ()
+        return (*decimal, *thousands, *signs)
+
+    def cast(self, series: pl.Series) -> pl.Series:
+        """Read texts as Float64; null where a text is no number, or is null or blank."""
+        if self.is_plain:
+            return series.cast(pl.Float64, strict=False)
+        text = pl.col("text").str.strip_chars()
+        percent = pl.lit(value=False)
+        if self.signs is NumberSigns.STRIP:
+            percent = text.str.contains(r"\d\s*%$")
+            text = text.str.replace(r"(\d)\s*%$", "${1}")
+            text = text.str.replace(rf"(\d)\s*{_CURRENCY}$", "${1}")
+            text = text.str.replace(rf"^([+-]?)\s*{_CURRENCY}\s*([+-]?)", "${1}${2}")
+        if self.thousands is not ThousandsMark.NONE:
+            mark = _CHARACTERS[self.thousands]
+            text = pl.when(text.str.contains(self._grouped())).then(text.str.replace_all(mark, "")).otherwise(text)
+        if self.decimal is DecimalMark.COMMA:
+            # A point that is left stands between no thousands, and nobody can say what it divides.
+            text = pl.when(text.str.contains(".", literal=True)).then(None).otherwise(text)
+            text = text.str.replace(",", ".", literal=True)
+        # In the text: a division would round a second time.
+        text = pl.when(percent).then(text + "e-2").otherwise(text)
+        read = text.cast(pl.Float64, strict=False)
+        return pl.DataFrame({"text": series}).select(read).to_series().alias(series.name)
+
+    def as_points(self, series: pl.Series) -> pl.Series:
+        """Write texts of numbers as programs do; texts that are none stay as they are."""
+        if self.is_plain:
+            return series
+        numbers = self.cast(series)
+        plain = series.cast(pl.Float64, strict=False)
+        texts = numbers.cast(pl.String).zip_with((numbers != plain).fill_null(True), series)
+        return texts.zip_with(numbers.is_not_null(), series)
+
+    def in_words(self) -> str:
+        """Say what is expected of a number, for errors."""
+        parts = ["a comma before the fraction"] if self.decimal is DecimalMark.COMMA else []
+        if self.thousands is not ThousandsMark.NONE:
+            parts.append(f"a {self.thousands.value} between thousands, groups of three digits, or none")
+        if self.signs is NumberSigns.STRIP:
+            parts.append("a sign of a currency or of per cent around it, or none")
+        return f", with {', and '.join(parts)}" if parts else ""
+
+    def _grouped(self) -> str:
+        """Return the pattern of a number with marks between its thousands."""
+        mark = _CHARACTERS[self.thousands]
+        fraction = "," if self.decimal is DecimalMark.COMMA else r"\."
+        groups = rf"(\d{{1,3}}({mark}\d{{3}})+|\d{{1,2}}({mark}\d{{2}})+{mark}\d{{3}})"
+        return rf"^[+-]?{groups}({fraction}\d*)?$"
+
+
+PLAIN_NUMBERS = WrittenNumbers()  # as programs write them
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarksFound:
+    """How the numbers of a file are written, as its columns show.
+
+    Args:
+        numbers: the settings under which most columns of numbers can be read.
+        marked: names of columns that need these settings: they are measurements, and no ids.
+        warnings: what may be read in two ways, and what the settings do not fit.
+    """
+
+    numbers: WrittenNumbers
+    marked: frozenset[str]
+    warnings: tuple[str, ...]
+
+
+def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFound:
+    """Find out how the numbers in columns of text are written, for all of them alike.
+
+    Args:
+        columns: texts by the name of the column, without nulls and texts that mean nothing.
+        separator: what divides the fields of the file; "" if it is no text file. A comma makes a decimal comma
+            unlikely.
+    """
+    looked_at = {name: _Texts.of(texts, separator=separator) for name, texts in columns.items()}
+    known = {name: each for name, each in looked_at.items() if each.readings}
+    if not any(each.needs_settings for each in known.values()):
+        warnings = [note for name, each in known.items() for note in each.doubts(name, PLAIN_NUMBERS)]
+        return MarksFound(numbers=PLAIN_NUMBERS, marked=frozenset(), warnings=tuple(warnings))
+    candidates = _in_order(separator)
+    best = max(candidates, key=lambda marks: (_fit(known.values(), marks), -candidates.index(marks)))
+    needy = {name: each for name, each in known.items() if each.needs_settings}
+    marked = {name: each for name, each in needy.items() if each.readings.get(best) in _LIKELY}
+    signed = any(each.has_signs for each in marked.values())
+    numbers = replace(best, signs=NumberSigns.STRIP if signed else NumberSigns.REFUSE)
+    warnings: list[str] = []
+    if not numbers.is_plain:
+        shown = ", ".join(
+            f"{name!r} ({each.example!r} is {each.read_as(numbers)})" for name, each in sorted(marked.items())[:3]
+        )
+        warnings.append(f"numbers are read with {' '.join(numbers.settings())}, as columns show: {shown}")
+    for name, each in known.items():
+        if not each.is_read_by(best):
+            alone = next(iter(each.readings))
+            warnings.append(
+                f"{name!r}: numbers such as {each.example!r} are written in another way than those of other columns; "
+                f"they alone would need {' '.join(each.with_signs(alone).settings()) or _plain_flags(numbers)}"
+            )
+    warnings += [note for name, each in known.items() for note in each.doubts(name, numbers)]
+    return MarksFound(numbers=numbers, marked=frozenset(marked), warnings=tuple(warnings))
+
+
+def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...]:
+    """Return the settings under which a whole column can be read as numbers, as ways out of an error.
+
+    Args:
+        texts: all texts of the column at hand; None of these ways is left where one cell alone is to blame.
+        present: the settings that did not do.
+    """
+    found = texts.drop_nulls()
+    column = _Texts.of(found.filter(found.str.strip_chars() != ""), separator=";")
+    ways: list[str] = []
+    for marks, reading in column.readings.items():
+        needed = column.with_signs(marks)
+        if needed != present and reading in _LIKELY:
+            flags = " ".join(needed.settings()) or _plain_flags(present)
+            ways.append(f"if {column.example!r} is {column.read_as(needed)}: {flags}")
+    return tuple(ways[:2])
+
+
+class _Reading(StrEnum):
+    """Whether a column reads as numbers under some settings."""
+
+    SURE = "sure"
+    AMBIGUOUS = "ambiguous"  # other settings would give other numbers, and nothing in the column decides
+    UNLIKELY = "unlikely"  # as fractions of three digits each, while numbers without any are below a thousand
+
+
+_LIKELY = (_Reading.SURE, _Reading.AMBIGUOUS)
+
+
+def _in_order(separator: str) -> list[WrittenNumbers]:
+    """Return the settings without signs, the likelier ones first."""
+    point, comma = DecimalMark.POINT, DecimalMark.COMMA
+    order = [PLAIN_NUMBERS]
+    thousands = [WrittenNumbers(decimal=point, thousands=ThousandsMark.COMMA)]
+    # Where commas divide fields, or no field needs a mark, 3,5 is rather a list of two ids.
+    order += thousands if separator in (",", "") else [WrittenNumbers(decimal=comma)]
+    order += [WrittenNumbers(decimal=comma, thousands=ThousandsMark.POINT)]
+    order += [] if separator in (",", "") else thousands
+    for mark in (ThousandsMark.SPACE, ThousandsMark.APOSTROPHE):
+        order += [WrittenNumbers(decimal=decimal, thousands=mark) for decimal in (point, comma)]
+    return order
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Texts:
+    """The distinct texts of a column, and the ways in which all of them are numbers.
+
+    Args:
+        unique: the texts, in order of appearance.
+        has_signs: whether signs of a currency or of per cent stand around some.
+        readings: settings, without those of signs, under which all are numbers; the likelier ones first.
+    """
+
+    unique: pl.Series
+    has_signs: bool
+    readings: Mapping[WrittenNumbers, _Reading]
+
+    @staticmethod
+    def of(texts: pl.Series, *, separator: str) -> _Texts:
+        """Look at the texts of a column."""
+        unique = texts.unique(maintain_order=True)
+        allowed = rf"^\s*[+-]?\s*({_CURRENCY}\s*)?[+-]?\d[\d.,'’{_SPACES}eE+-]*({_CURRENCY}|%)?\s*$"
+        if not len(unique) or not unique.head(100).str.contains(allowed).all():
+            return _Texts(unique=unique, has_signs=False, readings={})
+        if not unique.str.contains(allowed).all():
+            return _Texts(unique=unique, has_signs=False, readings={})
+        has_signs = bool(unique.str.contains(rf"{_CURRENCY}|%").any())
+        signs = NumberSigns.STRIP if has_signs else NumberSigns.REFUSE
+        readings: dict[WrittenNumbers, _Reading] = {}
+        for marks in _in_order(separator):
+            if replace(marks, signs=signs).cast(unique).null_count() == 0:
+                reading = _reading(unique, marks)
+                if reading is not None:
+                    readings[marks] = reading
+        return _Texts(unique=unique, has_signs=has_signs, readings=readings)
+
+    @property
+    def needs_settings(self) -> bool:
+        """Whether the plain settings do not read the column, or not likely as it is meant."""
+        return bool(self.readings) and (self.has_signs or self.readings.get(PLAIN_NUMBERS) not in _LIKELY)
+
+    def is_read_by(self, marks: WrittenNumbers) -> bool:
+        """Return whether settings read all texts, if only because none of their marks stands in one."""
+        if marks in self.readings:
+            return True
+        same_mark = marks.decimal is DecimalMark.POINT or not self.unique.str.contains(".", literal=True).any()
+        return self.readings.get(PLAIN_NUMBERS) is _Reading.SURE and same_mark
+
+    @property
+    def example(self) -> str:
+        """A text with a mark between thousands, or with another one, or the first."""
+        marked = self.unique.filter(self.unique.str.contains(rf"[.,'’{_SPACES}%]|{_CURRENCY}"))
+        grouped = marked.filter(marked.str.contains(rf"\d[.,'’{_SPACES}]\d{{3}}"))
+        return str((grouped if len(grouped) else marked if len(marked) else self.unique)[0])
+
+    def with_signs(self, marks: WrittenNumbers) -> WrittenNumbers:
+        """Return settings with that of signs as this column needs it."""
+        return replace(marks, signs=NumberSigns.STRIP if self.has_signs else NumberSigns.REFUSE)
+
+    def read_as(self, marks: WrittenNumbers) -> str:
+        """Return the number that the example is."""
+        return f"{marks.cast(pl.Series([self.example]))[0]:.10g}"
+
+    def doubts(self, name: str, marks: WrittenNumbers) -> list[str]:
+        """Say what may be read in another way than by these settings, and which signs are mixed."""
+        plain = replace(marks, signs=NumberSigns.REFUSE)
+        notes: list[str] = []
+        others = [other for other in self.readings if other != plain]
+        if self.readings.get(plain) in (_Reading.AMBIGUOUS, _Reading.UNLIKELY) and others:
+            other = self.with_signs(others[0])
+            flags = " ".join(other.settings()) or _plain_flags(marks)
+            here = self.read_as(self.with_signs(plain))
+            notes.append(f"{name!r}: {self.example!r} is read as {here}; where it is {self.read_as(other)} say {flags}")
+        if not self.has_signs or plain not in self.readings:
+            return notes
+        currencies = sorted(self.unique.str.extract(rf"({_CURRENCY})").drop_nulls().unique().to_list())
+        if len(currencies) > 1:
+            notes.append(f"{name!r} holds {' and '.join(currencies)}: the numbers are taken as they stand, unconverted")
+        percent = self.unique.str.contains("%", literal=True)
+        if percent.any() and not percent.all():
+            other_text = self.unique.filter(~percent)[0]
+            notes.append(f"{name!r}: cells with % count as hundredths; others, such as {other_text!r}, do not")
+        return notes
+
+
+def _reading(unique: pl.Series, marks: WrittenNumbers) -> _Reading | None:
+    """Judge one way to read texts that all are numbers by it; None where a mark of it stands nowhere."""
+    digits = unique.str.replace_all(rf"[+\-\s]|{_CURRENCY}|%", "")
+    if marks.thousands is ThousandsMark.SPACE:
+        digits = unique.str.strip_chars().str.replace_all(rf"[+-]|{_CURRENCY}|%", "").str.strip_chars()
+    if marks.thousands is not ThousandsMark.NONE:
+        mark = _CHARACTERS[marks.thousands]
+        grouped = digits.filter(digits.str.contains(mark))
+        if not len(grouped):
+            return None
+        no_fraction = not digits.str.contains(",", literal=True).any()
+        if marks.decimal is DecimalMark.COMMA and marks.thousands is not ThousandsMark.POINT and no_fraction:
+            return None
+        if not grouped.str.contains(rf"^\d{{1,2}}{mark}").any():
+            num_marks = digits.str.count_matches(mark)
+            if marks.thousands is ThousandsMark.SPACE or num_marks.n_unique() > 1:
+                return None  # lists of ids of three digits each
+        several = grouped.str.contains(rf"^\d+{mark}\d+{mark}").any()
+        both = digits.str.contains("," if marks.decimal is DecimalMark.COMMA else r"\.").any()
+        unmarked = digits.filter(~digits.str.contains(mark))
+        sure = several or both or marks.thousands in (ThousandsMark.SPACE, ThousandsMark.APOSTROPHE)
+        if sure or (len(grouped) >= _LEAST_MARKED and len(unmarked) and _below_a_thousand(unmarked)):
+            return _Reading.SURE
+        return _Reading.AMBIGUOUS
+    fraction = "," if marks.decimal is DecimalMark.COMMA else "."
+    fractions = digits.filter(digits.str.contains(fraction, literal=True))
+    if marks.decimal is DecimalMark.COMMA and not len(fractions):
+        return None
+    may_be_thousands = len(fractions) and fractions.str.contains(rf"^[1-9]\d{{0,2}}{re.escape(fraction)}\d{{3}}$").all()
+    if not may_be_thousands:
+        return _Reading.SURE
+    others = digits.filter(~digits.str.contains(fraction, literal=True))
+    if len(fractions) >= _LEAST_MARKED and len(others) and _below_a_thousand(others):
+        return _Reading.UNLIKELY
+    return _Reading.AMBIGUOUS
+
+
+def _below_a_thousand(texts: pl.Series) -> bool:
+    return bool(texts.str.contains(r"^\d{1,3}([.,]\d*)?$").all())
+
+
+def _fit(columns: Iterable[_Texts], marks: WrittenNumbers) -> tuple[int, int]:
+    """Count the columns that settings read likely as they are meant, and those that they read at all."""
+    likely = 0
+    read = 0
+    for column in columns:
+        likely += column.is_read_by(marks) and column.readings.get(marks) is not _Reading.UNLIKELY
+        read += column.is_read_by(marks)
+    return likely, read
+
+
+def _plain_flags(present: WrittenNumbers) -> str:
+    """Return what takes settings back."""
+    flags = [flag for flag in present.settings() if flag.startswith("--")]
+    return f"leave {' and '.join(flags)} out"
