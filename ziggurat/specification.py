@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ziggurat.errors import ConfigError
 
@@ -35,6 +35,10 @@ class _Kind(ABCMeta):
         if "_members" in vars(cls):  # a kind, which has no instances of its own
             return cls.named(*arguments, **named)
         return super().__call__(*arguments, **named)
+
+    if TYPE_CHECKING:  # `add` makes members attributes of their kind
+
+        def __getattr__(cls: type[S], name: str) -> S: ...  # type: ignore[misc]
 
     def __iter__(cls: type[S]) -> Iterator[S]:  # type: ignore[misc]
         return iter(tuple(cls._members.values()))

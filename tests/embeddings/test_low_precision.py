@@ -15,7 +15,6 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
-from ziggurat.ops.row_formats.reference import decode, encode
 from ziggurat.testing.pretend_cuda import pretend_cuda
 from ziggurat.testing.pretend_queues import record_waits
 from ziggurat.training.checkpoint import CheckpointStore
@@ -63,7 +62,7 @@ def test_an_update_is_the_rule_on_decoded_rows_rounded_once(row_format: RowForma
             name, place = origin.table, few.tables.places[origin.table]
             rows = torch.arange(place.num_rows)
             words = RowNoise([origin], seed=7).words(rows, step=step + 1)
-            rounded = decode(encode(exact.table(name), row_format, words_N=words), row_format, dim=place.dim)
+            rounded = row_format.decode(row_format.encode(exact.table(name), words_N=words), dim=place.dim)
             narrow = isinstance(few.tables.storage(place.storage), MemoryStorage)  # INT8 of 4 columns saves nothing
             touched = (exact.table(name) != before[name]).any(dim=1, keepdim=True)
             wanted_rows = exact.table(name) if narrow else torch.where(touched, rounded, before[name])

@@ -16,7 +16,7 @@ from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.features.schema_io import write_schema
 from ziggurat.models import DNNConfig, ModelConfig
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.ops.row_formats.formats import RowFormat
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.catalogue import (
     DATA_DLRM,
     FEW_BATCH,

@@ -35,7 +35,7 @@ HOT = (
     *(f"embeddings/storage/{name}.py" for name in ("low_precision", "memory", "table_storage")),
     *(f"ops/lookup/{name}.py" for name in ("gradient", "layout", "reference", "sorted_reads")),
     *(f"ops/attention/{name}.py" for name in ("choose", "padded", "problem", "reference", "time_buckets")),
-    *(f"ops/row_formats/{name}.py" for name in ("noise", "reference")),
+    *(f"ops/row_formats/{name}.py" for name in ("noise", "bf16", "split_bf16", "codes", "int8", "int4")),
     *(f"ops/{name}.py" for name in ("mixed_bits", "pad_lists", "recurrent/jagged_gru", "repeat", "to_device")),
 )
 
@@ -152,8 +152,8 @@ KNOWN: dict[str, dict[str, str]] = {
         "_steps: tolist": UNTOLD,
     },
     "ops/repeat.py": {"_positions: int": UNTOLD},
+    "ops/row_formats/codes.py": {"encode: float": NUMBER},
     "ops/row_formats/noise.py": {"words: cpu": CPU, "words: numpy": CPU},
-    "ops/row_formats/reference.py": {"encode: float": NUMBER},
 }
 
 

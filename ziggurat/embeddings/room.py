@@ -22,7 +22,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.ops.machine.memory import Memory, memory_of, size_text
 from ziggurat.ops.row_cache import NO_CACHE, CacheSize
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 
 _SHOWN = 3
 
@@ -52,13 +52,13 @@ class TableSize:
     dim: int
     optimizer: TableOptimizerKind
     element_bytes: int = 4
-    row_format: RowFormat = RowFormat.FP32
+    row_format: RowFormat = PLAIN
     cache: CacheSize = NO_CACHE
 
     @property
     def weight_bytes(self) -> int:
         """Of what lookups read, hot rows in a cache included."""
-        if self.row_format is RowFormat.FP32:
+        if self.row_format.is_plain:
             return self.num_rows * self.dim * self.element_bytes
         cached = self.cache.bytes_for(self.num_rows, row_bytes=4 * self.dim)
         return self.num_rows * self.row_format.row_bytes(self.dim) + cached
@@ -70,7 +70,7 @@ class TableSize:
             return 2 * self.weight_bytes
         shapes = state_shapes(self.optimizer, num_rows=self.num_rows, dim=self.dim).values()
         beside = self.num_rows * self.row_format.beside_bytes(self.dim)
-        held = 1.0 if self.row_format is RowFormat.FP32 else 1.0 + self.cache.share
+        held = 1.0 if self.row_format.is_plain else 1.0 + self.cache.share
         return int(sum(prod(shape) for shape in shapes) * self.element_bytes * held) + beside
 
     @property
@@ -89,7 +89,7 @@ class TableSize:
 
     def text(self, use: TableUse) -> str:
         """Rows, columns and bytes, in words."""
-        kind = "" if self.row_format is RowFormat.FP32 else f"{self.row_format.value} "
+        kind = "" if self.row_format.is_plain else f"{self.row_format.value} "
         parts = [] if use is TableUse.STATE else [f"{kind}weights {size_text(self.weight_bytes)}"]
         if use is not TableUse.SCORING and self.state_bytes:
             parts.append(f"{self.optimizer.value} state {size_text(self.state_bytes)}")
@@ -150,7 +150,7 @@ def no_room(
             "fewer rows: num_rows of a hashing table, or min_count and max_rows of a vocabulary, in the schema",
             f"fewer columns: --model.embedding-dim, or embedding_dim of the table in the schema (now {first.dim})",
             *(cheaper if adam and use is not TableUse.SCORING else ()),
-            *(fewer if use is TableUse.TRAINING and first.row_format is RowFormat.FP32 else ()),
+            *(fewer if use is TableUse.TRAINING and first.row_format.is_plain else ()),
             "more ranks, each with a part of the rows: torchrun --nproc-per-node N, on more hosts; "
             "`ziggurat plan` says how many",
         ),

@@ -51,7 +51,6 @@ from ziggurat.ops.lookup.layout import raise_out_of_bounds
 from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.ops.pad_lists import pad_lists
 from ziggurat.ops.repeat import expand_lists
-from ziggurat.ops.row_formats import RowFormat
 
 
 class EmbeddingTables(nn.Module):
@@ -248,7 +247,7 @@ class EmbeddingTables(nn.Module):
             rule=self.config.rule,
             dtype=first.dtype,
             device=first.device,
-            has_few_bits=any(size.row_format is not RowFormat.FP32 for size in self.tables.sizes.values()),
+            has_few_bits=any(not size.row_format.is_plain for size in self.tables.sizes.values()),
         )
         self._chosen = choose_kernel(self.config.kernel, setting=setting, shape=shape)
         return self._chosen.kernel

@@ -20,12 +20,11 @@ from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_file import RowFile
-from ziggurat.ops.row_formats import Rounding, RowFormat
+from ziggurat.ops.row_formats import PLAIN, Rounding, RowFormat
 from ziggurat.typed import CachedShare, checked
 
 AUTO = "auto"
 _DEVICE_MEMORY = "tables.device-memory"
-_ROUNDED = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)  # a cache keeps what updates of these would lose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class TablesConfig:
             rows lie on the device.
     """
 
-    weights: RowFormat = RowFormat.FP32
+    weights: RowFormat = PLAIN
     by_table: dict[str, RowFormat] = field(default_factory=dict)
     rounding: Rounding = Rounding.STOCHASTIC
     memory_limit: str = ""
@@ -74,7 +73,7 @@ class TablesConfig:
     @property
     def has_few_bits(self) -> bool:
         """Whether any table is to be kept in fewer bits than FP32."""
-        return any(each is not RowFormat.FP32 for each in (self.weights, *self.by_table.values()))
+        return not all(each.is_plain for each in self._formats)
 
     def is_on_disk(self, table: str) -> bool:
         """Whether the rows of a table lie on a disk."""
@@ -85,8 +84,7 @@ class TablesConfig:
         return bool(self.device_memory) and self._may_be_below(table)
 
     def _may_be_below(self, table: str) -> bool:
-        in_fp32 = self.by_table.get(table, self.weights) is RowFormat.FP32
-        return in_fp32 and table not in self.in_memory
+        return self.by_table.get(table, self.weights).is_plain and table not in self.in_memory
 
     def format_of(self, table: str, *, dim: int) -> RowFormat:
         """What a table of so many columns is kept as."""
@@ -109,14 +107,14 @@ class TablesConfig:
             exact = HostTables(budget=budget_of(self.device_memory, setting=_DEVICE_MEMORY))
 
         def maker(row_format: RowFormat) -> MakeStorage:
-            if row_format is RowFormat.FP32:
+            if row_format.is_plain:
                 return exact
             low = LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
             return Cached(behind=low, cache=self._cache) if self.cache_of(row_format).share else low
 
         rest, named = maker(self.weights), {name: maker(each) for name, each in self.by_table.items()}
         if exact is not MemoryStorage:
-            kept = (name for name in self.in_memory if self.by_table.get(name, self.weights) is RowFormat.FP32)
+            kept = (name for name in self.in_memory if self.by_table.get(name, self.weights).is_plain)
             named |= dict.fromkeys(kept, MemoryStorage)
         return StorageByTable(rest=rest, by_table=named) if named else rest
 
@@ -146,8 +144,21 @@ class TablesConfig:
                     f"leave --{setting} out",
                 ),
             )
-        if self.has_few_bits and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
-            setting = "tables.weights" if self.weights is not RowFormat.FP32 else "tables.by-table"
+        if self.has_few_bits:
+            self.check_touched_rows(embedding, setting="tables.by-table" if self.weights.is_plain else "tables.weights")
+
+    @staticmethod
+    def check_touched_rows(embedding: EmbeddingConfig, *, setting: str) -> None:
+        """Refuse an optimizer that has a gradient for every row, for tables in fewer bits.
+
+        Args:
+            embedding: how the tables learn.
+            setting: that asks for fewer bits.
+
+        Raises:
+            ConfigError: it has.
+        """
+        if embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
             raise ConfigError(
                 expected="an optimizer of touched rows, for tables that are not kept in FP32",
                 found=f"--{setting} and {embedding.optimizer.value}, which has a gradient for every row of every table",
@@ -169,12 +180,16 @@ class TablesConfig:
 
     def cache_of(self, row_format: RowFormat) -> CacheSize:
         """The cache in front of rows of a format: none where their updates are exact without."""
-        return self._cache if row_format in _ROUNDED else NO_CACHE
+        return self._cache if row_format.rounds else NO_CACHE
+
+    @property
+    def _formats(self) -> tuple[RowFormat, ...]:
+        return (self.weights, *self.by_table.values())
 
     @property
     def _may_round(self) -> bool:
         """Whether updates of any table are rounded, or a limit of memory may choose that they are."""
-        return bool(self.memory_limit) or any(each in _ROUNDED for each in (self.weights, *self.by_table.values()))
+        return bool(self.memory_limit) or any(each.rounds for each in self._formats)
 
     @property
     def _cache(self) -> CacheSize:
@@ -191,7 +206,7 @@ class TablesConfig:
             )
         if not self.cache or self._may_round:
             return
-        formats = ", ".join(each.value for each in _ROUNDED)
+        formats = ", ".join(each.name for each in RowFormat if each.rounds)
         raise ConfigError(
             expected=f"rows in {formats} behind a cache of rows in FP32",
             found=f"--tables.cache {self.cache:g} with --tables.weights {self.weights.value}, whose updates are exact",
@@ -207,7 +222,7 @@ class TablesConfig:
             found=f"--tables.rounding {self.rounding.value} with --tables.weights {self.weights.value}",
             where="tables.rounding",
             ways_out=(
-                f"--tables.weights int8 (or another of {', '.join(each.value for each in _ROUNDED)})",
+                f"--tables.weights int8 (or another of {', '.join(each.name for each in RowFormat if each.rounds)})",
                 f"leave it out, or --tables.rounding {Rounding.STOCHASTIC.value}",
             ),
         )
@@ -235,7 +250,7 @@ class TablesConfig:
                     "leave it out: all tables are in memory; for a run that has it already: --tables.in-memory ''",
                 ),
             )
-        if self.disk and RowFormat.FP32 not in (self.weights, *self.by_table.values()):
+        if self.disk and not any(each.is_plain for each in self._formats):
             raise ConfigError(
                 expected="tables in fp32, which are those that --tables.disk holds",
                 found=f"--tables.weights {self.weights.value}",
@@ -264,7 +279,7 @@ class TablesConfig:
                 where=_DEVICE_MEMORY,
                 ways_out=(f"--{_DEVICE_MEMORY} 8GiB (or 10%)", "--tables.memory-limit 20GiB"),
             )
-        if RowFormat.FP32 not in (self.weights, *self.by_table.values()):
+        if not any(each.is_plain for each in self._formats):
             raise ConfigError(
                 expected="tables in fp32, which are those that lie on the host",
                 found=f"--tables.weights {self.weights.value}",

@@ -32,7 +32,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import LookupLayout, Lookups, TableOptimizerKind
-from ziggurat.ops.row_formats import RowFormat, RowOrigin
+from ziggurat.ops.row_formats import PLAIN, RowFormat, RowOrigin
 from ziggurat.ops.to_device import to_device
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class TableWeights(nn.Module):
         """
         where = "embedding tables, before memory is taken for them"
         check_room(self.sizes, use=use, device=self.device, where=where)
-        in_host = self._sizes(lambda storage: RowFormat.FP32 if isinstance(storage, HostStorage) else None)
+        in_host = self._sizes(lambda storage: PLAIN if isinstance(storage, HostStorage) else None)
         check_room(in_host, use=use, device=torch.device("cpu"), where=where)
 
     def view(self, name: str) -> Float[Tensor, "rows D"]:

@@ -94,7 +94,7 @@ class PlanReport:
     def table(self) -> list[tuple[str, ...]]:
         """Heading and one line a table, the most expensive first."""
         has_towers = self.planned.plan.towers is not None
-        has_formats = any(row.row_format is not RowFormat.FP32 for row in self.tables)
+        has_formats = any(not row.row_format.is_plain for row in self.tables)
         heading = ("table", "rows × columns", "rows in", "placement", "ranks", "tower", "MiB", "ms", "next best")
         lines = []
         for row in sorted(self.tables, key=lambda row: -row.cost.total_ms):

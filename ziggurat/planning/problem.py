@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ziggurat.errors import PlanError
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.placements import Placement
 from ziggurat.plan import Plan, TablePlacement, Towers
 
@@ -50,7 +50,7 @@ class TableProfile:
     pooling_factor: float = 1.0
     reuse: tuple[float, ...] = ()
     num_features: int = 1
-    row_format: RowFormat = RowFormat.FP32
+    row_format: RowFormat = PLAIN
     optimizer_bytes_per_row: int = 0
     optimizer_bytes_per_element: int = 0
 
@@ -177,7 +177,7 @@ class PlanningProblem:
         most = min(most, self.max_parts) if self.max_parts else most
         parts, dim = [1], self.tables[table].dim
         may_cut = any(each.cuts_columns for each in self.placements)
-        if may_cut and not self.tables[table].row_format.has_codes:
+        if may_cut and not self.tables[table].row_format.keeps_rows_whole:
             while parts[-1] * 2 <= most and dim % (parts[-1] * 2 * self.column_multiple) == 0:
                 parts.append(parts[-1] * 2)
         return tuple(parts)

@@ -20,7 +20,6 @@ from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_cache import CachePolicy, CacheSize
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
-from ziggurat.ops.row_formats.reference import decode, encode
 from ziggurat.training.checkpoint import CheckpointStore
 
 ADAGRAD, SGD, ADAM = (
@@ -122,7 +121,7 @@ def test_rows_in_the_cache_are_fp32_and_what_leaves_it_is_rounded_once(
         left, conflicts = oracle.step(touched.tolist(), step=step)
         rows = torch.tensor(sorted(left | conflicts), dtype=torch.int64)
         words = RowNoise(origins, seed=7).words(rows, step=step)
-        rounded = decode(encode(after[rows], row_format, words_N=words), row_format, dim=16)
+        rounded = row_format.decode(row_format.encode(after[rows], words_N=words), dim=16)
         plain.scatter(rows, rounded)
         assert torch.equal(storage.read(0, storage.num_rows), plain.read(0, plain.num_rows)), step
         for key, value in slow.state_dict().items():

@@ -23,7 +23,6 @@ from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.sorted_reads import sorted_before
 from ziggurat.ops.lookup.triton import TritonKernel, apply, finite_without_waiting, runs
 from ziggurat.ops.row_formats import RowFormat, RowNoise, RowOrigin
-from ziggurat.ops.row_formats.reference import decode, encode
 
 DEVICE = torch.device("cpu")
 DIMS = (1, 3, 16, 64, 96, 128, 256)
@@ -259,12 +258,12 @@ def case_bfloat16_rows() -> None:
     """Upper halves are read as they are, and rounded to the bits of the reference after the FP32 rule."""
     layout = make_layout(dim=24, table_rows=TABLES, fields=FIELDS)
     problem = moved(make_problem(layout, sizes=(30,)))
-    halves = encode(problem.weight.cpu(), RowFormat.BF16).to(DEVICE)
+    halves = RowFormat.BF16.encode(problem.weight.cpu()).to(DEVICE)
     origins = [
         RowOrigin(table="a", first_row=0, num_rows=7, table_row=3, table_column=24),
         RowOrigin(table="b", first_row=7, num_rows=33),
     ]
-    wide = dataclasses.replace(problem, weight=decode(halves, RowFormat.BF16, dim=24))
+    wide = dataclasses.replace(problem, weight=RowFormat.BF16.decode(halves, dim=24))
     equal(
         (looked_up(TritonKernel(), dataclasses.replace(problem, weight=halves), problem.batches[0]),),
         (looked_up(TritonKernel(), wide, problem.batches[0]),),
@@ -278,7 +277,7 @@ def case_bfloat16_rows() -> None:
             TritonKernel().update(kept, state=kept_state, parts=problem.parts(), step=step, noise=each)
             words = None if each is None else each.words(rows.cpu(), step=int(step.number))
             expected = halves.clone()
-            expected[rows] = encode(exact[rows].cpu(), RowFormat.BF16, words_N=words).to(DEVICE)
+            expected[rows] = RowFormat.BF16.encode(exact[rows].cpu(), words_N=words).to(DEVICE)
             equal((kept, *kept_state.values()), (expected, *numbers))
 
 
@@ -290,8 +289,8 @@ def case_rows_of_codes() -> None:
                 problem = moved(make_problem(make_layout(dim=dim, table_rows=TABLES, fields=fields), sizes=(17,)))
                 problem.weight[5] = problem.weight[5, 0]  # one value: no step
                 problem.weight[8, 0] = torch.nan
-                rows = encode(problem.weight, row_format)
-                exact = dataclasses.replace(problem, weight=decode(rows, row_format, dim=dim))
+                rows = row_format.encode(problem.weight)
+                exact = dataclasses.replace(problem, weight=row_format.decode(rows, dim=dim))
                 lookups, out = problem.batches[0], torch.zeros(17, problem.layout.width, device=DEVICE)
                 kernel = TritonKernel()
                 kernel.lookup(rows, layout=problem.layout, lookups=lookups, out=out, row_format=row_format)
@@ -330,11 +329,11 @@ def case_not_finite() -> None:
     problem.weight[2] = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
     problem.grads[0].zero_()
     problem = moved(problem)
-    halves = encode(problem.weight.cpu(), RowFormat.BF16).to(DEVICE)
+    halves = RowFormat.BF16.encode(problem.weight.cpu()).to(DEVICE)
     noise = RowNoise([RowOrigin(table="a", first_row=0, num_rows=4)], seed=1)
     found, step = halves.clone(), Step(rule=UpdateRule(kind=KINDS[0]), learning_rate=0.1)
     TritonKernel().update(found, state={}, parts=problem.parts(), step=step, noise=noise)
-    assert decode(found, RowFormat.BF16, dim=4)[2, 0].isnan()
+    assert RowFormat.BF16.decode(found, dim=4)[2, 0].isnan()
     assert torch.equal(found[2, 1:3], halves[2, 1:3])
 
 

@@ -70,7 +70,7 @@ def check(rank: int, plans: list[dict[str, object]], folder: str) -> None:
         # One table of SPLIT_BF16's run in INT8, and one of FP32's in BF16: storages of their own on every rank.
         by_table = {RowFormat.SPLIT_BF16: {"item": RowFormat.INT8}, RowFormat.FP32: {"user": RowFormat.BF16}}
         single, many = (build(row_format, optimizer, by_table.get(row_format, {})) for _ in range(2))
-        if cut and row_format.has_codes:
+        if cut and row_format.keeps_rows_whole:
             with pytest.raises(PlanError, match="keeps rows whole"):
                 parallelize(many, plan, Topology.create(tower_size=plan.ranks_per_group))
             continue

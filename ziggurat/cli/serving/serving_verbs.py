@@ -63,10 +63,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranker", metavar="RUN", help="ranking run that scores what the first one finds")
     parser.add_argument(
         "--tables",
-        choices=("fp32", "bf16", "int8", "int4"),
+        metavar="FORMAT",
         default="fp32",
-        help="what the rows of embedding tables are kept as (default: %(default)s); `ziggurat quantise RUN` says"
-        " what each format costs",
+        help="what the rows of embedding tables are kept as: fp32, bf16, int8 or int4 (default: %(default)s);"
+        " `ziggurat quantise RUN` says what each format costs",
     )
     parser.add_argument(
         "--by-table",
@@ -132,12 +132,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def export(options: argparse.Namespace, rest: list[str]) -> int:
     """Make an export of a run, and say where it differs from it."""
     from ziggurat.config import override
-    from ziggurat.ops.row_formats import RowFormat
     from ziggurat.runs.export import ExportConfig, export_run
     from ziggurat.training.report.progress import show_progress
 
     config = ExportConfig(
-        tables=RowFormat(options.tables),
         value=options.value,
         value_likes=options.value_likes,
         items=tuple(options.items),
@@ -149,7 +147,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         compiled=options.compiled,
         allow=options.allow,
     )
-    config = override(config, {"by-table": options.by_table})
+    config = override(config, {"tables": options.tables, "by-table": options.by_table})
     made = export_run(
         options.run,
         out=options.out,

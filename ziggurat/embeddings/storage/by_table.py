@@ -16,7 +16,7 @@ from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.embeddings.storage.memory import MemoryStorage
 from ziggurat.embeddings.storage.table_storage import MakeStorage, TableStorage
 from ziggurat.ops.row_cache import NO_CACHE, CacheSize
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ def maker_of(make_storage: MakeStorage, *, table: str, dim: int) -> MakeStorage:
     """
     if isinstance(make_storage, StorageByTable):
         make_storage = make_storage.by_table.get(table, make_storage.rest)
-    is_wide = not isinstance(make_storage, LowPrecision | Cached) or make_storage.format_of(dim) is not RowFormat.FP32
-    return make_storage if is_wide else MemoryStorage
+    is_narrow = isinstance(make_storage, LowPrecision | Cached) and make_storage.format_of(dim).is_plain
+    return MemoryStorage if is_narrow else make_storage
 
 
 def format_of(make_storage: MakeStorage, *, table: str, dim: int) -> RowFormat | None:
@@ -60,7 +60,7 @@ def format_of(make_storage: MakeStorage, *, table: str, dim: int) -> RowFormat |
     """
     mine = maker_of(make_storage, table=table, dim=dim)
     if mine is MemoryStorage:
-        return RowFormat.FP32
+        return PLAIN
     return mine.format_of(dim) if isinstance(mine, LowPrecision | Cached) else None
 
 

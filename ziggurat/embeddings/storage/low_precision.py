@@ -46,7 +46,6 @@ from ziggurat.ops.lookup.cpp import CppKernel, is_too_large
 from ziggurat.ops.lookup.triton import TritonKernel
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.cpp import PackedRows, apply_rows, lookup_rows, update_rows, why_not_rows
-from ziggurat.ops.row_formats.reference import decode, encode, join, row_dtype, row_width, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ class LowPrecision:
 
     def __call__(self, num_rows: int, dim: int) -> TableStorage:
         """An empty storage."""
-        if self.format_of(dim) is RowFormat.FP32:
+        if self.format_of(dim).is_plain:
             return MemoryStorage(num_rows, dim)
         return LowPrecisionStorage(num_rows, dim, settings=self)
 
@@ -84,10 +83,15 @@ class LowPrecisionStorage(TableStorage):
         num_rows: R.
         dim: D.
         settings: format, rounding and seed.
+
+    Raises:
+        ConfigError: a row format that compiled code does not know breaks a promise of `RowFormat`.
     """
 
     def __init__(self, num_rows: int, dim: int, *, settings: LowPrecision) -> None:
         super().__init__(num_rows, dim)
+        if not settings.row_format.cpp_code:  # one of the user's own, which no test of ours has tried
+            settings.row_format.check(dim)
         self.settings = settings
         self._device = torch.device("cpu")
         self._arrays: tuple[Tensor, Tensor | None] | None = None
@@ -130,15 +134,15 @@ class LowPrecisionStorage(TableStorage):
         return None if key == WEIGHT else self._state[key]
 
     def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
-        """Some rows, as updates see them: in FP32 where the format is split."""
+        """Some rows, as updates see them."""
         if key != WEIGHT:
             return self._state[key].index_select(0, rows_N)
         rows, lower = self._kept()
         return self._decoded(rows.index_select(0, rows_N), None if lower is None else lower.index_select(0, rows_N))
 
     def looked_up(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
-        """Some rows, as lookups read them: upper halves alone where the format is split."""
-        return decode(self._kept()[0].index_select(0, rows_N), self.row_format, dim=self.dim)
+        """Some rows, as lookups read them."""
+        return self.row_format.decode(self._kept()[0].index_select(0, rows_N), dim=self.dim)
 
     def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """Replace some rows, rounded to the nearest."""
@@ -168,14 +172,14 @@ class LowPrecisionStorage(TableStorage):
     def write_packed(self, first_row: int, rows: Tensor) -> None:
         """Replace consecutive rows by others that are in the format already: (N, W) of it, BF16 as bfloat16."""
         kept, lower = self._kept()
-        assert lower is None, "split rows are numbers and lower halves"
+        assert lower is None, "rows are not all that is kept of their numbers"
         kept[first_row : first_row + len(rows)] = rows.view(kept.dtype)
 
     def lookup(
         self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
     ) -> None:
         """Pool rows where they lie with the C++ kernel, and with Triton's; otherwise decode them first."""
-        if isinstance(kernel, TritonKernel):
+        if isinstance(kernel, TritonKernel) and self.row_format.triton_layout:
             kernel.lookup(self._kept()[0], layout=layout, lookups=lookups, out=out, row_format=self.row_format)
         elif not self._has_fast_rows(kernel):
             super().lookup(kernel, layout=layout, lookups=lookups, out=out)
@@ -184,7 +188,7 @@ class LowPrecisionStorage(TableStorage):
 
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
         """Sum and apply in one walk with the C++ kernel, or in BF16 with Triton's, in place; otherwise one by one."""
-        if isinstance(kernel, TritonKernel) and self.row_format is RowFormat.BF16:
+        if isinstance(kernel, TritonKernel) and self.row_format.is_updated_by_triton:
             kernel.update(self._kept()[0], state=self._state_of(step), parts=parts, step=step, noise=self.noise)
         elif isinstance(kernel, CppKernel) and self._has_fast_rows(kernel) and not is_too_large(parts):
             update_rows(self._packed(step), kernel=kernel, parts=parts, step=step)
@@ -196,7 +200,7 @@ class LowPrecisionStorage(TableStorage):
         rows = gradient.rows
         if len(rows) == 0:
             return
-        if isinstance(kernel, TritonKernel) and self.row_format is RowFormat.BF16:
+        if isinstance(kernel, TritonKernel) and self.row_format.is_updated_by_triton:
             halves, state = self._kept()[0], self._state_of(step)
             kernel.apply(halves, state=state, gradient=gradient, step=step, noise=self.noise)
             return
@@ -254,22 +258,23 @@ class LowPrecisionStorage(TableStorage):
 
     def describe(self) -> dict[str, Any]:
         """Format, rounding and bytes, for the start-up report."""
-        exact = self.row_format is RowFormat.SPLIT_BF16
         return {
             "rows": self.row_format.value,
-            "rounding": "none" if exact else self.settings.rounding.value,
+            "rounding": self.settings.rounding.value if self.row_format.rounds else "none",
             "row_bytes": self.row_format.row_bytes(self.dim),
-            "without C++": why_not_rows() or "no",
+            "without C++": why_not_rows() or ("no" if self.row_format.cpp_code else "it does not know the format"),
             "device": str(self._device),
         }
 
     def _has_fast_rows(self, kernel: LookupKernel) -> bool:
         """Whether compiled code reads and writes the rows themselves: with the C++ kernel, where it can be built."""
+        if self.row_format.cpp_code == 0:
+            return False
         return kernel.choice is KernelChoice.CPP and self._device.type == "cpu" and not why_not_rows()
 
     @property
     def _rounds_at_random(self) -> bool:
-        return self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
+        return self.settings.rounding is Rounding.STOCHASTIC and self.row_format.rounds
 
     def _packed(self, step: Step) -> PackedRows:
         """The rows and what an update of them needs, for compiled code."""
@@ -281,20 +286,18 @@ class LowPrecisionStorage(TableStorage):
     def _kept(self) -> tuple[Tensor, Tensor | None]:
         """The rows, and the lower halves where there are any; takes their memory at the first use."""
         if self._arrays is None:
-            shape = self.num_rows, row_width(self.row_format, self.dim)
-            rows = torch.empty(shape, dtype=row_dtype(self.row_format), device=self._device)
+            shape = self.num_rows, self.row_format.width(self.dim)
+            rows = torch.empty(shape, dtype=self.row_format.dtype, device=self._device)
             advise_huge_pages(rows)
             lower = None
-            if self.row_format is RowFormat.SPLIT_BF16 and self.settings.is_trained:
-                lower = torch.empty_like(rows)
+            if self.row_format.has_beside and self.settings.is_trained:
+                lower = rows.new_empty(self.num_rows, self.dim)
                 advise_huge_pages(lower)
             self._arrays = rows, lower
         return self._arrays
 
     def _decoded(self, rows: Tensor, lower: Tensor | None) -> Float[Tensor, "N D"]:
-        return decode(rows, self.row_format, dim=self.dim) if lower is None else join(rows, lower)
+        return self.row_format.decode_trained(rows, lower, dim=self.dim)
 
     def _encoded(self, values: Tensor, *, words_N: Int64[Tensor, "N"] | None) -> tuple[Tensor, Tensor | None]:
-        if self.row_format is RowFormat.SPLIT_BF16:
-            return split(values)
-        return encode(values, self.row_format, words_N=words_N), None
+        return self.row_format.encode_trained(values, words_N=words_N)

@@ -34,7 +34,7 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
     state_shapes,
 )
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_HUGEPAGE = 14
@@ -77,7 +77,7 @@ class MemoryStorage(TableStorage):
     @property
     def row_format(self) -> RowFormat:
         """Numbers as they are."""
-        return RowFormat.FP32
+        return PLAIN
 
     @property
     def num_bytes(self) -> int:

@@ -18,7 +18,7 @@ from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.lookup import LookupLayout, Lookups, Step
 from ziggurat.ops.lookup.cpp import CppKernel, part_of, refuse_rows, rule_of, state_pointers
 from ziggurat.ops.lookup.cpp_library import CPart, CRule
-from ziggurat.ops.row_formats.cpp import FORMATS, PackedRows, given_noise
+from ziggurat.ops.row_formats.cpp import PackedRows, given_noise
 
 if TYPE_CHECKING:
     from ziggurat.ops.row_cache.ways import Admission, Ways
@@ -137,7 +137,7 @@ def lookup_cached(
     status = _LIBRARY.needed().ziggurat_lookup_cached(
         slots.data_ptr(),
         table.rows.data_ptr(),
-        FORMATS[table.row_format],
+        table.row_format.cpp_code,
         ctypes.byref(_ways(ways)),
         ctypes.byref(part),
         layout.dim,
@@ -191,7 +191,7 @@ def _given(cached: CachedRows, step: Step) -> Iterator[CPlaced]:
             (c_void_p * 2)(*state_pointers(cached.state)),
             (c_void_p * 2)(*state_pointers(table.state)),
             (c_int64 * 2)(*(tensor[:1].numel() for tensor in cached.state.values())),
-            FORMATS[table.row_format],
+            table.row_format.cpp_code,
             table.dim,
             origins,
             cached.rows.data_ptr(),

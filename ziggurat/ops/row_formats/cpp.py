@@ -1,6 +1,7 @@
 """Pooled lookups and exact updates of rows in few bits, in C++: `ops/csrc/lookup/row_formats.cpp`.
 
-The same bits as `reference.py` and `noise.py` around the C++ rule; the sum of a lookup has the order of the C++ kernel.
+The same bits as the formats of this folder and `noise.py` around the C++ rule; the sum of a lookup has the order of the
+C++ kernel.
 Where it cannot be built, storages decode the rows of a batch with torch instead.
 """
 
@@ -21,8 +22,8 @@ from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.lookup import GradientPart, LookupLayout, Lookups, Step, SummedGradient
 from ziggurat.ops.lookup.cpp import CppKernel, part_of, parts_of, refuse_any, refuse_rows, rule_of, state_pointers
 from ziggurat.ops.lookup.cpp_library import CPart, CRule
-from ziggurat.ops.row_formats.formats import RowFormat
 from ziggurat.ops.row_formats.noise import RowNoise
+from ziggurat.ops.row_formats.row_format import RowFormat
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "lookup" / "row_formats.cpp",
@@ -30,7 +31,6 @@ _SOURCE = CppSource(
     depends_on=torch.__version__,
     without="go on without: torch decodes the rows of a batch, to the same numbers",
 )
-FORMATS = {RowFormat.BF16: 1, RowFormat.SPLIT_BF16: 2, RowFormat.INT8: 3, RowFormat.INT4: 4}
 
 
 class _COrigins(Structure):
@@ -101,7 +101,7 @@ def lookup_rows(
     part = part_of(layout, lookups)
     status = _LIBRARY.needed().ziggurat_lookup_rows(
         rows_RW.data_ptr(),
-        FORMATS[row_format],
+        row_format.cpp_code,
         ctypes.byref(part),
         layout.dim,
         out.data_ptr(),
@@ -161,7 +161,7 @@ def _given(table: PackedRows, step: Step) -> Iterator[_CStorage]:
         yield _CStorage(
             table.rows.data_ptr(),
             None if table.lower is None else table.lower.data_ptr(),
-            FORMATS[table.row_format],
+            table.row_format.cpp_code,
             *state_pointers(table.state),
             table.dim,
             origins,

@@ -346,7 +346,7 @@ def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage
                 ),
             )
         row_format = format_of(make_storage, table=name, dim=shard.table_columns)
-        if shard.placement.cuts_columns and row_format is not None and row_format.has_codes:
+        if shard.placement.cuts_columns and row_format is not None and row_format.keeps_rows_whole:
             raise PlanError(
                 expected=f"a placement that keeps rows whole, for rows in {row_format.value}",
                 found=shard.placement.name,

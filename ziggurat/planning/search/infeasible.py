@@ -14,7 +14,7 @@ from jaxtyping import Float32
 
 from ziggurat.errors import PlanError
 from ziggurat.ops.machine.memory import size_text
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN
 from ziggurat.placements import Placement
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 from ziggurat.planning.search.greedy import starting_plan
@@ -164,7 +164,7 @@ def _formats(problem: PlanningProblem, table: int) -> list[str]:
         ([table], f"by-table {problem.tables[table].name}="),
         (range(len(problem.tables)), "weights "),
     ):
-        for row_format in (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4):
+        for row_format in PLAIN.less_precise():
             tables = list(problem.tables)
             for index in chosen:
                 tables[index] = dataclasses.replace(tables[index], row_format=row_format.for_columns(tables[index].dim))

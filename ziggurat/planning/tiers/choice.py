@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -26,10 +26,9 @@ from scipy.sparse import csr_matrix
 from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting, room_for
 from ziggurat.errors import ConfigError
 from ziggurat.ops.machine.memory import enough_text, size_text
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.planning.tiers.rungs import Rung, TieredTable
 
-LADDER = (RowFormat.FP32, RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)
 _TIME_LIMIT_S = 2.0
 _SHOWN = 3
 _REPRICED = 3
@@ -78,7 +77,7 @@ class TierProblem:
 
     tables: tuple[TieredTable, ...]
     limit_bytes: int
-    formats: tuple[RowFormat, ...] = LADDER
+    formats: tuple[RowFormat, ...] = field(default_factory=lambda: (PLAIN, *PLAIN.less_precise()))
     cache_shares: tuple[float, ...] = (0.0,)
     held_shares: tuple[float, ...] = (0.0,)
     devices: int = 0
@@ -204,7 +203,7 @@ def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: floa
             return None
         share = held_bytes / sum(table.all_held_bytes for table in below)
         rungs = rungs | {table.name: replace(rungs[table.name], held_share=share) for table in below}
-    plain = Rung(row_format=RowFormat.FP32)
+    plain = Rung()
     weights = [table.lookups * (4 * table.dim + 64) for table in problem.tables]
     times = [table.time(rungs[table.name]) for table in problem.tables]
     uses_cache = any(rung.cache_share for rung in rungs.values())
@@ -336,7 +335,7 @@ def _ways_out(problem: TierProblem, largest: TieredTable, *, rung: Rung, least: 
     if not problem.devices and not any(problem.held_shares):
         ways.append("--tables.disk FOLDER keeps exact rows on a disk, of which some are held in memory")
         ways.append("--tables.device-memory auto keeps exact rows on the host of a GPU, which holds some of them")
-    if len(problem.formats) < len(LADDER):
+    if len(problem.formats) < len(PLAIN.less_precise()) + 1:
         ways.append("leave --tables.weights out, so that every format may be chosen")
     size = largest.num_bytes(rung)
     rows = int((size - missing) * largest.num_rows / max(size, 1))  # with its part of the map

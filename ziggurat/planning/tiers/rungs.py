@@ -10,12 +10,12 @@
     a vocabulary that grows: its map of ids beside that, on every rung
 
 The cost of a rung is the time that the table's lookups and updates take a sample, in units of one FP32 row of 64 bytes
-beside its own, plus what rounding is taken to be worth. Times of formats are those of docs/experiments, "Do rows in
-few bits make lookups and updates faster?": a lookup with its update on one thread with AVX-512, D = 128, uniform rows
-(FP32 34 + 80 ns; BF16 1.29 times as fast, INT8 0.93; INT4 26 + 105 ns). A hit in a cache and a miss, which moves two
-rows, follow "What does a cache of hot rows cost a step?". The worth of rounding is an assumption, made so that the
-order of rungs is that of their precision: a lookup that reads a row rounded to BF16 counts as if it took 0.4 FP32 rows
-more, INT8 a half, INT4 one and a quarter. Only rows that a cache misses are rounded in it.
+beside its own, plus what rounding is taken to be worth; both stand in the formats (`ops/row_formats/`). Times are those
+of docs/experiments, "Do rows in few bits make lookups and updates faster?": a lookup with its update on one thread with
+AVX-512, D = 128, uniform rows (FP32 34 + 80 ns; BF16 1.29 times as fast, INT8 0.93; INT4 26 + 105 ns). A hit in a cache
+and a miss, which moves two rows, follow "What does a cache of hot rows cost a step?". The worth of rounding is an
+assumption, made so that the order of rungs is that of their precision: a lookup that reads a row rounded to BF16 counts
+as if it took 0.4 FP32 rows more, INT8 a half, INT4 one and a quarter. Only rows that a cache misses are rounded in it.
 
     cost = lookups · (4·D + 64) · (time + misses · worth)
 
@@ -37,18 +37,15 @@ from ziggurat.embeddings.storage.disk import HELD_BESIDE_BYTES
 from ziggurat.embeddings.storage.host import MAP_BYTES
 from ziggurat.ops.row_cache import CachePolicy, CacheSize
 from ziggurat.ops.row_file import DiskRate, RowLayout
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 
-ROUNDED = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)  # a cache stands in front of these alone
 _ROW_OVERHEAD = 64  # bytes of a row's read beyond its own
 _HIT_TIME = 1.1
 _LEAST_MISSES = 0.01  # a sample does not know all rows
 _HELD_TIME = 2.0  # a row of a disk that is held: copied for the step, and back
 _PLACE_TIME = 1.1  # a row of the host that is held: its place is looked up; an assumption, as that of a hit
 _MEMORY_BYTES_PER_S = 2.5e9  # scattered rows, read and updated by one core
-TIME = {RowFormat.FP32: 1.0, RowFormat.BF16: 0.78, RowFormat.INT8: 1.08, RowFormat.INT4: 1.15}
-WORTH = {RowFormat.FP32: 0.0, RowFormat.BF16: 0.4, RowFormat.INT8: 0.5, RowFormat.INT4: 1.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +79,7 @@ class Rung:
         is_in_host: rows that are not held are on the host, not on a disk.
     """
 
-    row_format: RowFormat
+    row_format: RowFormat = PLAIN
     cache_share: float = 0.0
     held_share: float = 0.0
     is_in_host: bool = False
@@ -197,7 +194,7 @@ class TieredTable:
             row_s = (4 * self.dim + _ROW_OVERHEAD) / _MEMORY_BYTES_PER_S
             held = _PLACE_TIME if rung.is_in_host else _HELD_TIME
             return held + self.below_s(rung) / max(self.lookups * row_s, 1e-30)
-        once = TIME.get(rung.row_format, 1.0)
+        once = rung.row_format.time
         if not rung.cache_share:
             return once
         missed = self.misses(rung)
@@ -205,7 +202,7 @@ class TieredTable:
 
     def cost(self, rung: Rung) -> float:
         """Time of the table's lookups and updates a sample, with what rounding is taken to be worth."""
-        worth = self.misses(rung) * WORTH.get(rung.row_format, 0.0)
+        worth = self.misses(rung) * rung.row_format.worth
         return self.lookups * (4 * self.dim + _ROW_OVERHEAD) * (self.time(rung) + worth)
 
     def rungs(self, formats: tuple[RowFormat, ...], *, cache_share: float, held_share: float = 0.0) -> tuple[Rung, ...]:
@@ -218,10 +215,10 @@ class TieredTable:
         """
         given = formats if self.fixed is None else (self.fixed,)
         kept = dict.fromkeys(each.for_columns(self.dim) for each in given)
-        may_leave = held_share > 0 and (self.disk or self.link) is not None and RowFormat.FP32 in given
-        lower = Rung(row_format=RowFormat.FP32, held_share=held_share, is_in_host=self.link is not None)
+        may_leave = held_share > 0 and (self.disk or self.link) is not None and any(each.is_plain for each in given)
+        lower = Rung(held_share=held_share, is_in_host=self.link is not None)
         below = [lower] if may_leave else []
         if below and self.place is Place.BELOW:
             return tuple(below)
-        in_memory = (Rung(row_format=each, cache_share=cache_share if each in ROUNDED else 0.0) for each in kept)
+        in_memory = (Rung(row_format=each, cache_share=cache_share if each.rounds else 0.0) for each in kept)
         return (*in_memory, *(below if self.place is not Place.MEMORY else []))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.typed import Count, CountOrNone, Share, checked
 
 
@@ -35,7 +35,7 @@ class ExportConfig:
         allow: publish although the scores differ from the run's, or the ranker knows few of the items or users.
     """
 
-    tables: RowFormat = RowFormat.FP32
+    tables: RowFormat = PLAIN
     by_table: dict[str, RowFormat] = field(default_factory=dict)
     value: str = ""
     value_likes: Count = 4_000
@@ -52,13 +52,14 @@ class ExportConfig:
     allow: bool = False
 
     def __post_init__(self) -> None:
-        if RowFormat.SPLIT_BF16 in (self.tables, *self.by_table.values()):
-            raise ConfigError(
-                expected="fp32, bf16, int8 or int4",
-                found="split_bf16, which keeps for updates what nobody reads",
-                where="ExportConfig.tables",
-                ways_out="bf16: the same numbers are read",
-            )
+        for row_format in (self.tables, *self.by_table.values()):
+            if row_format.has_beside:
+                raise ConfigError(
+                    expected=", ".join(each.name for each in RowFormat if not each.has_beside),
+                    found=f"{row_format}, which keeps for updates what nobody reads",
+                    where="ExportConfig.tables",
+                    ways_out=f"{row_format.without_beside}: the same numbers are read",
+                )
 
     @property
     def kept(self) -> TablesConfig:

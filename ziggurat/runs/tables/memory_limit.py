@@ -22,10 +22,9 @@ from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine.matmul_rate import link_bytes_per_s
 from ziggurat.ops.machine.memory import size_of_text, size_text, unit_missing
 from ziggurat.ops.row_file import disk_rate
-from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.device import choose_device
 from ziggurat.planning.simulator.step_work import state_bytes
-from ziggurat.planning.tiers.choice import LADDER, Choice, TierProblem, choose_rungs
+from ziggurat.planning.tiers.choice import Choice, TierProblem, choose_rungs
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
 from ziggurat.planning.tiers.rungs import HostLink, Place, Rung, TieredTable
 from ziggurat.recipes.run_config import RunConfig
@@ -36,7 +35,7 @@ _SHOWN = 12
 _SAMPLES = 200_000  # whose touched rows say what caches hit
 _SHARES = (0.0, 0.01, 0.05, 0.1, 0.2)  # of rows in a cache, where the settings name none
 _HELD_SHARES = (0.0, 0.01, 0.05, 0.2, 0.5)  # of rows on a disk; what is left of the limit then holds more
-_FP32 = Rung(row_format=RowFormat.FP32)
+_FP32 = Rung()
 
 
 def with_rungs(
@@ -84,7 +83,7 @@ def with_rungs(
     tables = replace(config.tables, by_table=formats, cache=choice.cache_share)
     if tables.disk or tables.device_memory:
         below = {name for name, rung in choice.rungs.items() if rung.is_below}
-        exact = tuple(name for name, each in formats.items() if each is RowFormat.FP32 and name not in below)
+        exact = tuple(name for name, each in formats.items() if each.is_plain and name not in below)
         held = f"{choice.held_bytes}B" if below else ""
         if tables.disk:
             tables = replace(tables, in_memory=exact, memory=held or TablesConfig.memory)
@@ -153,7 +152,8 @@ def tier_problem(
     """
     embedding, columns = config.model.embedding, config.model.table_columns(inputs)
     config.tables.check(embedding, tables=columns)
-    TablesConfig(weights=RowFormat.INT8).check(embedding, tables=columns)  # no dense gradients
+    limit = SETTING if config.tables.memory_limit else "--memory-limit"  # of a run, or of a plan
+    TablesConfig.check_touched_rows(embedding, setting=limit.removeprefix("--"))
     per_row, per_element = state_bytes(embedding.optimizer)
     tables = tuple(
         TieredTable(
@@ -168,8 +168,8 @@ def tier_problem(
         )
         for table in inputs.tables
     )
-    highest = RowFormat.BF16 if config.tables.weights is RowFormat.SPLIT_BF16 else config.tables.weights
-    return TierProblem(tables=tables, limit_bytes=limit_bytes, formats=LADDER[LADDER.index(highest) :])
+    highest = config.tables.weights.without_beside
+    return TierProblem(tables=tables, limit_bytes=limit_bytes, formats=(highest, *highest.less_precise()))
 
 
 def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:

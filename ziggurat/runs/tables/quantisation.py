@@ -55,7 +55,6 @@ COLUMNS = (
         "largest change of a score",
     ),
 )
-_FORMATS = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)
 _LARGEST, _ERROR = "largest_change", "log_loss_error"
 _Scores = Float[np.ndarray, " n"]
 
@@ -73,17 +72,17 @@ class QuantisationConfig:
         step: of the checkpoint; None: the best one by validation.
     """
 
-    formats: tuple[RowFormat, ...] = _FORMATS
+    formats: tuple[RowFormat, ...] = field(default_factory=lambda: _rounded())
     by_table: bool = False
     split: str = "valid"
     data: tuple[str, ...] = ()
     step: int | None = None
 
     def __post_init__(self) -> None:
-        wrong = [each.value for each in self.formats if each not in _FORMATS]
+        wrong = [each.name for each in self.formats if not each.rounds]
         if wrong or not self.formats:
             raise ConfigError(
-                expected="formats of fewer bits: bf16, int8, int4",
+                expected=f"formats of fewer bits: {', '.join(map(str, _rounded()))}",
                 found=", ".join(wrong) or "none",
                 where="formats",
                 ways_out="--formats int8,int4",
@@ -316,6 +315,11 @@ def rounded_tables(config: RunConfig, row_format: RowFormat, *, table: str) -> T
     if config.tables.cache:
         return TablesConfig(by_table={table: row_format})
     return replace(config.tables, by_table={**config.tables.by_table, table: row_format}, memory_limit="")
+
+
+def _rounded() -> tuple[RowFormat, ...]:
+    """Return the formats whose updates lose something, which is what a run that is read in them may lose, too."""
+    return tuple(each for each in RowFormat if each.rounds)
 
 
 def _choices(config: QuantisationConfig, tables: dict[str, dict[str, int]]) -> Iterator[tuple[RowFormat, str]]:

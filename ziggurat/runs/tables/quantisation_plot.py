@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _METRICS = ("log_loss", "auc", "rmse", "full_ndcg@10")
+_MARKS = "os^Dv<>p"
 _LEAST = 1e-7  # of what a logarithmic axis shows
 
 
@@ -27,13 +29,14 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     metric = next((each for each in _METRICS if any(_name(name) == each for name in report.run.metrics)), "")
-    marks = {"bf16": "o", "int8": "s", "int4": "^"}
+    formats = dict.fromkeys(cost.row_format for cost in report.tried)
+    marks = dict(zip(formats, itertools.cycle(_MARKS)))
     for cost in report.tried:
         before = report.run.weight_bytes if not cost.table else report.table_bytes[cost.table]["run"]
         share = (report.run.weight_bytes - before + cost.weight_bytes) / max(report.run.weight_bytes, 1)
         loss, name = _loss(cost, metric), cost.table or "all tables"
         colour = "C0" if not cost.table else "C7"
-        axes.plot(100 * share, max(loss, _LEAST), marks.get(cost.row_format, "x"), color=colour)
+        axes.plot(100 * share, max(loss, _LEAST), marks[cost.row_format], color=colour)
         if loss > _LEAST or not cost.table:
             point, is_right = (100 * share, max(loss, _LEAST)), share > 0.8
             axes.annotate(

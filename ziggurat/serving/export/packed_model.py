@@ -41,12 +41,11 @@ from ziggurat.features.schema import PADDING_ROW
 from ziggurat.files import Format
 from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
-from ziggurat.ops.row_formats import RowFormat
-from ziggurat.ops.row_formats.reference import encode, row_dtype, row_width
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.parallel.device import usable_kernel
 from ziggurat.plan import Towers
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
-from ziggurat.serving.export.version_1 import PARTS_OF_CODES, decoded, layout
+from ziggurat.serving.export.version_1 import decoded, layout, parts_of
 from ziggurat.typed import Kinds
 
 MODEL = Format(
@@ -122,8 +121,8 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> No
     known: set[int] = set()
     for name, value in packed.model.state_dict().items():
         table = name.removeprefix(_TABLES).removesuffix(".weight") if name.startswith(_TABLES) else ""
-        row_format = tables.format_of(table, dim=places[table].dim) if table else RowFormat.FP32
-        if row_format is not RowFormat.FP32:
+        row_format = tables.format_of(table, dim=places[table].dim) if table else PLAIN
+        if not row_format.is_plain:
             tensors[name] = _packed(value, row_format)
             continue
         # Tables that the run keeps in few bits or on a disk have no tensor of their own: their rows are read here.
@@ -139,11 +138,11 @@ def _packed(table: Tensor, row_format: RowFormat) -> Tensor:
     """The rows of a table in few bits; one piece of them at a time is FP32."""
     num_rows, dim = table.shape
     read = reader(table)
-    packed = torch.empty(num_rows, row_width(row_format, dim), dtype=row_dtype(row_format))
+    packed = torch.empty(num_rows, row_format.width(dim), dtype=row_format.dtype)
     for first in range(0, num_rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, num_rows - first)
-        packed[first : first + count] = encode(read(first, count).detach().cpu(), row_format)
-    return packed.view(torch.bfloat16) if row_format is RowFormat.BF16 else packed
+        packed[first : first + count] = row_format.encode(read(first, count).detach().cpu())
+    return packed.view(row_format.file_dtype)
 
 
 def load_model(export: ExportFolder, part: str, *, models: Sequence[type[Any]] = ()) -> PackedModel:
@@ -206,7 +205,7 @@ def _settings(data: Any, *, where: str, models: Sequence[type[Any]]) -> _Setting
 def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
     """Read all weights; what is missing, too much or of another shape is an error that names it."""
     weights = model.embeddings.tables
-    parts = PARTS_OF_CODES if settings.version_1 and settings.tables.has_codes else ()
+    parts = parts_of(settings.tables) if settings.version_1 else ()
     keys = [f"{_TABLES}{name}.weight{part}" for name in weights.places for part in ("", *parts)]
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -235,7 +234,8 @@ def _fill_table(file: Any, weights: TableWeights, name: str, *, settings: _Setti
     if settings.version_1:
         expected = layout(settings.tables, dim)
     else:
-        expected = {"": _row_of(settings.kept.format_of(name, dim=dim), dim)}
+        row_format = settings.kept.format_of(name, dim=dim)
+        expected = {"": ((row_format.width(dim),), row_format.file_dtype)}
     slices = {part: file.get_slice(key + part) for part in expected}
     for part, (shape, _) in expected.items():
         found = tuple(slices[part].get_shape())
@@ -256,10 +256,3 @@ def _fill_table(file: Any, weights: TableWeights, name: str, *, settings: _Setti
             rows.write(first, chunk[""])
     if bool(rows.read(PADDING_ROW, 1).any()):
         raise damaged(where, expected=f"zeros in the padding row of table {name!r}", found="other numbers")
-
-
-def _row_of(row_format: RowFormat, dim: int) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of a row in the file."""
-    if row_format.has_codes:
-        return (row_width(row_format, dim),), row_dtype(row_format)
-    return (dim,), torch.float32 if row_format is RowFormat.FP32 else torch.bfloat16

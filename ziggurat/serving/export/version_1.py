@@ -18,15 +18,22 @@ from torch import Tensor
 
 from ziggurat.ops.row_formats import RowFormat
 
-PARTS_OF_CODES = (":scale", ":offset")
+_PARTS_OF_CODES = (":scale", ":offset")
+_CODES_OF_BYTE = {"int8": 1, "int4": 2}  # of the formats that this version had; others are numbers
 
 
 def layout(row_format: RowFormat, dim: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape of a row and dtype of each part, by what follows the table's name."""
-    if not row_format.has_codes:
-        return {"": ((dim,), torch.float32 if row_format is RowFormat.FP32 else torch.bfloat16)}
-    codes = dim if row_format is RowFormat.INT8 else (dim + 1) // 2
-    return {"": ((codes,), torch.uint8), **{part: ((), torch.float32) for part in PARTS_OF_CODES}}
+    codes_of_byte = _CODES_OF_BYTE.get(row_format.name)
+    if codes_of_byte is None:
+        return {"": ((dim,), row_format.file_dtype)}
+    num_bytes = -(-dim // codes_of_byte)
+    return {"": ((num_bytes,), torch.uint8), **{part: ((), torch.float32) for part in _PARTS_OF_CODES}}
+
+
+def parts_of(row_format: RowFormat) -> tuple[str, ...]:
+    """Return what stands behind a table's name in the file, beside its rows."""
+    return _PARTS_OF_CODES if row_format.name in _CODES_OF_BYTE else ()
 
 
 def decoded(parts: Mapping[str, Tensor], *, dim: int) -> Float[Tensor, "N D"]:

@@ -17,7 +17,6 @@ from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecision
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
-from ziggurat.ops.row_formats.reference import decode, encode
 
 
 class LowPrecisionBacking(RowBacking):
@@ -77,9 +76,9 @@ class LowPrecisionBacking(RowBacking):
 
     def rounded(self, values_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """See `RowBacking.rounded`."""
-        if self.row_format is RowFormat.SPLIT_BF16:
+        if not self.row_format.rounds:
             return values_ND
-        return decode(encode(values_ND, self.row_format), self.row_format, dim=self.dim)
+        return self.row_format.decode(self.row_format.encode(values_ND), dim=self.dim)
 
     def state(self, key: str) -> Float[Tensor, "R *D"]:
         """An array of the optimizer's, sharing memory."""

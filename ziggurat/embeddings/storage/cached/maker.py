@@ -10,7 +10,7 @@ from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.embeddings.storage.memory import MemoryStorage
 from ziggurat.embeddings.storage.table_storage import TableStorage
 from ziggurat.ops.row_cache import CacheSize
-from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN, RowFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class Cached:
 
     def __call__(self, num_rows: int, dim: int) -> TableStorage:
         """An empty storage."""
-        if self.format_of(dim) is RowFormat.FP32:
+        if self.format_of(dim).is_plain:
             return MemoryStorage(num_rows, dim)
         backing = LowPrecisionBacking(num_rows, dim, settings=self.behind)
         return CachedStorage(backing, cache=self.cache)
 
     def format_of(self, dim: int) -> RowFormat:
         """What rows of so many columns are kept as behind the cache."""
-        return RowFormat.FP32 if self.cache.share >= 1.0 else self.behind.format_of(dim)
+        return PLAIN if self.cache.share >= 1.0 else self.behind.format_of(dim)

@@ -342,9 +342,11 @@ class CachedStorage(TableStorage):
 
     def _packed_by(self, kernel: LookupKernel) -> LowPrecisionBacking | None:
         """The backing, if compiled code reads and writes its rows where they lie."""
-        can = kernel.choice is KernelChoice.CPP and not why_not_cache()
-        is_whole = self.backing.row_format is not RowFormat.SPLIT_BF16  # compiled code knows no lower halves here
-        return self.backing if can and is_whole and isinstance(self.backing, LowPrecisionBacking) else None
+        if not isinstance(self.backing, LowPrecisionBacking):
+            return None
+        row_format = self.backing.row_format  # compiled code knows nothing beside rows here
+        can = row_format.cpp_code and not row_format.has_beside and kernel.choice is KernelChoice.CPP
+        return self.backing if can and not why_not_cache() else None
 
     def _state_of(self, step: Step) -> dict[str, Tensor]:
         return {key: self._array(key) for key in state_keys(step.rule.kind)}

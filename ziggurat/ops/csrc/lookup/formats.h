@@ -1,4 +1,4 @@
-// What rows are kept as, and the numbers of a row: FP32 from halves or codes. Twin of ops/row_formats/reference.py.
+// What rows are kept as, and the numbers of a row: FP32 from halves or codes. Twin of the formats in ops/row_formats/.
 #pragma once
 #include "parts.h"
 

@@ -1,4 +1,4 @@
-// Numbers to rows in a format: counted noise, rounding, ends and codes. Twin of ops/row_formats/noise.py and reference.py.
+// Numbers to rows in a format: counted noise, rounding, ends and codes. Twin of noise.py and the formats in ops/row_formats/.
 #pragma once
 #include "formats.h"
 

@@ -1,5 +1,5 @@
-// Pooled lookups and exact updates of rows that are kept in few bits. Twin of ziggurat/ops/row_formats/reference.py and
-// noise.py, which define every bit of it; the rule is that of rules.h, sorting and walking are those of lookup.cpp.
+// Pooled lookups and exact updates of rows that are kept in few bits. Twin of ziggurat/ops/row_formats/, which
+// defines every bit of it; the rule is that of rules.h, sorting and walking are those of lookup.cpp.
 //
 //     lookup   codes or halves of a row ──► eight floats at a time ──► the sum, in registers
 //     update   gradients of a row ──► their sum, in registers; row ──► floats in the L1 cache ──► the rule ──► rounded ──► row

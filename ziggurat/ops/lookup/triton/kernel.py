@@ -15,7 +15,7 @@ the step applies at all may be tensors there (`Step`). A lookup of rows that nob
 
 Gradients in BF16 are read as they come (`prepare`). Rows may be FP32, or the upper halves that BF16 storages keep
 (int16); those are rounded by the noise of `ops/row_formats/noise.py`, to the bits of its reference. Lookups read rows
-in INT8 and INT4 as well, to the numbers of `ops/row_formats/reference.py`; such a row begins at a multiple of 4 bytes.
+in INT8 and INT4 as well, to the numbers of `ops/row_formats/codes.py`; such a row begins at a multiple of 4 bytes.
 
 Bytes of an update at D columns, for N lookups of U rows: N·D gradients, 2·U·D weights, N·~40 of sorting.
 Small tables need no kernel of their own: a table of 3 rows is 3 long runs, in N / 256 programs. (Products with a matrix
@@ -55,8 +55,9 @@ from ziggurat.ops.lookup.triton.apply import RuleTarget, SumTarget, apply_runs, 
 from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, sort_runs
 from ziggurat.ops.machine.launches import Launch, LaunchPart, launches_on, tile_rows
-from ziggurat.ops.row_formats.formats import RowFormat
+from ziggurat.ops.row_formats import PLAIN
 from ziggurat.ops.row_formats.noise import RowNoise
+from ziggurat.ops.row_formats.row_format import NUMBERS, RowFormat
 
 LOOKUP_KERNELS = "ziggurat.ops.lookup.triton.lookup_kernels"
 _MOST_FIELDS = 65_535  # of a grid of CUDA
@@ -104,7 +105,7 @@ class TritonKernel:
         layout: LookupLayout,
         lookups: Lookups,
         out: Float[Tensor, "B T"],
-        row_format: RowFormat = RowFormat.FP32,
+        row_format: RowFormat = PLAIN,
     ) -> None:
         """See `LookupKernel.lookup`; the weights may be upper halves in int16, or (R, W) codes and their ends."""
         size, dim = lookups.batch_size, layout.dim
@@ -133,9 +134,9 @@ class TritonKernel:
             has_lists=bool(layout.jagged),
             unroll=launch.reads_ahead,
             num_warps=launch.warps,
-            row_format=row_format.value if row_format.has_codes else "numbers",
+            row_format=row_format.triton_layout,
             row_bytes=row_format.row_bytes(dim),
-            enable_fp_fusion=not row_format.has_codes,
+            enable_fp_fusion=row_format.triton_layout == NUMBERS,
         )
         _refuse_flagged(flag, [(layout, lookups)])
 

@@ -43,7 +43,7 @@ def _numbers_of_rows(
     row_format: tl.constexpr,
     row_bytes: tl.constexpr,
 ):
-    """Rows in FP32; `ops/row_formats/reference.py` defines codes. Zeros where a row is not there."""
+    """Rows in FP32; `ops/row_formats/codes.py` defines codes. Zeros where a row is not there."""
     if row_format == "numbers":
         mask = there[:, None] & (d < dim)
         return numbers_of(tl.load(weight + row[:, None] * dim + d, mask=mask, other=0))
