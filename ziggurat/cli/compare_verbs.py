@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import add_short_forms, settings_from, settings_given
 from ziggurat.cli.tables import print_line, print_table
@@ -73,7 +74,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
     parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
     parser.add_argument("--out", metavar="FOLDER", default="runs/compare", help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
+    add_output(parser, "--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
     parser.add_argument(
         "--target", metavar="METRIC=VALUE", help="of finished runs: samples each trained on until validation reached it"
     )
@@ -97,7 +98,7 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
     parser.add_argument("--out", metavar="FOLDER", default="runs/scale", help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
+    add_output(parser, "--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
 
 
 def scale(options: argparse.Namespace, rest: list[str]) -> int:

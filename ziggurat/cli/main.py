@@ -18,6 +18,7 @@ from ziggurat.cli.compare_verbs import (
 )
 from ziggurat.cli.data.data_verbs import DATA_EPILOG, DATA_SUMMARY, add_data_arguments
 from ziggurat.cli.data.prepare_verb import PREPARE_EPILOG, PREPARE_SUMMARY, add_prepare_arguments
+from ziggurat.cli.outputs import add_output, replacing_is_said
 from ziggurat.cli.own_models import add_model_argument
 from ziggurat.cli.parser import VerbParser
 from ziggurat.cli.planning.cluster_verbs import CLUSTER_EPILOG, CLUSTER_SUMMARY, add_cluster_arguments
@@ -166,7 +167,7 @@ def _add_machine(verb: _AddVerb) -> None:
         "Options of a benchmark's own: benchmarks/README.md.",
     )
     bench.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
-    bench.add_argument("--json", metavar="FILE", help="write machine, versions, commit and cases there")
+    add_output(bench, "--json", metavar="FILE", help="write machine, versions, commit and cases there")
     bench.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works, not to be quoted")
 
 
@@ -268,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, rest: list[str]) -> int:
     """Run a verb; an error in a role of a schema names the file too, which whoever reads the data does not know."""
     try:
-        return _handler(options.verb)(options, rest)
+        with replacing_is_said(options, rest):
+            return _handler(options.verb)(options, rest)
     except SchemaError as error:
         if error.where.startswith("[roles]") and getattr(options, "schema", None):
             error.where = f"{options.schema}, {error.where}"

@@ -6,6 +6,7 @@ import argparse
 import shlex
 
 from ziggurat.cli.data.session_verbs import cluster_by_session, import_query, print_repeats
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.tables import print_line, print_table
 
 DATA_SUMMARY = "look at files, write schemas, fetch public data sets"
@@ -64,7 +65,7 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
     )
-    parser.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
+    add_output(parser, "--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
     parser.add_argument(
         "--session",
         metavar="COLUMN",
@@ -81,7 +82,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time", metavar="COLUMN", default="", help="order within a session (default: as in the files)"
     )
-    parser.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
+    add_output(parser, "--out", metavar="FILE", required=True, help="the Parquet file to write")
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +90,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database", metavar="DB", default="", help="a file of DuckDB or SQLite, or a URI (default: files it names)"
     )
-    parser.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
+    add_output(parser, "--out", metavar="FILE", required=True, help="the Parquet file to write")
 
 
 def data(options: argparse.Namespace, rest: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.planning.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
 from ziggurat.commands import pasted
 
@@ -28,7 +29,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         "examples:\n  ziggurat cluster show h100x64\n  ziggurat cluster show h100x64 --out cluster.toml",
     )
     show.add_argument("name", help="h100x64, local, cluster.toml …")
-    show.add_argument("--out", metavar="FILE", help="write it there as TOML, to be edited")
+    add_output(show, "--out", metavar="FILE", help="write it there as TOML, to be edited")
     add_probe_arguments(actions.add_parser("probe", help=PROBE_SUMMARY, description=PROBE_SUMMARY, epilog=PROBE_EPILOG))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, model_words, own_models
 from ziggurat.cli.tables import print_line, print_table
 
@@ -57,7 +58,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in place of a plan: machines needed with memory of hosts and disks below that of devices, and without",
     )
-    parser.add_argument("--save", metavar="FILE", help="write plan.json, for ziggurat train --plan")
+    add_output(parser, "--save", metavar="FILE", help="write plan.json, for ziggurat train --plan")
 
 
 def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared(parser)
     parser.add_argument("--cluster", metavar="NAME", required=True, nargs="+", help="names, or a range a100x{2..128}")
     parser.add_argument("--towers", metavar="FILE", help="towers.json (default: neighbours, a block a host)")
-    parser.add_argument("--plot", metavar="FILE", help="write stacked bars there (.png or .svg)")
+    add_output(parser, "--plot", metavar="FILE", help="write stacked bars there (.png or .svg)")
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:

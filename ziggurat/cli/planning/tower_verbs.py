@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, refuse_unknown, settings_from
 from ziggurat.cli.tables import print_line, print_table
@@ -64,7 +65,7 @@ def add_towers_arguments(parser: argparse.ArgumentParser) -> None:
     partition.add_argument("--memory-limit-bytes", metavar="N", help="most that the tables of a tower may take")
     partition.add_argument("--seed", metavar="X", help="of the search and the sample (default: 0)")
     partition.add_argument("--samples", metavar="N", help="training rows to read (default: 65536)")
-    partition.add_argument("--out", metavar="FILE", default="towers.json", help="default: %(default)s")
+    add_output(partition, "--out", metavar="FILE", default="towers.json", help="default: %(default)s")
     partition.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     recipe = partition.add_argument_group("to train a recipe first")
     recipe.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")

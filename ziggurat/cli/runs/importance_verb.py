@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.commands import pasted
@@ -68,9 +69,9 @@ def add_importance_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
-    parser.add_argument("--json", metavar="FILE", help="write everything there, each round too")
-    parser.add_argument("--csv", metavar="FILE", help="write the table there")
-    parser.add_argument("--plot", metavar="FILE", help="write bars there (.png, .svg or .pdf)")
+    add_output(parser, "--json", metavar="FILE", help="write everything there, each round too")
+    add_output(parser, "--csv", metavar="FILE", help="write the table there")
+    add_output(parser, "--plot", metavar="FILE", help="write bars there (.png, .svg or .pdf)")
 
 
 def importance(options: argparse.Namespace, rest: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.runs.importance_verb import check_data_and_plot, write_figure
 from ziggurat.cli.tables import print_line, print_table
@@ -33,8 +34,8 @@ def add_quantise_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by-table", action="store_true", help="also try one table at a time, the others as they are")
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
-    parser.add_argument("--json", metavar="FILE", help="write everything there")
-    parser.add_argument("--plot", metavar="FILE", help="draw costs over bytes there (.png, .svg or .pdf)")
+    add_output(parser, "--json", metavar="FILE", help="write everything there")
+    add_output(parser, "--plot", metavar="FILE", help="draw costs over bytes there (.png, .svg or .pdf)")
 
 
 def quantise(options: argparse.Namespace, rest: list[str]) -> int:

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import settings_given
 from ziggurat.cli.tables import print_line, print_table
@@ -48,7 +49,7 @@ def add_embeddings_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `embeddings`."""
     parser.add_argument("run", help="folder of a trained run")
     parser.add_argument("feature", help="name of a feature with ids")
-    parser.add_argument("--out", metavar="FILE", required=True, help="Parquet file to write")
+    add_output(parser, "--out", metavar="FILE", required=True, help="Parquet file to write")
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
 
@@ -100,15 +101,19 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         help="also rank all items for each positive row of files (two_tower); reads the training rows again. With "
         "--split that is done anyway",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write metrics, calibration and slices there")
+    add_output(parser, "--json", metavar="FILE", help="also write metrics, calibration and slices there")
     parser.add_argument("--report", action="store_true", help="also show the result in the run's report.html")
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `predict`."""
     _scoring_arguments(parser, needs_data=True)
-    parser.add_argument(
-        "--out", metavar="FILE", required=True, help="row, kept columns, one column a label: .parquet, .csv or .tsv"
+    add_output(
+        parser,
+        "--out",
+        metavar="FILE",
+        required=True,
+        help="row, kept columns, one column a label: .parquet, .csv or .tsv",
     )
     parser.add_argument(
         "--keep", metavar="A,B", default="", help="columns of the data to write beside the scores, with commas between"

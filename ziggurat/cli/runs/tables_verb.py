@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.runs.importance_verb import check_picture, write_figure
 from ziggurat.cli.tables import print_line, print_table
@@ -36,8 +37,8 @@ def add_tables_arguments(parser: argparse.ArgumentParser) -> None:
         "--table", metavar="NAME", action="append", default=[], help="only this one; may be repeated (default: all)"
     )
     add_model_argument(parser)
-    parser.add_argument("--json", metavar="FILE", help="write everything there")
-    parser.add_argument("--plot", metavar="FILE", help="draw the curves of misses there (.png, .svg or .pdf)")
+    add_output(parser, "--json", metavar="FILE", help="write everything there")
+    add_output(parser, "--plot", metavar="FILE", help="draw the curves of misses there (.png, .svg or .pdf)")
 
 
 def tables(options: argparse.Namespace, rest: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.serving.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.tables import print_line, print_table
@@ -59,7 +60,7 @@ def add_serving_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""
     parser.add_argument("run", help="folder of a trained run: of a ranking model, of a two_tower or next_item")
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder of the export; an older one is replaced")
+    add_output(parser, "--out", metavar="FOLDER", required=True, help="folder of the export; an older one is replaced")
     parser.add_argument("--ranker", metavar="RUN", help="ranking run that scores what the first one finds")
     parser.add_argument(
         "--tables",
@@ -165,7 +166,7 @@ def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `recommend`."""
     parser.add_argument("export", help="folder of an export that recommends")
     parser.add_argument("users", nargs="+", help="files or globs with one row a user: Parquet, CSV, TSV (also .gz)")
-    parser.add_argument("--out", metavar="FILE", required=True, help="Parquet file to write")
+    add_output(parser, "--out", metavar="FILE", required=True, help="Parquet file to write")
     parser.add_argument("--k", type=int, default=100, help="items for each user (default: %(default)s)")
     parser.add_argument("--filter", default="", help="which items may be in the lists (default: all)")
     parser.add_argument("--separator", metavar="X", default="", help="of text files: a character, semicolon, tab …")
@@ -235,7 +236,7 @@ def add_recall_arguments(parser: argparse.ArgumentParser) -> None:
         "--filter", action="append", default=[], help="also with this filter; may be given several times"
     )
     parser.add_argument("--users", type=int, default=256, metavar="N", help="users to ask for (default: %(default)s)")
-    parser.add_argument("--plot", metavar="FILE", help="picture of recall against time")
+    add_output(parser, "--plot", metavar="FILE", help="picture of recall against time")
     add_model_argument(parser)
 
 

@@ -99,6 +99,10 @@ class RunFolder:
 
     path: Path
 
+    def consists_of(self, path: Path) -> bool:
+        """Return whether a file below the folder is one that a run writes, where a run is there."""
+        return self.config.is_file() and path.relative_to(self.path).parts[0] in _NAMES
+
     @property
     def config(self) -> Path:
         """The file of the whole configuration."""

@@ -1,0 +1,96 @@
+"""What a verb is told to write replaces what is there, and says so; what it reads is never replaced."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ziggurat.cli.main import build_parser, main
+
+# Options that are called like outputs, and under which nothing is replaced: a run or a study there goes on or is
+# refused, and a probe goes on.
+CONTINUED = {
+    ("ziggurat demo", "--out"),
+    ("ziggurat train", "--out"),
+    ("ziggurat compare", "--out"),
+    ("ziggurat scale", "--out"),
+    ("ziggurat cluster probe", "--out"),
+}
+
+
+def _leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [leaf for action in below for each in action.choices.values() for leaf in _leaves(each)] or [parser]
+
+
+def test_every_output_of_every_verb_is_declared_as_one() -> None:
+    missing = [
+        (parser.prog, flag)
+        for parser in _leaves(build_parser())
+        for action in parser._actions
+        for flag in action.option_strings
+        if flag in ("--out", "--json", "--csv", "--plot", "--save", "--write-schema")
+        and action.dest not in (parser.get_default("outputs") or ())
+    ]
+    assert set(missing) == CONTINUED
+
+
+def test_an_older_file_is_replaced_and_the_verb_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["cluster", "show", "h100x8", "--out", "cluster.toml"]) == 0
+    assert "replaced" not in capsys.readouterr().out
+    Path("cluster.toml").write_text("mine")
+    assert main(["cluster", "show", "h100x8", "--out", "cluster.toml"]) == 0
+    assert "cluster.toml was there before, and is replaced" in capsys.readouterr().out
+    assert "mine" not in Path("cluster.toml").read_text()
+
+
+def test_a_file_that_is_read_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pl.DataFrame({"user": [1, 2], "click": [0, 1]}).write_csv("log.csv")
+    content = Path("log.csv").read_bytes()
+    Path("link.csv").symlink_to("log.csv")
+    Path("hard.csv").hardlink_to("log.csv")
+    for name in ("log.csv", "./log.csv", "link.csv", "hard.csv", str(tmp_path / "log.csv")):
+        assert main(["data", "inspect", "log.csv", "--write-schema", name]) == 2
+        said = capsys.readouterr().err
+        assert "a file that this command reads" in said
+        assert f"--write-schema {Path(name).stem}_new.csv" in said
+        assert Path("log.csv").read_bytes() == content
+    arguments = ["data", "cluster-by-session", "*.csv", "--session", "user", "--out", "log.csv"]
+    assert main(arguments) == 2
+    assert Path("log.csv").read_bytes() == content
+    # The way out that the error names.
+    assert main(["data", "inspect", "log.csv", "--write-schema", "log_new.csv"]) == 0
+
+
+@pytest.mark.parametrize("manifest", ["config.json", "export.json"])
+def test_a_file_that_a_run_or_an_export_consists_of_is_not_replaced(
+    tmp_path: Path, manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("made").mkdir()
+    Path("made", manifest).write_text("{}")
+    Path("made", "mine.json").write_text("{}")
+    arguments = ["quantise", "made", "--json", f"made/{manifest}"]
+    assert main(arguments) == 2
+    assert "a file that made consists of" in capsys.readouterr().err
+    main(["quantise", "made", "--json", "made/mine.json"])
+    assert ("consists of" in capsys.readouterr().err) == (manifest == "export.json")
+
+
+def test_a_setting_that_names_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.parquet").write_bytes(b"rows")
+    for data in (["--data.train", "log.parquet"], ["--data.train=log.parquet"], ["--data.train", "a.csv,log.parquet"]):
+        assert main(["compare", "table", *data, "--json", "log.parquet"]) == 2
+        assert "a file that this command reads" in capsys.readouterr().err
