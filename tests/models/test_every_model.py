@@ -265,7 +265,7 @@ def test_a_label_that_is_a_number_is_predicted_from_its_mean_on(name):
     ]
     batch = random_batch(inputs, batch_size=5)
     computed, found = (model(batch) for model in models)
-    torch.testing.assert_close(found, 40_000.0 + 12_000.0 * computed, rtol=1e-5, atol=0.1)
+    torch.testing.assert_close(found, 40_000.0 + 12_000.0 * computed.double(), rtol=1e-5, atol=0.1)
 
 
 @every_config

@@ -68,6 +68,42 @@ def test_a_time_in_milliseconds_is_learned_and_never_worse_than_its_mean(tmp_pat
     assert abs(float(np.mean(scores)) - 40_000) < 2_000
 
 
+@pytest.mark.parametrize("labels", [(DWELL,), (CLICK, DWELL)], ids=["alone", "beside a click"])
+def test_a_number_around_a_thousand_million_is_learned_and_judged_as_it_stands(tmp_path: Path, labels) -> None:
+    """FP32 keeps the multiples of 64 of it: one value for all labels, and one for all answers."""
+    frame = rows().with_columns(dwell=1e9 + (pl.col("dwell") - 40_000) / 12_812)
+    result = zg.train_run(run_of(tmp_path, frame, *labels), folder=tmp_path / "run")
+    found = result.evaluations["test"].metrics
+    of_dwell = {name: found[name if len(labels) == 1 else f"{name}/dwell"] for name in ("rmse", "mae", "r2")}
+    assert of_dwell["rmse"] < 0.75
+    assert of_dwell["r2"] > 0.5
+    run = zg.load_run(tmp_path / "run")
+    answers = run.predict(frame.select("user", "item"))["dwell"].to_numpy()
+    again = run.evaluate(frame)
+    truth = frame["dwell"].to_numpy()
+    rmse = float(np.sqrt(np.mean((answers - truth) ** 2)))
+    name = "rmse" if len(labels) == 1 else "rmse/dwell"
+    assert again.metrics[name] == pytest.approx(rmse, rel=1e-6)
+
+
+def test_labels_that_are_numbers_reach_a_batch_with_all_their_digits(tmp_path: Path) -> None:
+    frame = rows().with_columns(dwell=1e9 + pl.int_range(pl.len()) % 3 - 1)
+    frame.write_parquet(tmp_path / "rows.parquet")
+    data = zg.prepare(
+        DataConfig(train=(str(tmp_path / "rows.parquet"),)), schema=schema_of(CLICK, DWELL), folder=tmp_path / "data"
+    )
+    (label,) = data.inputs.labels[1:]
+    assert label.offset == pytest.approx(1e9, abs=0.1)
+    assert label.scale == pytest.approx((2 / 3) ** 0.5, rel=0.02)
+    seen = []
+    for batch in zg.Loader(data.train, config=zg.LoaderConfig(batch_size=100)).batches(epoch=0):
+        kept = frame[batch.row_ids.numpy()]
+        assert batch.labels[:, 1].tolist() == kept["dwell"].to_list()
+        assert batch.labels[:, 0].tolist() == kept["click"].to_list()
+        seen.append(batch.batch_size)
+    assert sum(seen) == data.train.num_rows
+
+
 def test_before_the_first_step_every_answer_is_about_the_mean_of_the_training_rows(tmp_path: Path) -> None:
     preprocessing = Preprocessing.fit(schema_of(DWELL), [RawChunk.of(rows())])
     (label,) = preprocessing.inputs.labels

@@ -24,6 +24,7 @@ from ziggurat.files import digest_of
 from ziggurat.parallel.device import choose_device
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import load_config, run_config_to_json
+from ziggurat.runs.data_record import DataRecord
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.resume import config_to_resume
@@ -277,3 +278,18 @@ def test_statistics_of_another_processor_are_kept_and_others_are_refused(
     events(2000).write_parquet("events.parquet")
     assert resume("--training.epochs", "4") == 2
     assert "vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stored", "read"), [("exact", "labels_in_32_bits"), ("processor", "processor")])
+def test_a_record_of_version_2_had_numbers_to_predict_in_32_bits(tmp_path: Path, stored: str, read: str) -> None:
+    record = DataRecord(vocabulary="a", splits=(), raw_files=())
+    record.save(tmp_path / "data.json")
+    content = json.loads((tmp_path / "data.json").read_text())
+    assert content["rounding"] == "exact"
+    del content["sha256"]
+    content |= {"version": 2, "rounding": stored}
+    content["sha256"] = digest_of(content)
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    loaded = DataRecord.load(tmp_path / "data.json")
+    assert loaded is not None
+    assert loaded.rounding == read

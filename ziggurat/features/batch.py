@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from ziggurat.features.batches.checks import validate_batch
@@ -60,7 +60,7 @@ class Batch:
         vectors: one (B, dim) tensor for each vector feature, by name.
         sequences: groups of sequences that are not pooled, by name.
         repeated: groups of features of which each distinct combination of values is kept once; see `expanded`.
-        labels: (B, L); empty second axis when predicting.
+        labels: (B, L), FP64 where one is a number (`InputSpec.has_number_labels`); empty second axis when predicting.
         weights: (B,) sample weights, or None.
         groups: (B,) group of each sample for GAUC, `NO_GROUP` where it is missing, or None.
         row_ids: (B,) position of each sample over all raw files in order; the sample ledger hashes them.
@@ -74,7 +74,7 @@ class Batch:
     vectors: dict[str, Float32[Tensor, "B D"]] = field(default_factory=dict)
     sequences: dict[str, SequenceGroup] = field(default_factory=dict)
     repeated: tuple[RepeatedRows, ...] = ()
-    labels: Float32[Tensor, "B L"]
+    labels: Float[Tensor, "B L"]
     weights: Float32[Tensor, "B"] | None = None
     groups: Int64[Tensor, "B"] | None = None
     row_ids: Int64[Tensor, "B"]
@@ -108,7 +108,7 @@ class Batch:
             jagged=JaggedRows.empty(),
             vectors={spec.name: torch.empty(0, spec.dim) for spec in inputs.vectors},
             sequences={spec.name: moments_group(rows, rows.new_zeros(1)) for spec in inputs.moments},
-            labels=torch.empty(0, len(inputs.labels)),
+            labels=torch.empty(0, len(inputs.labels), dtype=_label_dtype(inputs)),
             weights=torch.empty(0) if inputs.has_weights else None,
             groups=rows if inputs.has_groups else None,
             row_ids=rows,
@@ -284,3 +284,7 @@ class Batch:
         if device.type == "cuda" and self.dense.device.type == "cpu":
             return pack(self, is_locked=torch.cuda.is_available()).to(device)
         return self.map(lambda tensor: tensor if tensor is self.row_ids else tensor.to(device, non_blocking=True))
+
+
+def _label_dtype(inputs: InputSpec) -> torch.dtype:
+    return torch.float64 if inputs.has_number_labels else torch.float32

@@ -124,6 +124,14 @@ class InputSpec:
         return frozenset(spec.name for spec in self.lookups if self.table(spec.table).growing is not None)
 
     @cached_property
+    def has_number_labels(self) -> bool:
+        """Whether a label is a number: labels are then FP64, from the raw file to the metric.
+
+        FP32 knows every whole number up to 16.8 million only: of a label around 1e9 it keeps the multiples of 64.
+        """
+        return any(label.task is Task.REGRESSION for label in self.labels)
+
+    @cached_property
     def _table_of(self) -> dict[str, TableSpec]:
         return {table.name: table for table in self.tables}
 

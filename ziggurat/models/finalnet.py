@@ -228,7 +228,7 @@ class FinalNet(RankingModel):
         if not outputs.named:
             return sums
         is_binary_L = numbers_of_labels(self.is_binary, outputs.logits.float())
-        mean_BL = outputs.logits.detach().sigmoid()
+        mean_BL = outputs.logits.detach().float().sigmoid()
         first_BL, second_BL = (
             F.binary_cross_entropy_with_logits(outputs.named[block], mean_BL, reduction="none")
             for block in ("first", "second")

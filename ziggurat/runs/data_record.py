@@ -11,7 +11,8 @@ to its last, so that it takes a moment for a terabyte too: it is there to recogn
 encoded values are there to prove that nothing changed.
 
 Records of version 1 have digests of numbers that followed the processor (logarithms) and the type of the column (a
-float of 32 bits for the decimal that was meant). Where such a digest differs, the digests of the raw files decide.
+float of 32 bits for the decimal that was meant); those of version 2 have digests of numbers to predict in 32 bits.
+Where such a digest differs, the digests of the raw files decide.
 """
 
 from __future__ import annotations
@@ -43,18 +44,25 @@ def _rounded_by_the_processor(content: Any) -> Any:
     return {**content, "rounding": Rounding.PROCESSOR}
 
 
+def _labels_in_32_bits(content: Any) -> Any:
+    """Version 2: numbers to predict were rounded to 32 bits; of other labels nothing changed."""
+    is_exact = content.get("rounding", Rounding.EXACT) == Rounding.EXACT
+    return {**content, "rounding": Rounding.LABELS_IN_32_BITS if is_exact else content["rounding"]}
+
+
 class Rounding(StrEnum):
     """How numbers were rounded when they were encoded."""
 
-    EXACT = "exact"  # by rules that every machine follows
+    EXACT = "exact"  # by rules that every machine follows, numbers to predict not at all
+    LABELS_IN_32_BITS = "labels_in_32_bits"  # by the same rules, and numbers to predict to 32 bits
     PROCESSOR = "processor"  # by the processor's own logarithms
 
 
 _FORMAT = Format(
     name="ziggurat.run_data",
     what="the record of a run's data",
-    version=2,
-    migrations={1: _rounded_by_the_processor},
+    version=3,
+    migrations={1: _rounded_by_the_processor, 2: _labels_in_32_bits},
     ways_out=("restore the file from a copy", "delete it: the run is then resumed without comparing its data"),
 )
 _BLOCKS, _BLOCK_BYTES = 17, 1 << 16
@@ -215,7 +223,8 @@ def refuse_other_data(
         given = {"vocabulary": now.vocabulary} | given
     found = [each for each in differences(saved, given) if not _is_incomparable(each)]
     note = ""
-    if record is not None and _are_contents(found) and _is_rounded_anew(record, data):
+    has_numbers = prepared.inputs.has_number_labels
+    if record is not None and _are_contents(found) and _is_rounded_anew(record, data, has_numbers=has_numbers):
         note = _ROUNDED_ANEW.format(", ".join(sorted(each.setting.split()[1] for each in found)))
         found = []
     if found:
@@ -233,9 +242,15 @@ def _are_contents(found: Sequence[Difference]) -> bool:
     return bool(found) and all(each.setting.endswith(" content") for each in found)
 
 
-def _is_rounded_anew(record: DataRecord, data: DataConfig) -> bool:
-    """Return whether a version before encoded the same raw files, wherever they lie now."""
-    if record.rounding is Rounding.EXACT:
+def _is_rounded_anew(record: DataRecord, data: DataConfig, *, has_numbers: bool) -> bool:
+    """Return whether a version before encoded the same raw files otherwise, wherever they lie now.
+
+    Args:
+        record: of the run.
+        data: what is read now.
+        has_numbers: whether a label is a number.
+    """
+    if record.rounding is Rounding.EXACT or (record.rounding is Rounding.LABELS_IN_32_BITS and not has_numbers):
         return False
     now = [raw_file(path, role=role) for path, role in files_with_roles(data)]
     return [(file.digest, file.role) for file in record.raw_files] == [(file.digest, file.role) for file in now]

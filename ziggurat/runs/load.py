@@ -252,7 +252,7 @@ class Run:
         return next_items_frame(self, data, k=k, bad_rows=bad_rows)
 
     def scores(self, frame: Any) -> np.ndarray:
-        """Probabilities (or values) of a small frame, or dict, with raw columns: float32 (rows, labels)."""
+        """Return probabilities (or values, as float64) of a small frame or dict of raw columns: (rows, labels)."""
         return next(scores for _, scores in scores_of(self.model, [self.preprocessing.batch(as_polars(frame))]))
 
     def embeddings(self, feature: str) -> pl.DataFrame:

@@ -1,5 +1,6 @@
 """What gives the label away is said when data is prepared, and what does not is not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,23 @@ def test_labels_that_are_all_equal(tmp_path: Path):
     rare = FRAME.head(60).with_columns(click=pl.Series([1, 0] * 30), outcome=pl.Series(["won", "lost"] * 30))
     schema = Schema(features=(Categorical(name="outcome"),), labels=(Label(name="click"),))
     assert warnings(tmp_path, schema, frame=rare) == ()  # too few rows to say anything
+
+
+@pytest.mark.parametrize("transform", ["identity", "log1p"])
+def test_numbers_that_32_bits_hardly_tell_apart_are_named_and_standardised_ones_are_not(tmp_path: Path, transform: str):
+    seconds = pl.Series("seconds", 1_700_000_000 + np.arange(ROWS) % 2000)
+    seconds[5] = None  # the zero that stands for it is not what the others are told apart by
+    frame = FRAME.with_columns(seconds, one=pl.lit(7.0), flag=pl.Series(CLICK))
+    small = (Dense(name="flag"), Dense(name="noise"))
+    features = (Dense(name="seconds", transform=transform), Dense(name="one", transform=transform), *small)
+    schema = Schema(features=features, labels=(Label(name="stars", column="hint", task=Task.REGRESSION),))
+    (collapsed, constant) = warnings(tmp_path, schema, frame=frame)
+    assert "feature 'seconds' has " in collapsed
+    better = {"identity": "standardise", "log1p": "log1p_standardise"}[transform]
+    assert f"set transform = '{better}'" in collapsed
+    assert "feature 'one' is the same number in all" in constant
+    features = (Dense(name="seconds", transform=better), *small)
+    assert warnings(tmp_path, replace(schema, features=features), frame=frame) == ()
 
 
 def test_a_feature_of_the_label_s_own_column_is_refused(tmp_path: Path):

@@ -72,7 +72,7 @@ class BlockLayout:
             "groups": ([GROUP_COLUMN] if inputs.has_groups else [], np.int64),
             "weights": ([WEIGHT_COLUMN] if inputs.has_weights and with_labels else [], np.float32),
             "dense": (list(inputs.dense), np.float32),
-            "labels": (labels, np.float32),
+            "labels": (labels, np.float64 if inputs.has_number_labels else np.float32),
             "single": ([spec.name for spec in inputs.single], np.int32),
         }
         self._num_lists = len(inputs.jagged) + len(inputs.moments)

@@ -38,7 +38,14 @@ from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.manifest import MANIFEST, REDO
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.encoded.part_files import Part, PartFiles, footer_sha256, group_digest, row_groups
-from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, conform, encoded_schema, has_labels
+from ziggurat.data.encoded.records import (
+    ROW_COLUMN,
+    SESSION_COLUMN,
+    conform,
+    encoded_schema,
+    has_labels,
+    with_wide_labels,
+)
 from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.data.encoded.stored_once import plain_lists, shared_lists
 from ziggurat.errors import DataError, MissingFileError
@@ -262,7 +269,7 @@ class EncodedDataset:
     def _read(self, index: int, columns: list[str] | None) -> pa.Table:
         path, group = self._places[index]
         try:
-            return self._open.read_row_group(path, group, columns=columns)
+            return with_wide_labels(self._open.read_row_group(path, group, columns=columns), self.inputs)
         except FileNotFoundError as error:
             raise _absent(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:

@@ -14,8 +14,9 @@ values of a shuffle buffer lie in one array that is never moved; a batch copies 
 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
 feature list<int32> (both int64 if ids of the table come and go, `InputSpec.numbered`), moments list<int64>, a vector
-fixed_size_list<float32>, `label:NAME` float32, `weight:` float32, `group:` int64, `session:` int64 and `row:` int64,
-the position in the raw data. None is null. The session decides what a shuffle keeps together and is not in records.
+fixed_size_list<float32>, `label:NAME` float32 (float64 where a label is a number, `InputSpec.has_number_labels`),
+`weight:` float32, `group:` int64, `session:` int64 and `row:` int64, the position in the raw data. None is null. The
+session decides what a shuffle keeps together and is not in records.
 Rows are int32 on disk and in records, which halves both, and int64 in a batch, which is what embedding kernels take.
 Moments and numbers of ids lie among the list values as two halves each (`halves_of`), so that all lists are kept and
 gathered in one way.
@@ -66,12 +67,17 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     number = pa.field("item", pa.float32(), nullable=False)
     columns += [(spec.name, pa.list_(number, spec.dim)) for spec in inputs.vectors]
     if with_labels:
-        columns += [(label_column(spec.name), pa.float32()) for spec in inputs.labels]
+        columns += [(label_column(spec.name), label_type(inputs)) for spec in inputs.labels]
         columns += [(WEIGHT_COLUMN, pa.float32())] if inputs.has_weights else []
         columns += [(SESSION_COLUMN, pa.int64())] if inputs.has_sessions else []
     columns += [(GROUP_COLUMN, pa.int64())] if inputs.has_groups else []
     columns.append((ROW_COLUMN, pa.int64()))
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+def label_type(inputs: InputSpec) -> pa.DataType:
+    """Of every label in an encoded table: one array of a batch holds all of them."""
+    return pa.float64() if inputs.has_number_labels else pa.float32()
 
 
 def row_type(inputs: InputSpec, name: str) -> pa.DataType:
@@ -90,6 +96,7 @@ def conform(table: pa.Table, inputs: InputSpec, *, where: str) -> pa.Table:
     Raises:
         DataError: a column is missing, has another type or holds nulls; `where` names the origin.
     """
+    table = with_wide_labels(table, inputs)
     schema = encoded_schema(inputs, with_labels=has_labels(table, inputs))
     if table.schema.equals(schema):
         return table
@@ -103,6 +110,18 @@ def conform(table: pa.Table, inputs: InputSpec, *, where: str) -> pa.Table:
                 ways_out="encode the table with the Preprocessing that made the InputSpec",
             )
     return pa.Table.from_arrays([_conform_column(table, entry, where) for entry in schema], schema=schema)
+
+
+def with_wide_labels(table: pa.Table, inputs: InputSpec) -> pa.Table:
+    """Return the table with labels in 64 bits where `inputs` has them so; versions before wrote 32 bits."""
+    if not inputs.has_number_labels:
+        return table
+    for spec in inputs.labels:
+        at = table.schema.get_field_index(label_column(spec.name))
+        if at >= 0 and table.schema.field(at).type == pa.float32():
+            wide = pa.field(label_column(spec.name), pa.float64(), nullable=False)
+            table = table.set_column(at, wide, table.column(at).cast(pa.float64()))
+    return table
 
 
 def _conform_column(table: pa.Table, entry: pa.Field, where: str) -> pa.Array:
@@ -147,14 +166,15 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
         ("starts", "i8", (num_jagged,)),
         ("lengths", "i4", (num_jagged,)),
         ("dense", "f4", (len(inputs.dense),)),
-        ("labels", "f4", (len(inputs.labels) if with_labels else 0,)),
+        ("labels", "f8" if inputs.has_number_labels else "f4", (len(inputs.labels) if with_labels else 0,)),
         ("weight", "f4", (1 if inputs.has_weights and with_labels else 0,)),
         ("vectors", "f4", (sum(spec.dim for spec in inputs.vectors),)),
         ("single", "i8" if inputs.numbered else "i4", (len(inputs.single),)),
     ]
-    if inputs.numbered:
-        entries.insert(0, entries.pop())
-    return np.dtype(entries)
+    wide = {"single"} if inputs.numbered else set[str]()
+    if inputs.has_number_labels:
+        wide.add("labels")
+    return np.dtype(sorted(entries, key=lambda entry: entry[0] not in wide))
 
 
 def write_records(

@@ -26,6 +26,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.encode_parts import EncodedPart
 from ziggurat.data.preprocess.fit.draft import DraftFacts
 from ziggurat.data.preprocess.fit.fitted_files import DraftEncoder, FittedFiles
+from ziggurat.data.preprocess.fit.flat_numbers import find_flat_numbers
 from ziggurat.data.preprocess.fit.latest_items import LATEST_FILE, LatestItems
 from ziggurat.data.preprocess.fit.leaks import find_leaks
 from ziggurat.data.preprocess.fit.shard_fit import ShardFacts, ShardReader, SharedBadRows
@@ -115,7 +116,8 @@ def fingerprint_of(
     if schema.items is not None and schema.time:
         state["latest_items"] = 1  # prepared before they were kept: prepare again
     if any(is_number(label) for label in schema.labels):
-        state["numbers_of_labels"] = 1  # prepared before their mean and deviation were kept: prepare again
+        # Prepared before their mean and deviation were kept, or with their values in 32 bits: prepare again.
+        state["numbers_of_labels"] = 2
     if any(table.encoding is Encoding.GROWING for table in schema.tables):
         state["growing_numbers"] = NUM_NUMBERS
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
@@ -355,9 +357,10 @@ class Build:
         bad = sum((Counter(each.bad) for each in facts), Counter[str]())
         train, valid = (EncodedDataset(self._out / name.value) for name in SPLITS[:2])
         events = self._made_of
+        warnings = find_leaks(train, valid) if events is None else list(events.warnings)
         summary = PreparedSummary(
             split=split if events is None else events.split,
-            warnings=tuple(find_leaks(train, valid)) if events is None else events.warnings,
+            warnings=(*warnings, *find_flat_numbers(train, preprocessing)),
             left_out=tuple(map(str, self._sources.left_out)) if events is None else events.left_out,
             splits={
                 name.value: SplitSummary(

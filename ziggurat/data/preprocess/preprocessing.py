@@ -37,6 +37,7 @@ from ziggurat.data.encoded.records import (
     WEIGHT_COLUMN,
     encoded_schema,
     label_column,
+    label_type,
     row_type,
     table_to_batch,
 )
@@ -213,7 +214,7 @@ class Preprocessing:
                 )
         columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
         for name, labels in parsed.labels.items():
-            columns[label_column(name)] = pa.array(labels)
+            columns[label_column(name)] = pa.array(labels, type=label_type(self.inputs))
         if parsed.weights is not None:
             columns[WEIGHT_COLUMN] = pa.array(parsed.weights)
         if parsed.groups is not None:

@@ -21,7 +21,9 @@ denominators apart, so that data parallelism can sum both over ranks and get exa
 
     loss = (1/L) Σ_l (Σ_r total_rl) / (Σ_r weight_rl)          v_l is part of total_rl
 
-Everything is computed in FP32, whatever the precision of the network. A NaN logit makes the loss NaN even where its
+Everything is computed in FP32, whatever the precision of the network, but for a label that is a number: it comes in
+FP64, z = m + s·x is FP64 too, and (z − y) / s is rounded to FP32 after the difference was taken. Of a label around 1e9
+FP32 knows the multiples of 64 alone, and would lose both y and z. A NaN logit makes the loss NaN even where its
 label is missing: it shows that the network is broken, and the trainer stops on it.
 """
 
@@ -90,7 +92,6 @@ def loss_sums(
     inputs: InputSpec,
 ) -> LossSums:
     """Numerators and denominators of `loss_of`, for sums over ranks or over accumulated batches."""
-    logits_BL = logits_BL.float()
     known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
     weights_BL = labelled_weights(labels_BL, weights_B, inputs=inputs)
     losses = [
@@ -107,13 +108,13 @@ def in_label_units(computed_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> F
     """Return what a network computes as logits: m + s·x for a label that is a number, x for a binary one.
 
     Args:
-        computed_BL: by a network whose numbers are about as large as 1; FP32 where a label is a number.
+        computed_BL: by a network whose numbers are about as large as 1; FP64 where a label is a number.
         inputs: has mean and deviation of each label that is a number.
     """
     if all(label.offset == 0.0 and label.scale == 1.0 for label in inputs.labels):
         return computed_BL
     columns = [
-        computed_BL[:, column].float() * label.scale + label.offset for column, label in enumerate(inputs.labels)
+        computed_BL[:, column].double() * label.scale + label.offset for column, label in enumerate(inputs.labels)
     ]
     return torch.stack(columns, dim=1)
 
@@ -150,11 +151,12 @@ def labelled_weight(
 
 
 def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
-    """What is predicted, in FP32: the probability of a binary label, the value of a regression label.
+    """What is predicted: the probability of a binary label, the value of a label that is a number.
 
-    The probability among all samples, also where training kept some of the negatives only.
+    The probability among all samples, also where training kept some of the negatives only. In FP32, and in FP64 where
+    the logits are (`in_label_units`).
     """
-    logits_BL = logits_BL.float()
+    logits_BL = at_least_fp32(logits_BL)
     if any(label.negative_rate != 1.0 for label in inputs.labels):
         logits_BL = logits_BL + numbers_of_labels([math.log(each.negative_rate) for each in inputs.labels], logits_BL)
     is_binary_L = numbers_of_labels([label.task is Task.BINARY for label in inputs.labels], logits_BL) > 0
@@ -170,7 +172,12 @@ def labelled_weights(
     if all(label.positive_weight == 1.0 for label in inputs.labels):
         return weights_BL
     more_L = numbers_of_labels([label.positive_weight - 1.0 for label in inputs.labels], weights_BL)
-    return weights_BL * (1.0 + more_L * torch.where(present_BL, labels_BL, 0.0))
+    return weights_BL * (1.0 + more_L * torch.where(present_BL, labels_BL, 0.0).float())
+
+
+def at_least_fp32(numbers: Tensor) -> Tensor:
+    """Return BF16 and FP16 as FP32, and FP32 and FP64 as they are."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
 
 
 def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor, "L"]:
@@ -186,6 +193,6 @@ def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor
 def _sample_losses(logits_B: Tensor, labels_B: Tensor, label: LabelSpec) -> Tensor:
     match label.task:
         case Task.BINARY:
-            return F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none")
+            return F.binary_cross_entropy_with_logits(logits_B.float(), labels_B.float(), reduction="none")
         case Task.REGRESSION:
-            return ((logits_B - labels_B) / label.scale).square()
+            return ((at_least_fp32(logits_B) - labels_B) / label.scale).float().square()

@@ -284,7 +284,7 @@ class Model(nn.Module, ABC):
         return found if self.reads_slices else found.expanded()
 
     def as_outputs(self, computed_BL: Float[Tensor, "B L"], named: dict[str, Tensor] | None = None) -> Outputs:
-        """Outputs whose logits are in the units of the labels; see `losses.in_label_units`.
+        """Outputs whose logits are in the units of the labels, FP64 of numbers; see `losses.in_label_units`.
 
         Args:
             computed_BL: what the network computes for each label, numbers about as large as 1.

@@ -274,7 +274,7 @@ class TwoTower(Model):
 
     def _weights(self, batch: Batch) -> Float[Tensor, "B L"]:
         """What each sample counts as a question: its weight, times its label."""
-        known_BL = torch.where(batch.labels.isnan(), 0.0, batch.labels)
+        known_BL = torch.where(batch.labels.isnan(), 0.0, batch.labels).float()
         return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_BL
 
     def _users(self, embedded: Embedded, item_BD: Tensor) -> Float[Tensor, "B VD"]:

@@ -388,5 +388,5 @@ class NextItem(Model):
         return draws_of(num_questions, negatives=config.negatives, questions_per_draw=config.questions_per_draw)
 
     def _weights(self, batch: Batch) -> Float[Tensor, "B 1"]:
-        known_B1 = torch.where(batch.labels.isnan(), 0.0, batch.labels)
+        known_B1 = torch.where(batch.labels.isnan(), 0.0, batch.labels).float()
         return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_B1

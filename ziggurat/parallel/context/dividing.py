@@ -51,7 +51,8 @@ class DividedOutputs:
         found = [self._answers(part, device) for part in self._deal.exchanged(mine)]
         rows_BW = self._at_home(mine, [each.rows for each in found], num_samples=batch.batch_size)
         names, widths = ("", *self._told), found[0].widths
-        parts = dict(zip(names, rows_BW.to(device).split(widths, dim=1), strict=True))
+        columns = rows_BW.to(device).split(widths, dim=1)
+        parts = {name: part.to(dtype) for name, part, dtype in zip(names, columns, found[0].dtypes, strict=True)}
         return Outputs(logits=parts.pop(""), named=parts)
 
     @property
@@ -68,10 +69,10 @@ class DividedOutputs:
             part = Batch.empty(self._model.inputs)  # nobody of the group has any: whole histories, of which there are 0
         outputs = self._computed(part.to(device))
         tensors = [outputs.logits, *(outputs.named[name] for name in self._told)]
-        rows = torch.cat(tensors, dim=1).cpu()
+        rows = torch.cat(tensors, dim=1).cpu()  # FP64 where logits are: what travels beside them is none the worse
         if PIECE_HOMES in part.extras:
             rows = rows[part.extras[PIECE_HOMES] >= 0]
-        return _Answers(rows, [each.shape[1] for each in tensors])
+        return _Answers(rows, [each.shape[1] for each in tensors], [each.dtype for each in tensors])
 
     def _at_home(self, mine: list[Batch], answers: list[Tensor], *, num_samples: int) -> Tensor:
         """The rows of this rank's samples, from whoever computed them."""
@@ -94,7 +95,8 @@ class DividedOutputs:
 
 
 class _Answers(NamedTuple):
-    """Rows of logits and what goes with them, and the widths of each."""
+    """Rows of logits and what goes with them, and width and dtype of each."""
 
     rows: Tensor
     widths: list[int]
+    dtypes: list[torch.dtype]

@@ -123,7 +123,7 @@ def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray
         *(asked_together(log, each, parts=np.zeros_like(each), most=schema.events.candidates) for each in known),
         asked_together(log, open_places, parts=parts[open_places], most=0),
     ]
-    scores = np.zeros((len(log.users), len(schema.labels)), dtype=np.float32)
+    scores = np.zeros((len(log.users), len(schema.labels)), dtype=np.float64)  # of numbers; holds FP32 as it is
     for each in asked:
         begins: list[int] = []
         batches = _batches(run, log, each, happened=happened, begins=begins)
@@ -154,5 +154,5 @@ def _frame(log: EventLog, scores: np.ndarray, *, schema: pl.Schema, keep: Sequen
     columns: dict[str, pl.Series] = {ROW: pl.Series(log.rows[order], dtype=pl.Int64)}
     columns |= {name: log.carried[name].gather(order).cast(schema[name]) for name in keep}
     names = [name for name in schema if name != ROW and name not in keep]
-    columns |= {name: pl.Series(scores[order, at], dtype=pl.Float32) for at, name in enumerate(names)}
+    columns |= {name: pl.Series(scores[order, at]).cast(schema[name]) for at, name in enumerate(names)}
     return pl.DataFrame(columns, schema=schema)

@@ -41,7 +41,7 @@ from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, Thousand
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
-from ziggurat.features.schema import OutOfRange, column_of, table_of
+from ziggurat.features.schema import OutOfRange, Task, column_of, table_of
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -333,8 +333,10 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
             where="keep",
             ways_out=("name each column once", f"rename the column {ROW!r}"),
         )
-    labels = [label.name for label in run.preprocessing.inputs.labels]
-    scores = {f"{name}_score" if name in keep else name: pl.Float32() for name in labels}
+    scores: dict[str, pl.DataType] = {}
+    for label in run.preprocessing.inputs.labels:
+        name = f"{label.name}_score" if label.name in keep else label.name
+        scores[name] = pl.Float64() if label.task is Task.REGRESSION else pl.Float32()
     if not keep:
         return pl.Schema({ROW: pl.Int64(), **scores})
     if is_frame(data):
@@ -384,7 +386,7 @@ def scored_frames(
         at = np.searchsorted(chunk.global_rows, rows)
         columns = {ROW: pl.Series(rows, dtype=pl.Int64)}
         columns |= {name: _cast(chunk.column(name).gather(at), schema[name], chunk) for name in keep}
-        columns |= {name: pl.Series(scores[:, index], dtype=pl.Float32) for index, name in enumerate(names)}
+        columns |= {name: pl.Series(scores[:, index]).cast(schema[name]) for index, name in enumerate(names)}
         yield pl.DataFrame(columns)
 
 

@@ -182,7 +182,7 @@ def gathered_scores_of(
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Iterator[Any]:
-    """`(row_ids, scores)` of each batch: int64 (B,) and float32 (B, L).
+    """`(row_ids, scores)` of each batch: int64 (B,) and (B, L), as `scores_of` gives them.
 
     On many ranks those of all ranks' batches, in rank order, on the first rank, and none on the others. All ranks must
     have the same number of batches.
@@ -197,7 +197,7 @@ def gathered_scores_of(
 
 
 def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
-    """For each batch, `(batch, scores)` with scores a float32 array (B, L)."""
+    """For each batch, `(batch, scores)` with scores an array (B, L): float32, or float64 where a label is a number."""
     device = next(iter(model.parameters()), torch.zeros(())).device
     was_training = model.training
     model.eval()

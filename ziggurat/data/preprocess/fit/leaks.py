@@ -71,9 +71,9 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
     inputs = train.inputs
     if not inputs.labels or not train.num_rows:
         return []
-    seen = _sample(train, num_groups=_TRAIN_GROUPS)
+    seen = sampled_rows(train, num_groups=_TRAIN_GROUPS)
     if valid is not None and valid.num_rows:
-        held_out, name = _sample(valid, num_groups=_HELD_OUT_GROUPS), "validation"
+        held_out, name = sampled_rows(valid, num_groups=_HELD_OUT_GROUPS), "validation"
     else:
         is_out = np.arange(len(seen)) % 5 == 0
         seen, held_out, name = seen.filter(pa.array(~is_out)), seen.filter(pa.array(is_out)), "held-out training"
@@ -114,8 +114,8 @@ def _is_far(label: LabelSpec, columns: tuple[Any, Any], y: np.ndarray, y_out: np
     return _strength(label, score, y_out[some])[0] < _NEAR_LEAK
 
 
-def _sample(dataset: EncodedDataset, *, num_groups: int) -> pa.Table:
-    """Row groups from evenly spread places."""
+def sampled_rows(dataset: EncodedDataset, *, num_groups: int) -> pa.Table:
+    """Read row groups from evenly spread places as one table."""
     total = len(dataset.group_sizes)
     places = np.unique(np.linspace(0, total - 1, min(num_groups, total)).round().astype(int))
     return pa.concat_tables([dataset.read_group(int(place)) for place in places]).combine_chunks()

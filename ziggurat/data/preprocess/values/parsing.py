@@ -36,6 +36,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
 from ziggurat.features.batch import NO_GROUP
+from ziggurat.features.labels import is_number
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
@@ -91,7 +92,7 @@ class ParsedChunk:
         lists: lists of multi-hot and sequence features, cut to their max_length.
         vectors: (N, dim) float32.
         moments: times of all lists of a feature, and the (N,) length of each list, both int64.
-        labels: (N,) float32 by label name.
+        labels: (N,) by label name; float32 of a binary one, float64 of one that is a number.
         weights: (N,) float32, or None.
         groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
         sessions: the same of the session column; of training data alone.
@@ -315,7 +316,7 @@ def identity_rows(
 
 
 def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
-    """The numbers of a label, float32; cells that are none, or nothing, are faults.
+    """Return the numbers of a label as `ParsedChunk.labels` has them; cells that are none, or nothing, are faults.
 
     Args:
         label: what it means.
@@ -359,10 +360,10 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
 
 
 def _with_unknown(label: Label, labels: np.ndarray, *, unknown: np.ndarray) -> np.ndarray:
-    """The labels as float32, NaN where they are unknown and the rows stay all the same."""
+    """Return the labels in their type, NaN where they are unknown and the rows stay all the same."""
     if label.missing is MissingLabel.LEFT_OUT:
         labels = np.where(unknown, np.nan, labels)
-    return labels.astype(np.float32)
+    return labels.astype(np.float64 if is_number(label) else np.float32)
 
 
 def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
