@@ -14,6 +14,7 @@ from tests.training.tiny import tiny_dataset
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.models import DLRMConfig, MLPConfig, RankingModel, build_model
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.lookup import TableOptimizerKind
@@ -46,6 +47,7 @@ class Case:
     nan_row: int = -1
     num_parts: int = 1
     exchange: Exchange = Exchange.PLAIN
+    tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
 
 
 def training_config(world_size: int, **changes: Any) -> TrainingConfig:
@@ -92,7 +94,9 @@ def model_of(case: Case, *, draw_tables: bool = True) -> RankingModel:
         tower_module=TowerModuleConfig(compression=2.0) if case.towers else TowerModuleConfig(),
     )
     towers = TOWERS if case.towers else None
-    return build_model(config, tiny_dataset(4).inputs, seed=3, towers=towers, draw_tables=draw_tables)
+    made = case.tables.make_storage(seed=3)
+    inputs = tiny_dataset(4).inputs
+    return build_model(config, inputs, seed=3, towers=towers, make_storage=made, draw_tables=draw_tables)
 
 
 def trainer_of(case: Case, folder: str | Path, *, world_size: int, **changes: Any) -> Trainer:

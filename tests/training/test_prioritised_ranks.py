@@ -6,8 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.training.rank_runs import Case, stored, trainer_of
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.ops.row_cache import CachePolicy
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.placements import Placement
 from ziggurat.testing.ranks import run_ranks
@@ -17,10 +21,16 @@ from ziggurat.training.report.exchange import exchange_section
 OFTEN = {"checkpoint_every": 3, "evaluate_every": 5, "clip_norm": 0.0}
 
 
-def train_all(rank: int, folder: str) -> list[dict[str, float]]:
+TABLES = {
+    "rows in memory": TablesConfig(),
+    "a cache of hot rows": TablesConfig(weights=RowFormat.INT4, cache=0.2, cache_policy=CachePolicy.LFU),
+}
+
+
+def train_all(rank: int, folder: str, tables: TablesConfig) -> list[dict[str, float]]:
     """Train with both exchanges, the prioritised one in two runs; metrics of each."""
     del rank
-    case, found = Case(placement=Placement.ROW_WISE), []
+    case, found = Case(placement=Placement.ROW_WISE, tables=tables), []
     for exchange in (Exchange.PLAIN, Exchange.PRIORITISED_ALWAYS):
         chosen = dataclasses.replace(case, exchange=exchange)
         path = Path(folder) / exchange.value
@@ -32,8 +42,9 @@ def train_all(rank: int, folder: str) -> list[dict[str, float]]:
     return found
 
 
-def test_trainers_end_alike_whatever_the_exchange(tmp_path: Path):
-    for metrics in run_ranks(train_all, 2, str(tmp_path)):
+@pytest.mark.parametrize("tables", TABLES.values(), ids=TABLES.keys())
+def test_trainers_end_alike_whatever_the_exchange(tmp_path: Path, tables: TablesConfig):
+    for metrics in run_ranks(train_all, 2, str(tmp_path), tables):
         assert metrics[0] == metrics[1]
     plain, ahead = (tmp_path / each.value for each in (Exchange.PLAIN, Exchange.PRIORITISED_ALWAYS))
     for step in (6, 12):

@@ -22,8 +22,10 @@ from tests.parallel.context.test_context_on_ranks import MODEL
 from tests.training.rank_runs import Case, model_of, plan_of
 from tests.training.tiny import tiny_inputs
 from ziggurat.embeddings.storage.part import TablePart
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, build_model
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.exchange.host_memory import HostMemory
@@ -47,6 +49,11 @@ CASES = {
     "towers, parts, hsdp": Case(towers=True, tower_size=2, num_parts=2, dense=HSDP),
     "rows, fsdp": Case(placement=Placement.ROW_WISE, dense=FSDP),
     "rows, prioritised": Case(placement=Placement.ROW_WISE, exchange=Exchange.PRIORITISED_ALWAYS),
+    "hot rows, prioritised": Case(
+        placement=Placement.ROW_WISE,
+        exchange=Exchange.PRIORITISED_ALWAYS,
+        tables=TablesConfig(weights=RowFormat.INT8, cache=0.2),
+    ),
 }
 CONTEXT = {"context": DenseParallelism.DDP, "context, fsdp": FSDP}
 
@@ -201,7 +208,14 @@ def follow(rank: int, world_size: int, name: str, seeds: list[int], folder: str)
 
 @pytest.mark.parametrize(
     ("world_size", "name"),
-    [(2, "parts"), (3, "rows, prioritised"), (4, "towers, parts, hsdp"), (2, "rows, fsdp"), (2, "context, fsdp")],
+    [
+        (2, "parts"),
+        (3, "rows, prioritised"),
+        (2, "hot rows, prioritised"),
+        (4, "towers, parts, hsdp"),
+        (2, "rows, fsdp"),
+        (2, "context, fsdp"),
+    ],
 )
 def test_steps_are_the_same_whatever_comes_between_them(tmp_path: Path, world_size: int, name: str) -> None:
     run_ranks(follow, world_size, world_size, name, [1, 4], str(tmp_path), timeout_s=120.0)

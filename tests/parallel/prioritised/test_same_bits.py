@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.embeddings.storage.cached.storage import CACHE
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import Embedded, Model, Outputs, TowerLayer, TowerModuleConfig, TowerModuleKind, build_model
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
+from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
@@ -98,6 +100,7 @@ class Case:
     doubts: bool = False
     changes: bool = False
     row_format: RowFormat = RowFormat.FP32
+    cache: CacheSize = NO_CACHE
     steps: int = 7
 
 
@@ -158,7 +161,8 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
             kernel=case.kernel, optimizer=case.optimizer, dim=8, weight_decay=case.weight_decay, initial_sum=0.1
         )
     )
-    make_storage = TablesConfig(weights=case.row_format).make_storage(seed=4)
+    tables = TablesConfig(weights=case.row_format, cache=case.cache.share, cache_policy=case.cache.policy)
+    make_storage = tables.make_storage(seed=4)
     model = build_model(config, inputs, seed=3, towers=plan.towers, make_storage=make_storage)
     topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=case.ranks_per_host)
     wires = WireConfig(between_towers=case.wire, in_tower=case.wire)
@@ -192,6 +196,9 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
     for number, optimizer in enumerate(step.table_optimizer._all):  # type: ignore[union-attr]
         for name, rows in optimizer.state_rows().items():
             found[f"state {number} {name}"] = rows.read(0, rows.num_rows).clone()
+    for number, cache in enumerate(embeddings.tables.caches):
+        found[f"cache {number}"] = cache.read(0, cache.num_rows, key=CACHE)
+        found[f"counts of cache {number}"] = torch.tensor(dataclasses.astuple(cache.counts))
     found |= {f"dense {name}": value.detach().clone() for name, value in model.named_parameters()}
     return found, None if ahead is None else (ahead.counts.cells, ahead.counts.waited)
 
@@ -238,6 +245,27 @@ def drawn(seed: int) -> Case:
 def test_random_configurations_train_to_the_same_bits(world_size: int):
     cases = [drawn(seed + world_size) for seed in range(5 if world_size == 2 else 2)]
     run_ranks(compare, world_size, cases)
+
+
+def cached(seed: int) -> Case:
+    """A random configuration whose rows lie behind caches of 32 rows, most of which change from step to step."""
+    draw = random.Random(seed)
+    kinds = (Placement.ROW_WISE, Placement.ROW_WISE, Placement.TABLE_WISE, Placement.DATA_PARALLEL)
+    return dataclasses.replace(
+        drawn(seed),
+        placements={table: draw.choice(kinds) for table in ("item", "user", "shop", "genres")},
+        row_format=draw.choice((RowFormat.INT8, RowFormat.INT4, RowFormat.BF16)),
+        cache=CacheSize(share=0.1, policy=draw.choice(tuple(CachePolicy))),
+        disjoint=draw.random() < 0.5,
+        steps=12,
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_caches_of_hot_rows_hold_the_same_rows(world_size: int):
+    cases = [cached(seed + 10 * world_size) for seed in range(6 if world_size == 2 else 2)]
+    counts = run_ranks(compare, world_size, cases)
+    assert all(cells > waited for rank in counts for cells, waited in rank), "some rows travel ahead"
 
 
 def test_rows_collide_as_the_batches_make_them():

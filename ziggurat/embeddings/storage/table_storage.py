@@ -235,6 +235,28 @@ class TableStorage(ABC):
         )
         kernel.lookup(small, layout=dataclasses.replace(layout, slots=slots), lookups=renamed, out=out)
 
+    @property
+    def changes_others(self) -> bool:
+        """Whether an update changes further rows than those that it names; see `changed_with`."""
+        return False
+
+    def changed_with(self, rows_U: Int64[Tensor, "U"]) -> Int64[Tensor, "N"]:
+        """Return other rows that an update of these changes as well; most storages have none.
+
+        Args:
+            rows_U: distinct, without padding.
+        """
+        return rows_U[:0]
+
+    def begin_update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], number: int) -> None:  # noqa: B027
+        """Prepare an update that is made in two halves; most storages have nothing to prepare.
+
+        Args:
+            kernel: of the update.
+            parts: of both halves; gradients may still be on their way.
+            number: of the step.
+        """
+
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
         """Sum the gradients of equal rows and apply the rule to each once; see `LookupKernel.update`."""
         is_late = step.applies is not None or parts[0].lookups.are_checked

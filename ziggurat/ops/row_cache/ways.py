@@ -35,6 +35,7 @@ HIT, FREE, NO_WAY = -2, -1, -3  # what `Admission.left` says beside rows
 NEVER = 0  # stamp of rows that no step has touched; a row with stamp s that a load may replace has ~s, below zero
 _MOST_COUNT = (1 << 24) - 1  # also of stamps: FP32 of checkpoints holds one more
 _LAST = torch.iinfo(torch.int64).max
+_NO_STEP = torch.iinfo(torch.int32).max  # the number of a step that is only asked about
 
 
 class CachePolicy(StrEnum):
@@ -193,6 +194,24 @@ class Ways:
         if len(missing):
             self._replace(rows_U, missing, step=step, places=places, left=left)
         return Admission.counted(places, left)
+
+    def leaving(self, rows_U: Int64[Tensor, "U"]) -> Int64[Tensor, "N"]:
+        """Return the rows that would leave if a step admitted these; nothing changes.
+
+        Args:
+            rows_U: distinct. A step that admits fewer displaces none but some of these, or of `rows_U` themselves.
+        """
+        sets = torch.unique(rows_U % self.num_sets)
+        of_sets = [each for each in (self.tags_SW, self.stamps_SW, self.measures_SW) if each is not None]
+        kept = [each[sets] for each in of_sets]
+        counts = None if self.counts_R is None else self.counts_R[rows_U]
+        admission = self.admit(rows_U, step=_NO_STEP)
+        for each, before in zip((self.tags_SW, self.stamps_SW, self.measures_SW), kept, strict=False):
+            assert each is not None
+            each[sets] = before
+        if self.counts_R is not None and counts is not None:
+            self.counts_R[rows_U] = counts
+        return admission.left[admission.left >= 0]
 
     @property
     def has_room(self) -> bool:

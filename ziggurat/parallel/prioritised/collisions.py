@@ -66,6 +66,17 @@ class RowMarks:
             if layout.jagged:
                 self.add(index, jagged_rows(layout, lookups)[0])
 
+    def add_changed(self) -> None:
+        """Mark the rows that an update of the marked ones changes as well, such as those that leave a cache."""
+        marked: dict[int, list[Int64[Tensor, "N"]]] = {}
+        for index, rows_N in self._marked:
+            marked.setdefault(index, []).append(rows_N)
+        for index, parts in marked.items():
+            storage = self._tables.tables.storage(index)
+            if storage.changes_others:
+                rows = torch.unique(torch.cat([rows_N.reshape(-1) for rows_N in parts]))
+                self.add(index, storage.changed_with(rows[self._marks[index][rows]]))
+
     def clear(self) -> None:
         """Take all marks back."""
         for index, rows_N in self._marked:

@@ -250,14 +250,19 @@ class PrioritisedExchange:
         due, self._due = self._due, []
         land(due, tables=self._embeddings.tables)
 
-    def split(self, then: Callable[[], None]) -> None:
-        """Record the gradients of rows that the next batch reads; keep the others, to be applied by `then`."""
+    def split(self, then: Callable[[], None], *, number: int) -> None:
+        """Record the gradients of rows that the next batch reads; keep the others, to be applied by `then`.
+
+        Args:
+            then: updates the rows whose gradients are recorded, as part of the same step.
+            number: of the step.
+        """
         if not self.is_deferring:
             self.complete()
             return
         due, self._due = self._due, []
         marks = self._marks[0]  # of the next batch, since `_mark`
-        self._later = split(due, tables=self._embeddings.tables, marks=marks, then=then)
+        self._later = split(due, tables=self._embeddings.tables, marks=marks, number=number, then=then)
 
     def forget_gradient(self) -> None:
         """Receive and forget the gradient of a step that is skipped."""
@@ -311,6 +316,8 @@ class PrioritisedExchange:
             self.lists.mark(present.lists, marks)
         for group, storage, rows_N in present.vectors:
             marks[group].add(storage, rows_N)
+        for each in marks:
+            each.add_changed()
         codes_RF = self._codes(ids, marks)
         for each in lists:
             each.transfer.codes = self.lists.codes(each, marks, marked=WAITS, others=NOW)

@@ -96,13 +96,6 @@ def _check(
 ) -> None:
     placements = {parts[0].placement for parts in embeddings.tables.shards.values()}
     where = "ranks, exchange = prioritised"
-    if embeddings.tables.caches:
-        raise ConfigError(
-            expected="tables without a cache of hot rows: what it holds depends on the order of updates",
-            found="--tables.cache",
-            where=where,
-            ways_out=("leave --tables.cache out", _PLAIN),
-        )
     if num_parts > 1:
         raise ConfigError(
             expected="a batch in one part: both ways hide the same hop",

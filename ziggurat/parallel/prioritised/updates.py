@@ -129,13 +129,16 @@ def land(due: Sequence[Due], *, tables: ShardedTables) -> None:
 
 
 @torch.no_grad()
-def split(due: list[Due], *, tables: ShardedTables, marks: Sequence[RowMarks], then: Callable[[], None]) -> Later:
+def split(
+    due: list[Due], *, tables: ShardedTables, marks: Sequence[RowMarks], number: int, then: Callable[[], None]
+) -> Later:
     """Wait for the first rounds, record what belongs to marked rows, and keep the rest.
 
     Args:
         due: gradients in two rounds.
         tables: to be updated.
         marks: rows that the next batch reads, by table group.
+        number: of the step.
         then: applies what is recorded later.
     """
     gradients = [each.hop.receive_first(each.rounds) for each in due]
@@ -144,6 +147,7 @@ def split(due: list[Due], *, tables: ShardedTables, marks: Sequence[RowMarks], t
     for each, mine in zip(tables.local[:2], marks, strict=True):
         later.append([])
         for storage, recorded in enumerate(each.recorded):
+            each.tables.storage(storage).begin_update(each.kernel, parts=recorded, number=number)
             marked = mine.storage(storage)
             later[-1].append([part_of_rows(part, lambda rows, m=marked: ~m[rows]) for part in recorded])
             recorded[:] = [part_of_rows(part, lambda rows, m=marked: m[rows]) for part in recorded]

@@ -127,7 +127,7 @@ class ShardedTableOptimizer:
         """
         if self._ahead is not None:
             scale = self._scale
-            self._ahead.split(lambda: self._step_again(lr, scale=scale))
+            self._ahead.split(lambda: self._step_again(lr, scale=scale), number=self._rows.num_steps + 1)
         if self._any_cut:
             self._step_cut(lr, scale=self._scale, number=self._columns.num_steps + 1)
         self._sum_copies()

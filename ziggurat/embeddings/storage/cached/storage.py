@@ -88,6 +88,7 @@ class CachedStorage(TableStorage):
         self.backing, self.cache = backing, cache
         self.ways = Ways(backing.num_rows, share=cache.share, policy=cache.policy)
         self.counts = CacheCounts()
+        self._begun = 0  # number of the step all of whose rows have been admitted
         self._arrays: dict[str, Tensor] = {}  # of C + S places
         self._initial: dict[str, float] = {}
         self._tails: dict[str, tuple[int, ...]] = {WEIGHT: (self.dim,)}
@@ -188,8 +189,29 @@ class CachedStorage(TableStorage):
     def about_to_load(self) -> None:
         """All rows are about to be written: those that need a way take it from rows that are not written anew."""
         self.ways.age()
+        self._begun = 0  # steps may have the same numbers again
 
     # --------------------------------------------------------------------------------------------------------- updates
+
+    @property
+    def changes_others(self) -> bool:
+        """True: what enters displaces other rows."""
+        return True
+
+    def changed_with(self, rows_U: Int64[Tensor, "U"]) -> Int64[Tensor, "N"]:
+        """Return the rows that these displace: they are rounded, and read as codes from then on."""
+        return self.ways.leaving(rows_U)
+
+    def begin_update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], number: int) -> None:
+        """Admit the rows of both halves at once: what leaves must not depend on which half a row belongs to."""
+        rows = kernel.distinct_rows(parts) if isinstance(kernel, CppKernel) else None
+        rows = kernel.sum_gradients(parts).rows if rows is None else rows
+        if not len(rows):
+            return
+        admission = self.ways.admit(rows, step=number)
+        self.counts += CacheCounts(len(rows), admission.hits, admission.stored, admission.conflicts)
+        self._move(rows, admission, number=number)
+        self._begun = number
 
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
         """Sum the gradients of equal rows and apply the rule to each once, in the cache."""
@@ -235,6 +257,9 @@ class CachedStorage(TableStorage):
 
     def _admit(self, rows: Int64[Tensor, "U"], *, step: Step) -> Admission:
         """Give the rows of a step their ways, and count what happens."""
+        if step.number_on_host == self._begun:
+            places = self.ways.find(rows)
+            return Admission.counted(places, torch.where(places >= 0, HIT, NO_WAY))
         admission = self.ways.admit(rows, step=step.number_on_host)
         self.counts += CacheCounts(len(rows), admission.hits, admission.stored, admission.conflicts)
         return admission
@@ -250,28 +275,34 @@ class CachedStorage(TableStorage):
 
     def _place(self, rows: Int64[Tensor, "U"], admission: Admission, *, step: Step) -> _Placed:
         """Bring the rows of a step into the cache, or to places for conflicts."""
-        places, left = admission.places, admission.left
-        conflicts = (left == NO_WAY).nonzero().view(-1)
+        places = admission.places
+        conflicts = (admission.left == NO_WAY).nonzero().view(-1)
         if len(conflicts):
             places[conflicts] = self.ways.num_places + torch.arange(len(conflicts))
             self._make_room(len(conflicts))
-        out, new = left >= 0, left != HIT
+        self._move(rows, admission, number=step.number_on_host)
+        return _Placed(rows, places, conflicts)
+
+    def _move(self, rows: Int64[Tensor, "U"], admission: Admission, *, number: int) -> None:
+        """Store the rows that leave their places, and fetch those that have one and were not held."""
+        places, left = admission.places, admission.left
+        out, new = left >= 0, (left != HIT) & (places >= 0)
         if bool(out.any()):
-            self._store(left[out], places[out], step=step)
+            self._store(left[out], places[out], number=number)
         if bool(new.any()):
             for key, numbers in self.backing.fetch(rows[new], keys=tuple(self._tails)).items():
                 self._array(key)[places[new]] = numbers
-        return _Placed(rows, places, conflicts)
 
     def _store_conflicts(self, placed: _Placed, *, step: Step) -> None:
         """Store the rows that found no way, and forget them."""
         if len(placed.conflicts):
-            self._store(placed.rows[placed.conflicts], placed.places[placed.conflicts], step=step)
+            places = placed.places[placed.conflicts]
+            self._store(placed.rows[placed.conflicts], places, number=step.number_on_host)
 
-    def _store(self, rows: Tensor, places: Tensor, *, step: Step) -> None:
-        """Store rows that leave places."""
+    def _store(self, rows: Tensor, places: Tensor, *, number: int) -> None:
+        """Store rows that leave places in the step of this number."""
         values = {key: self._array(key)[places] for key in self._tails}
-        self.backing.store(rows, values, step=step.number_on_host)
+        self.backing.store(rows, values, step=number)
 
     def _put_inexact(self, rows: Tensor, places: Tensor, values: Tensor) -> bool:
         """Give rows that the backing would round ways that are free; whether any row has moved."""
