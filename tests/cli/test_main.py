@@ -117,9 +117,16 @@ def flags(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, set[st
     return found or {prefix: own}
 
 
+VERBOSE = {
+    *("demo", "train", "prepare", "evaluate", "predict", "tables", "quantise", "export", "recommend"),
+    *("towers partition", "compare", "scale", "cluster probe", "report"),
+}
+
+
 def test_flags_are_frozen() -> None:
     """A new flag is a decision: settings of runs belong into configs, which need none."""
-    assert flags(build_parser()) == FROZEN
+    expected = {verb: own | ({"--verbose"} if verb in VERBOSE else set()) for verb, own in FROZEN.items()}
+    assert flags(build_parser()) == expected
 
 
 def test_help_is_fast_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:

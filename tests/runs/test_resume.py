@@ -150,9 +150,12 @@ def test_early_stop_is_said_at_first_and_at_resume(place: Path, capsys: pytest.C
     assert main([*TRAIN, "--out", "runs/b", *SMALL, *TINY, *never]) == 0
     said = "".join(capsys.readouterr())
     decides = json.loads(Path("runs/b/startup.json").read_text())
-    assert "higher is better (as is known of it); chosen because the label 'click' is binary" in said
+    assert (
+        "higher is better (as is known of it); chosen because the label 'click' is binary"
+        in Path("runs/b/run.log").read_text()
+    )
     assert "after 1 evaluations in a row that do not improve it by 0.9" in json.dumps(decides)
-    assert "end    early stop at step 14: auc no better in 1 evaluations (patience 1); best at step 7" in said
+    assert "end      early stop at step 14: auc no better in 1 evaluations (patience 1); best at step 7" in said
     assert main(["train", "runs/b", "--resume"]) == 0
     said = "".join(capsys.readouterr())
     assert "finished: early stop at step 14" in said

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, settings_from, settings_given
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.errors import ConfigError
@@ -82,6 +83,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", metavar="N", type=int, default=1, help="of finished runs, for --target (default: %(default)s)"
     )
     add_short_forms(parser, leave_out=("threads", "seed"))
+    add_verbose(parser)
 
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +101,7 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
     parser.add_argument("--out", metavar="FOLDER", default="runs/scale", help="default: %(default)s")
     add_output(parser, "--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
+    add_verbose(parser)
 
 
 def scale(options: argparse.Namespace, rest: list[str]) -> int:
@@ -119,7 +122,7 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
         source=options.source,
         threads=options.threads,
     )
-    scaled = run_scaling(config, out=options.out, progress=show_progress())
+    scaled = run_scaling(config, out=options.out, progress=show_progress(verbose=options.verbose))
     print_table(point_columns(config), point_rows(scaled, config))
     print_table(LAW_COLUMNS, law_rows(scaled))
     default = Path(options.out) / config.data_name / "scaling"
@@ -173,7 +176,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         threads=options.threads,
         max_epochs=options.max_epochs,
     )
-    comparison = run_comparison(config, out=options.out, progress=show_progress())
+    comparison = run_comparison(config, out=options.out, progress=show_progress(verbose=options.verbose))
     for table in comparison.tables:
         if table.question:
             print_line(f"{table.question}\n")

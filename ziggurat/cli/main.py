@@ -20,7 +20,7 @@ from ziggurat.cli.data.data_verbs import DATA_EPILOG, DATA_SUMMARY, add_data_arg
 from ziggurat.cli.data.prepare_verb import PREPARE_EPILOG, PREPARE_SUMMARY, add_prepare_arguments
 from ziggurat.cli.outputs import add_output, replacing_is_said
 from ziggurat.cli.own_models import add_model_argument
-from ziggurat.cli.parser import VerbParser
+from ziggurat.cli.parser import VerbParser, add_verbose
 from ziggurat.cli.planning.cluster_verbs import CLUSTER_EPILOG, CLUSTER_SUMMARY, add_cluster_arguments
 from ziggurat.cli.planning.plan_verbs import (
     PLAN_EPILOG,
@@ -88,6 +88,7 @@ def _add_demo(verb: _AddVerb) -> None:
     demo.add_argument(
         "--serve", action="store_true", help="instead: train encoders and a ranker, export them, serve them, ask them"
     )
+    add_verbose(demo)
 
 
 def _add_train(verb: _AddVerb) -> None:
@@ -123,6 +124,7 @@ def _add_train(verb: _AddVerb) -> None:
         "--baseline", action="store_true", help="afterwards also logistic regression on the same rows, for the report"
     )
     train.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
+    add_verbose(train)
     add_short_forms(train)
 
 
@@ -145,6 +147,7 @@ def _add_reports(verb: _AddVerb) -> None:
         help="first train logistic regression on the run's rows, unless it was",
     )
     add_model_argument(report)
+    add_verbose(report)
     verify = verb(
         "verify",
         "check every checkpoint of a run, and that each row was trained exactly once per epoch",

@@ -31,6 +31,15 @@ def say_given_again(flag: str, values: Sequence[str]) -> None:
     say(f"{text}\n")
 
 
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Declare `--verbose` for a verb that works at length."""
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="say everything: the start-up report, each evaluation, each phase (a run keeps it in run.log anyway)",
+    )
+
+
 class _Store(argparse.Action):
     """What argparse's "store" does, remembering all values of a flag."""
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from ziggurat.files.streams import answering
+from ziggurat.files.streams import answering, folded
 
 _GAP = "   "
 _MIN_PROSE = 24
@@ -24,11 +24,13 @@ _LONG_CELL = 28
 
 
 def print_line(line: str) -> None:
-    """One line of text on standard output; the terminal folds it, nothing is cut."""
+    """Print text on standard output, on a terminal folded between words; nothing is cut, and no number broken."""
     from rich.console import Console
 
+    console = Console()
+    text = folded(line, width=console.width) if console.is_terminal else line
     with answering():
-        Console().print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -40,14 +40,16 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.demo.towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
     from ziggurat.training.report.progress import show_progress
 
-    result = run_demo(Path(options.out), progress=show_progress())
+    result = run_demo(Path(options.out), progress=show_progress(verbose=options.verbose))
     print_line(f"\nMovieLens-1M, time split, like = rating of 4 or more ({result.num_test_rows:,} test rows)\n")
     print_table(("model", "test AUC", "test log loss", "calibration", "weights", "samples/s"), result.rows)
     for name, path in result.reports.items():
         print_line(f"{name} report: {path}")
     if options.no_ranks:
         return 0
-    ranks = run_tower_demo(Path(options.out), probe=Path(options.out) / "movielens_dlrm", progress=show_progress())
+    ranks = run_tower_demo(
+        Path(options.out), probe=Path(options.out) / "movielens_dlrm", progress=show_progress(verbose=options.verbose)
+    )
     print_line(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_PER_HOST} ranks (embeddings and their gradients)\n")
     rows = [
         (entry.name, f"{entry.test_auc:.4f}", f"{entry.cross_host_bytes / 1024:,.0f}", f"{entry.step_ms:.1f}")
@@ -64,7 +66,7 @@ def _demo_sequences(options: argparse.Namespace) -> int:
     from ziggurat.runs.demo.sequences import METRICS, run_sequence_demo
     from ziggurat.training.report.progress import show_progress
 
-    result = run_sequence_demo(Path(options.out), progress=show_progress())
+    result = run_sequence_demo(Path(options.out), progress=show_progress(verbose=options.verbose))
     print_line("\nMovieLens-1M, the last film of each user, all films ranked but those seen before\n")
     print_table(("model", *(f"test {name.removeprefix('full_')}" for name in METRICS), "samples/s"), result.rows)
     for each in result.shown:
@@ -83,7 +85,7 @@ def _demo_serve(options: argparse.Namespace) -> int:
     from ziggurat.runs.demo import serving
     from ziggurat.training.report.progress import show_progress
 
-    export = serving.export_for_serving(Path(options.out), progress=show_progress())
+    export = serving.export_for_serving(Path(options.out), progress=show_progress(verbose=options.verbose))
     with serving.served(export) as address:
         for answer in serving.ask(address):
             print_line(f"\nfor {answer.user}" + (f", {answer.filter}" if answer.filter else ""))
@@ -127,32 +129,36 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.baseline:
         check_baseline(config)
     plan = Plan.load(options.plan) if options.plan else None
-    result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=show_progress())
+    progress = show_progress(verbose=options.verbose)
+    result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=progress)
     if not result.is_first:
         return 0
-    _print_result(result)
+    _print_result(result, verbose=options.verbose)
     if options.baseline:
         _train_baseline(options, folder)
     elif _has_baseline(config):
-        print_line(f"next   better than logistic regression? ziggurat report {pasted(folder)} --baseline")
-    print_line(f"report {result.report}")
+        print_line(f"next     better than logistic regression? ziggurat report {pasted(folder)} --baseline")
+    print_line(f"report   {result.report}  log {result.folder / 'run.log'}")
     return 0
 
 
-def _print_result(result: RunResult) -> None:
-    """Metrics, steps and the end of a run."""
-    from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
+def _print_result(result: RunResult, *, verbose: bool) -> None:
+    """Print metrics, steps and the end of a run."""
+    from ziggurat.training.evaluation.evaluate import metrics_line, result_line, unknown_text
 
     for split, evaluation in result.evaluations.items():
-        print_line(f"{split:<6} {metrics_line(evaluation.metrics)}")
+        shown = metrics_line(evaluation.metrics) if verbose else result_line(evaluation, metric=result.metric)
+        print_line(f"{split:<7}  {shown}")
         if unknown := unknown_text(evaluation.unknown):
-            print_line(f"{'':<6} {unknown}")
+            print_line(f"{'':<7}  {unknown}")
     fit = result.fit
-    rate = (
-        f"{fit.samples_per_s:,.0f} samples/s, first step {fit.first_step_s:.1f} s" if fit.samples_per_s else "no step"
-    )
-    print_line(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}")
-    print_line(f"end    {fit.end}")
+    parts = [f"{fit.steps:,} (best {fit.best_step:,})" if fit.best_step else f"{fit.steps:,}"]
+    if fit.samples_per_s:
+        parts.append(f"{fit.samples_per_s:,.0f} samples/s")
+    if fit.first_step_s:
+        parts.append(f"first step {fit.first_step_s:.1f} s")
+    print_line(f"steps    {', '.join(parts)}")
+    print_line(f"end      {fit.end}")
 
 
 def _names_no_recipe(options: argparse.Namespace) -> bool:
@@ -184,7 +190,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     candidates = candidates_of(
         read_schema(options.schema), change=lambda config: apply_settings(fitted(config, changes), changes)
     )
-    found = train_first_model(candidates, folder=folder, progress=show_progress())
+    found = train_first_model(candidates, folder=folder, progress=show_progress(verbose=options.verbose))
     head = ("model", f"valid {found.metric}", "steps", "best step", "seconds")
     rows = [
         (each.name, f"{each.valid:.5f}", f"{each.steps:,}", f"{each.best_step:,}", f"{each.seconds:.1f}")
@@ -192,9 +198,9 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     ]
     print_table(head, rows)
     print_line(f"the best one's whole training, {found.config.recipe}:")
-    _print_result(found.result)
-    print_line(f"next   train it again: ziggurat train --config {pasted(folder / 'config.json')} --out FOLDER")
-    print_line(f"report {found.result.report}")
+    _print_result(found.result, verbose=options.verbose)
+    print_line(f"next     train it again: ziggurat train --config {pasted(folder / 'config.json')} --out FOLDER")
+    print_line(f"report   {found.result.report}  log {folder / 'run.log'}")
     return 0
 
 
@@ -213,7 +219,7 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
     from ziggurat.training.report.progress import show_progress
 
     run = RunFolder(folder)
-    found = train_baseline(folder, models=own_models(options), progress=show_progress())
+    found = train_baseline(folder, models=own_models(options), progress=show_progress(verbose=options.verbose))
     print_line(f"logistic regression on the same rows, {found.epochs:.1f} passes ({found.seconds:.1f} s):")
     metric = CONFIG.read(run.config)["training"]["early_stop"]["metric"]
     for split, evaluation in found.evaluations.items():

@@ -59,13 +59,14 @@ from ziggurat.runs.tables.memory_limit import with_rungs
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
-from ziggurat.training.evaluation.evaluate import Evaluation
+from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
 from ziggurat.training.label_gradients import drowned_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
 from ziggurat.training.records.run_lock import RunLock
+from ziggurat.training.records.said import KeptProgress
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_report
@@ -83,6 +84,7 @@ class RunResult:
         fit: steps, best step, rate.
         evaluations: by split, those that exist of valid and test.
         report: path of the HTML report.
+        metric: that decided which weights are the best.
         is_first: False on all ranks but the first.
     """
 
@@ -90,6 +92,7 @@ class RunResult:
     fit: FitResult
     evaluations: dict[str, Evaluation]
     report: Path
+    metric: str = ""
     is_first: bool = True
 
     def __repr__(self) -> str:
@@ -158,13 +161,21 @@ def prepare_run(
     progress = progress or NoProgress()
     data = raw_files(config, progress=progress)
     phase = ""
+    latest = 0
+
+    def end_phase() -> None:
+        # How many rows files have is an estimate until they were read.
+        if phase and latest:
+            progress.update(latest, total=latest)
+        progress.end()
 
     def on_progress(what: str, done: int, total: int | None) -> None:
-        nonlocal phase
+        nonlocal phase, latest
         if what != phase:
-            progress.end()
+            end_phase()
             progress.begin(what, total=total)
             phase = what
+        latest = done
         progress.update(done)
 
     def prepared_with(numbers: Mapping[str, NumericState] | None) -> PreparedData:
@@ -181,7 +192,7 @@ def prepare_run(
     fitted_anew = prepared.preprocessing
     if fitted is not None and fitted.numbers != fitted_anew.numbers and not fitted.difference(fitted_anew):
         prepared = prepared_with(fitted.numbers)
-    progress.end()
+    end_phase()
     for warning in prepared.summary.warnings:
         progress.say(f"warning: {warning}")
     return prepared
@@ -234,6 +245,7 @@ def train_run(
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         config, changes = _start_or_resume(run, config, resume=resume)
         ranks.on_first(lambda: _check_folder(run, lock=lock, resume=resume))
+        progress = KeptProgress(progress, path=run.said)
         has_begun = ranks.on_first(run.has_begun)
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
@@ -267,9 +279,13 @@ def train_run(
             report.sections.update({"Formats of tables": rung_lines} if rung_lines else {})
             _complete(report, config, trainer=trainer, ranks=ranks)
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
+            if ranks.is_first:
+                progress.open()
             if trainer.team.parallel is not None:
                 ranks.keep_plan(trainer.team.parallel, run=run)
-            progress.say(report.text())
+            for line in report.brief:
+                progress.say(line)
+            progress.detail(report.text())
             if trainer.team.parallel is None and not trainer.position.step:
                 for line in drowned_labels(trainer.model, prepared.train, loss=loss):
                     progress.say(f"warning: {line}")
@@ -284,11 +300,22 @@ def train_run(
         items = config.table_schema.items
         for split, evaluation in evaluations.items():
             for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
-                progress.say(f"{split}: {line}")
+                show = progress.say if line.startswith("warning") else progress.detail
+                show(f"{split}: {line}")
         for line in short_of_rows(run.metrics, prepared.inputs):
             progress.say(f"warning: {line}")
+        for split, evaluation in evaluations.items():
+            progress.detail(f"{split}  {metrics_line(evaluation.metrics)}")
+        progress.detail(f"end  {fit.end}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
-    return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
+    return RunResult(
+        folder=run.path,
+        fit=fit,
+        evaluations=evaluations,
+        report=path,
+        metric=trainer.config.early_stop.metric,
+        is_first=ranks.is_first,
+    )
 
 
 def _check_schema_fits(config: RunConfig) -> None:

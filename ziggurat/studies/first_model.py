@@ -266,7 +266,7 @@ def _refuse_other_tables(schema: Schema) -> None:
 
 
 class _Named:
-    """Shows phases of one candidate, and leaves out what its trainer says."""
+    """Shows phases of one candidate; what its trainer says is a detail."""
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress, self._name = progress, name
@@ -274,11 +274,15 @@ class _Named:
     def begin(self, what: str, *, total: int | None) -> None:
         self._progress.begin(f"{self._name}, {what}", total=total)
 
-    def update(self, done: int, *, note: str = "") -> None:
-        self._progress.update(done, note=note)
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        self._progress.update(done, note=note, total=total)
 
     def say(self, text: str) -> None:
-        """Nothing: the best candidate's whole training says it."""
+        """Show it to whoever asked for all of it: the whole training of the best candidate says it again."""
+        self._progress.detail(f"{self._name}, {text}")
+
+    def detail(self, text: str) -> None:
+        self._progress.detail(f"{self._name}, {text}")
 
     def end(self) -> None:
         self._progress.end()

@@ -125,6 +125,7 @@ class Trainer:
         self._pinned: set[int] = set()
         self._written, self._damaged = WrittenFiles(self.folder), list[str]()
         self._restored: bool | None = None
+        self._latest = ""  # the last evaluation, for whoever watches
         told = {"config": config, "inputs": model.inputs, "folder": self.folder, "progress": self.progress}
         self.judge = Judge(team, timing=self._timing, **told)
 
@@ -203,7 +204,7 @@ class Trainer:
         self.ledger.close()
         stopped_early = self.ending.patience_is_out
         if stopped_early:
-            self.progress.say(self.ending.text())
+            self.progress.detail(self.ending.text())
         self._restore_best()
         result = self._result(stopped_early)
         for callback in callbacks:
@@ -251,6 +252,7 @@ class Trainer:
                 process_group=self.team.process_group,
                 metrics=self.metrics,
                 full_ranking=self._rankings.begin(dataset),
+                error_bar_of=self.config.early_stop.metric if split else "",
             )
         progress.end()
         if split and self.team.is_first:
@@ -272,7 +274,7 @@ class Trainer:
             if not self._showing:
                 self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.feed.num_rows)
                 self._showing = True
-            note = f"loss {self.judge.loss:.4f} · {self._pace.text()}"
+            note = f"loss {self.judge.loss:.4f}{self._latest} · {self._pace.text()}"
             self.progress.update(position.rows - first_row, note=note)
             self._boundary(last=fed.is_last)
             if position.finished or position.epoch != epoch:
@@ -355,7 +357,8 @@ class Trainer:
             position.reductions += 1
         position.evaluations.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         shown = "  ".join(f"{name} {value:.5f}" for name, value in metrics.items() if math.isfinite(value))
-        self.progress.say(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
+        self.progress.detail(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
+        self._latest = f" · valid {stop.metric} {value:.5f}{' (best)' if improved else ''}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.records.append({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
         return improved
@@ -444,7 +447,7 @@ class Trainer:
             return
         if self.growing is not None:
             self.growing.rebuild()
-        self.progress.say(
+        self.progress.detail(
             f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import apply_settings, settings_from
 from ziggurat.cli.tables import print_line
 
@@ -25,6 +26,7 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="name of a recipe (see `ziggurat recipes`)")
     parser.add_argument("--config", metavar="FILE", help="config.json of a run, in place of a recipe")
     parser.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
+    add_verbose(parser)
 
 
 def prepare(options: argparse.Namespace, rest: list[str]) -> int:
@@ -41,7 +43,7 @@ def prepare(options: argparse.Namespace, rest: list[str]) -> int:
     is_first = os.environ.get("RANK", "0") == "0"
     prepared = prepare_run(
         config,
-        progress=show_progress() if is_first else None,
+        progress=show_progress(verbose=options.verbose) if is_first else None,
         num_processes=int(os.environ.get("WORLD_SIZE", "1")),
     )
     if is_first:

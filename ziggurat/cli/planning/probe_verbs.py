@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ziggurat.cli.parser import add_verbose
 from ziggurat.commands import pasted
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="cluster.toml that is to say what the disk gives; without such a file it is made, of this machine",
     )
+    add_verbose(parser)
 
 
 def probe(options: argparse.Namespace) -> int:
@@ -63,7 +65,7 @@ def probe(options: argparse.Namespace) -> int:
         )
     draw = dataclasses.replace(DrawConfig(), num_samples=options.samples)
     config = ProbeConfig(minutes=options.minutes, draw=draw, disk=options.disk)
-    result = run_probe(config, options.out, progress=show_progress())
+    result = run_probe(config, options.out, progress=show_progress(verbose=options.verbose))
     if result.is_first:
         _print(result, options.out)
         _save_cluster(result, options.cluster)

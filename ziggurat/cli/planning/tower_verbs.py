@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, refuse_unknown, settings_from
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.commands import pasted
@@ -72,6 +73,7 @@ def add_towers_arguments(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument("--run", metavar="FOLDER", dest="run_folder", help="of that run (default: runs/RECIPE)")
     add_model_argument(partition)
     add_short_forms(partition, leave_out=("seed",))
+    add_verbose(partition)
 
 
 def towers(options: argparse.Namespace, rest: list[str]) -> int:
@@ -97,7 +99,8 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
             ways_out=(f"ziggurat towers partition {pasted(options.run)} --towers 4",),
         )
     run = _trained_run(options, others)
-    partition = partition_run(run, config=settings.partition, probe=settings.probe, progress=show_progress())
+    progress = show_progress(verbose=options.verbose)
+    partition = partition_run(run, config=settings.partition, probe=settings.probe, progress=progress)
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partition.towers.save(out)
@@ -193,4 +196,5 @@ def _train(options: argparse.Namespace, config: Any, others: Mapping[str, str]) 
 
     folder = Path(options.run_folder or f"runs/{options.run}")
     resume = (folder / "config.json").is_file()
-    return train_run(apply_settings(config, others), folder=folder, resume=resume, progress=show_progress()).folder
+    progress = show_progress(verbose=options.verbose)
+    return train_run(apply_settings(config, others), folder=folder, resume=resume, progress=progress).folder

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.runs.importance_verb import check_data_and_plot, write_figure
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.commands import pasted
@@ -36,6 +37,7 @@ def add_quantise_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_output(parser, "--json", metavar="FILE", help="write everything there")
     add_output(parser, "--plot", metavar="FILE", help="draw costs over bytes there (.png, .svg or .pdf)")
+    add_verbose(parser)
 
 
 def quantise(options: argparse.Namespace, rest: list[str]) -> int:
@@ -57,7 +59,9 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
         by_table=options.by_table, split=options.split or "valid", data=tuple(options.data or ()), step=options.step
     )
     config = override(config, {"formats": options.formats})
-    found = quantisation_report(options.run, config=config, models=own_models(options), progress=show_progress())
+    found = quantisation_report(
+        options.run, config=config, models=own_models(options), progress=show_progress(verbose=options.verbose)
+    )
     print_line(found.summary)
     print_table(COLUMNS, found.cells())
     print_table(found.byte_columns(), found.byte_cells())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import settings_given
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.commands import pasted
@@ -103,6 +104,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser, "--json", metavar="FILE", help="also write metrics, calibration and slices there")
     parser.add_argument("--report", action="store_true", help="also show the result in the run's report.html")
+    add_verbose(parser)
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +120,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", metavar="A,B", default="", help="columns of the data to write beside the scores, with commas between"
     )
+    add_verbose(parser)
 
 
 def _scoring_arguments(parser: argparse.ArgumentParser, *, needs_data: bool) -> None:
@@ -149,7 +152,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     _files_or_split(options, rest)
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
         run = _reading_as_told(run, rest)
-        progress = run.team.progress(show_progress())
+        progress = run.team.progress(show_progress(verbose=options.verbose))
         progress.begin("evaluate", total=None)
         if options.split:
             evaluation = run.evaluate_split(options.split, progress=progress, ranking_k=options.ranking_k)
@@ -254,7 +257,7 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
     keep = tuple(name.strip() for name in options.keep.split(",") if name.strip())
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
         run = _reading_as_told(run, rest)
-        progress = run.team.progress(show_progress())
+        progress = run.team.progress(show_progress(verbose=options.verbose))
         progress.begin("predict", total=None)
         rows = run.predict(
             options.data, out=options.out, keep=keep, bad_rows=BadRowPolicy(options.bad_rows), progress=progress

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.runs.importance_verb import check_picture, write_figure
 from ziggurat.cli.tables import print_line, print_table
 
@@ -39,6 +40,7 @@ def add_tables_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_output(parser, "--json", metavar="FILE", help="write everything there")
     add_output(parser, "--plot", metavar="FILE", help="draw the curves of misses there (.png, .svg or .pdf)")
+    add_verbose(parser)
 
 
 def tables(options: argparse.Namespace, rest: list[str]) -> int:
@@ -62,7 +64,7 @@ def tables(options: argparse.Namespace, rest: list[str]) -> int:
         )
     check_picture(options.plot)
     config = load_config(options.run, models=own_models(options))
-    prepared = prepare_run(config, progress=show_progress())
+    prepared = prepare_run(config, progress=show_progress(verbose=options.verbose))
     touched = touched_rows(prepared.train, loader=config.training.loader, samples=options.samples)
     log = RunFolder(Path(options.run)).metrics
     found = tables_report(config, touched, names=options.table, log=log)

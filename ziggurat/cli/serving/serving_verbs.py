@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.serving.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.errors import ConfigError
@@ -128,6 +129,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="publish although scores differ from the run's, or the ranker knows few items",
     )
     add_model_argument(parser)
+    add_verbose(parser)
 
 
 def export(options: argparse.Namespace, rest: list[str]) -> int:
@@ -155,7 +157,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         ranker=options.ranker,
         config=config,
         models=own_models(options),
-        progress=show_progress(),
+        progress=show_progress(verbose=options.verbose),
     )
     size = sum(entry.bytes for entry in made.manifest.files.values())
     print_line(f"{options.out}: version {made.version}, {len(made.manifest.files)} files, {size / 2**20:.1f} MiB")
@@ -182,6 +184,7 @@ def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude-seen", dest="exclude_seen", action="store_true", default=None, help="leave out such items"
     )
     add_model_argument(parser)
+    add_verbose(parser)
 
 
 def recommend(options: argparse.Namespace, rest: list[str]) -> int:
@@ -197,7 +200,7 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     look_at_export(options.export, filters=[config.filter])
     users_of(options.users, out=options.out, config=config)
     loaded = Recommender.load(options.export, models=own_models(options))
-    progress = show_progress()
+    progress = show_progress(verbose=options.verbose)
     progress.begin("recommend", total=None)
     result = recommend_in_bulk(
         loaded,

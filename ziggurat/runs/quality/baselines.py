@@ -252,7 +252,7 @@ def _pooled(schema: Schema) -> Schema:
 
 
 class _Quiet:
-    """Shows phases, and leaves out what is said."""
+    """Shows phases and warnings; what else is said is a detail."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -260,11 +260,16 @@ class _Quiet:
     def begin(self, what: str, *, total: int | None) -> None:
         self._progress.begin(f"baseline, {what}", total=total)
 
-    def update(self, done: int, *, note: str = "") -> None:
-        self._progress.update(done, note=note)
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        self._progress.update(done, note=note, total=total)
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Show a warning; anything else only to whoever asked for all of it."""
+        show = self._progress.say if text.startswith("warning") else self._progress.detail
+        show(f"baseline, {text}")
+
+    def detail(self, text: str) -> None:
+        self._progress.detail(f"baseline, {text}")
 
     def end(self) -> None:
         self._progress.end()

@@ -75,6 +75,7 @@ class Evaluation:
         slices: metrics of parts of the samples, if any were asked for.
         unknown: by name of a feature with one id a sample, the share of samples whose id the training rows do not have;
             features without such samples are left out.
+        half_widths: by metric, half of its 95 % interval; of the metric that was asked for, on the first rank.
     """
 
     num_rows: int
@@ -82,6 +83,7 @@ class Evaluation:
     curves: dict[str, list[dict[str, float]]]
     slices: tuple[Slice, ...] = ()
     unknown: Mapping[str, float] = field(default_factory=dict)
+    half_widths: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Evaluation({self.num_rows:,} rows: {metrics_line(self.metrics)})"
@@ -98,12 +100,18 @@ class Evaluation:
             data["slices"] = [each.to_json() for each in self.slices]
         if self.unknown:
             data["unknown"] = dict(self.unknown)
+        if self.half_widths:
+            data["half_widths"] = self.half_widths
         return data
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     """Numbers as JSON has them: null for a metric that is undefined, since JSON has no NaN."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+_FIRST_LOOK = ("auc", "log_loss", "gauc", "calibration", "rmse", "mae", "r2", "full_ndcg@10", "full_mrr")
+_MOST_SHOWN = 4
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
@@ -123,6 +131,24 @@ def unknown_text(unknown: Mapping[str, float]) -> str:
     shown = ", ".join(f"{name} {share:.1%}" for name, share in notable[:_SHOWN_FEATURES])
     more = len(notable) - _SHOWN_FEATURES
     return f"ids that training had not seen: {shown}" + (f", and {more} features more" if more > 0 else "")
+
+
+def result_line(evaluation: Evaluation, *, metric: str) -> str:
+    """Say in one line how good a run is: the metric that decided with its error, and the first few others.
+
+    Args:
+        evaluation: of a split.
+        metric: that decided which weights are kept; shown first.
+    """
+    metrics = evaluation.metrics
+    others = [name for name in metrics if name != metric and name.partition("/")[0] in _FIRST_LOOK]
+    names = [*([metric] if metric in metrics else []), *others][:_MOST_SHOWN]
+    parts: list[str] = []
+    for name in names or metrics:
+        value = f"{metrics[name]:.5f}" if math.isfinite(metrics[name]) else "–"
+        width = evaluation.half_widths.get(name)
+        parts.append(f"{name} {value}" + (f" ± {width:.5f}" if width is not None else ""))
+    return "  ".join(parts)
 
 
 def versus_baseline(
@@ -227,6 +253,7 @@ def evaluate_batches(
     metrics: Mapping[str, MetricFunction] | None = None,
     slices: SliceSource | None = None,
     full_ranking: FullRankingPass | None = None,
+    error_bar_of: str = "",
 ) -> Evaluation:
     """Exact metrics and calibration of a model over batches.
 
@@ -240,6 +267,7 @@ def evaluate_batches(
         metrics: functions of the user's own by name.
         slices: parts of the samples to compute the metrics of as well.
         full_ranking: of a model that finds items; its metrics come after the others.
+        error_bar_of: the metric whose error is wanted, if any.
     """
     device = next(iter(model.parameters()), torch.zeros(())).device
     accumulator = MetricAccumulator(
@@ -259,10 +287,21 @@ def evaluate_batches(
     num_rows, *num_unknown = counts.tolist()
     unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
     found, curves = accumulator.compute(), _curves(accumulator, inputs)
+    half_widths = {error_bar_of: accumulator.half_width(error_bar_of)} if error_bar_of else {}
     if full_ranking is not None:
         found |= full_ranking.compute(process_group=process_group)
+        if error_bar_of:
+            half_widths |= full_ranking.half_widths(process_group=process_group)
+    half_widths = {name: width for name, width in half_widths.items() if name == error_bar_of and math.isfinite(width)}
     parts = () if slices is None else tuple(_slices(accumulator, slices))
-    return Evaluation(num_rows=num_rows, metrics=found, curves=curves, slices=parts, unknown=unknown)
+    return Evaluation(
+        num_rows=num_rows,
+        metrics=found,
+        curves=curves,
+        slices=parts,
+        unknown=unknown,
+        half_widths=half_widths,
+    )
 
 
 def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Slice]:

@@ -261,11 +261,22 @@ class FullRankingPass:
         )
         ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
         is_repeated_Q = torch.from_numpy(had_targets(wanted, had))
-        self._sums.add(ranks_Q.cpu(), lists_QK.cpu(), weights_BL[samples], is_repeated_Q=is_repeated_Q)
+        units_B = batch.row_ids if batch.groups is None else batch.groups
+        self._sums.add(
+            ranks_Q.cpu(),
+            lists_QK.cpu(),
+            weights_BL[samples],
+            is_repeated_Q=is_repeated_Q,
+            units_Q=units_B.cpu().numpy()[numbers],
+        )
 
     def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """The metrics of all questions; collective where there is a process group."""
         return self._sums.compute(process_group=process_group)
+
+    def half_widths(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
+        """Return half of the 95 % interval of each mean; collective where there is a process group."""
+        return self._sums.half_widths(process_group=process_group)
 
     def _weights(self, batch: Batch) -> Tensor:
         labels_BL = batch.labels.cpu()

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import NO_GROUP
+from ziggurat.features.hashing import mix
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.labels import Label, Outcomes, Task
 from ziggurat.training.metrics import functions
@@ -49,6 +50,7 @@ from ziggurat.training.metrics.functions import mae as mae
 from ziggurat.training.metrics.functions import normalised_entropy as normalised_entropy
 from ziggurat.training.metrics.functions import r2 as r2
 from ziggurat.training.metrics.functions import rmse as rmse
+from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, ranking_metrics, ranking_names
 from ziggurat.training.metrics.scored_samples import (
     ScoredSamples,
@@ -59,6 +61,8 @@ from ziggurat.training.metrics.scored_samples import (
     check_weights,
     scored_samples,
 )
+
+_MOST_FOR_ERROR = 1_000_000  # samples that an error bar is computed of
 
 MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], float]
 """A metric of the user's own: scores, labels and weights of all samples of one label, each (n,), to a number."""
@@ -135,6 +139,15 @@ class _Columns:
     labels: NDArray[np.floating]  # (n, L)
     weights: NDArray[np.floating]  # (n,) or (0,)
     groups: NDArray[np.int64]  # (n,) or (0,)
+
+    def where(self, keep: NDArray[np.bool_]) -> _Columns:
+        """Return some of the samples."""
+        return _Columns(
+            scores=self.scores[keep],
+            labels=self.labels[keep],
+            weights=self.weights[keep] if self.weights.size else self.weights,
+            groups=self.groups[keep] if self.groups.size else self.groups,
+        )
 
 
 class MetricAccumulator:
@@ -225,14 +238,49 @@ class MetricAccumulator:
         Args:
             keep: (n,) which samples; on the first rank one for each sample of all ranks, on the others none.
         """
+        return self._named(self._gather().where(keep))
+
+    def half_width(self, name: str) -> float:
+        """Return half of the 95 % interval of a metric; NaN for a function of the user's own, or no samples.
+
+        On many ranks it is known on the first alone, after `compute`. Of very many samples those of some groups are
+        taken, and the error is scaled to all.
+
+        Args:
+            name: of a metric of `compute`.
+        """
         columns = self._gather()
-        kept = _Columns(
-            scores=columns.scores[keep],
-            labels=columns.labels[keep],
-            weights=columns.weights[keep] if columns.weights.size else columns.weights,
-            groups=columns.groups[keep] if columns.groups.size else columns.groups,
-        )
-        return self._named(kept)
+        names = metric_names(self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k)
+        num_rows = len(columns.scores)
+        if not num_rows or name not in names:
+            return math.nan
+        unit_N = np.arange(num_rows)
+        if columns.groups.size:
+            unit_N = np.where(columns.groups == NO_GROUP, unit_N, columns.groups)
+        share = 1.0
+        if num_rows > _MOST_FOR_ERROR:
+            kept = mix(~unit_N.astype(np.uint64)) % np.uint64(-(-num_rows // _MOST_FOR_ERROR)) == 0
+            share = float(kept.mean())
+            columns = columns.where(kept)
+            unit_N = unit_N[kept]
+        block_N = blocks_of(unit_N)
+        without_B = np.array([self._one(columns.where(block_N != block), name) for block in range(BLOCKS)])
+        return half_width(without_B) * math.sqrt(share)
+
+    def _one(self, columns: _Columns, name: str) -> float:
+        """Compute one built-in metric by its full name."""
+        metric, _, label_name = name.partition("/")
+        index = [label.name for label in self.inputs.labels].index(label_name) if label_name else 0
+        plain = (_BINARY | _REGRESSION).get(metric)
+        if plain is not None:
+            return plain(self._samples(columns, index))
+        values = dict(zip(self._label_names(index), self._metrics(columns, index), strict=True))
+        return values[metric]
+
+    def _label_names(self, index: int) -> list[str]:
+        """The names of the built-in metrics of one label, without the label's."""
+        label = self.inputs.labels[index]
+        return metric_names([label], has_groups=self.inputs.has_groups, ranking_k=self.ranking_k)
 
     def _named(self, columns: _Columns) -> dict[str, float]:
         values = [value for index in range(len(self.inputs.labels)) for value in self._metrics(columns, index)]

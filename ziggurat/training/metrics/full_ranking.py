@@ -39,6 +39,7 @@ from torch import Tensor
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.items import Repeats
 from ziggurat.features.schema import Label
+from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 
 DEFAULT_KS = (10, 50, 100)
 REPEATED = "full_repeated"
@@ -188,6 +189,7 @@ class FullRankingSums:
         self.labels, self.ks, self.num_items = tuple(labels), tuple(ks), num_items
         # recalls, ndcgs, mrr, repeated, weight
         self._sums = torch.zeros(len(labels), 2 * len(ks) + 3, dtype=torch.float64)
+        self._block_sums = torch.zeros(BLOCKS, *self._sums.shape, dtype=torch.float64)
         self._covered = torch.zeros(len(labels), len(ks), num_items, dtype=torch.bool)
 
     def add(
@@ -197,6 +199,7 @@ class FullRankingSums:
         weights_QL: Float[Tensor, "Q L"],
         *,
         is_repeated_Q: Bool[Tensor, "Q"],
+        units_Q: Int64[np.ndarray, "Q"] | None = None,
     ) -> None:
         """Count some questions.
 
@@ -205,6 +208,7 @@ class FullRankingSums:
             lists_QK: first items; -1 where there are fewer.
             weights_QL: of each question for each label; 0 where it is none.
             is_repeated_Q: whether the user had the target before.
+            units_Q: who asks, for error bars; None: nobody wants them.
         """
         ranks = torch.where(ranks_Q > 0, ranks_Q.double(), torch.inf)
         gains = 1.0 / torch.log2(ranks + 1.0)
@@ -212,6 +216,9 @@ class FullRankingSums:
         columns = [each.double() for each in within] + [torch.where(each, gains, 0.0) for each in within]
         values = torch.stack([*columns, 1.0 / ranks, is_repeated_Q.double(), torch.ones_like(ranks)], dim=1)
         self._sums += weights_QL.double().T @ values
+        if units_Q is not None:
+            blocks_Q = torch.from_numpy(blocks_of(units_Q).astype(np.int64))
+            self._block_sums.index_add_(0, blocks_Q, weights_QL.double().unsqueeze(2) * values.unsqueeze(1))
         for label in range(len(self.labels)):
             asked = lists_QK[weights_QL[:, label] > 0]
             for index, k in enumerate(self.ks):
@@ -240,6 +247,22 @@ class FullRankingSums:
             values |= {REPEATED: means[2 * num + 1]}
             end = f"/{label.name}" if len(self.labels) > 1 else ""
             found |= {name + end: value for name, value in values.items()}
+        return found
+
+    def half_widths(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
+        """Return half of the 95 % interval of each mean by name; collective where there is a process group."""
+        sums = self._block_sums
+        if process_group is not None:
+            sums = sums.to("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
+            dist.all_reduce(sums, group=process_group)
+            sums = sums.cpu()
+        without = sums.sum(dim=0) - sums  # (blocks, labels, columns)
+        means = (without / without[:, :, -1:]).numpy()
+        names = [f"full_recall@{k}" for k in self.ks] + [f"full_ndcg@{k}" for k in self.ks] + ["full_mrr"]
+        found: dict[str, float] = {}
+        for index, label in enumerate(self.labels):
+            end = f"/{label.name}" if len(self.labels) > 1 else ""
+            found |= {name + end: half_width(means[:, index, column]) for column, name in enumerate(names)}
         return found
 
 

@@ -13,6 +13,7 @@ runs/movielens_dlrm/
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
   baseline/          logistic regression on the same rows, a run of its own; where it was asked for
   evaluations/       metrics and calibration of each final evaluation
+  run.log            all that the run has said, with times: the start-up report, evaluations, warnings
   tensorboard/       for `tensorboard --logdir`
   report.html        plots
   quarantine/        bad rows of the data, with reasons
@@ -89,7 +90,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 _NAMES = {
     *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
-    *("quarantine", "non_finite", ".lock"),
+    *("quarantine", "non_finite", ".lock", "run.log", "versus_baseline.json"),
 }  # all that a run writes
 
 
@@ -142,6 +143,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def said(self) -> Path:
+        """The file of all that the run has said."""
+        return self.path / "run.log"
 
     @property
     def tensorboard(self) -> Path:

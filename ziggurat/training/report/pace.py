@@ -50,7 +50,9 @@ class Pace:
         return _rate(self._whole)
 
     def text(self) -> str:
-        """Rate, and what is lost to stragglers as of the last log line, in words."""
+        """Rate, and what is lost to stragglers as of the last log line, in words; the first step has no rate."""
+        if not self.samples_per_s:
+            return "first step"
         return f"{self.samples_per_s:,.0f} samples/s{self._shown}"
 
     def since_last(self, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:

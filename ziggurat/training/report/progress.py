@@ -1,6 +1,12 @@
-"""What a person sees while a run goes on: a live bar on a terminal, a line every ten seconds elsewhere.
+"""Show a person how a run goes on: a live bar on a terminal, lines elsewhere.
 
 The trainer speaks to a `Progress`; `show_progress()` picks the right one. Silence is `NoProgress`.
+
+    say       what everybody must see: warnings, what is being trained, where a run goes on
+    detail    what explains a run: the start-up report, every evaluation; shown with `--verbose`, kept in run.log
+
+Without `--verbose` a phase that ends leaves nothing behind, and in a log the time between two lines of progress grows
+from ten seconds to a minute: a run of seconds prints its result, a run of hours is still seen to live.
 """
 
 from __future__ import annotations
@@ -12,6 +18,8 @@ from typing import Protocol, TextIO
 
 from ziggurat.files.streams import say_to
 
+_LONGEST_PAUSE_S = 60.0
+
 
 class Progress(Protocol):
     """What long work reports to."""
@@ -20,12 +28,22 @@ class Progress(Protocol):
         """A new phase of `total` units (None: unknown) starts."""
         ...
 
-    def update(self, done: int, *, note: str = "") -> None:
-        """`done` units of the phase are done; `note` holds rate, loss and the like."""
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        """Show that `done` units of the phase are done.
+
+        Args:
+            done: so far.
+            note: rate, loss and the like.
+            total: units of the phase, where they are now known better than when it began.
+        """
         ...
 
     def say(self, text: str) -> None:
-        """A line worth keeping (an evaluation, a checkpoint that was damaged)."""
+        """Show a line that nobody may miss: a warning, a checkpoint that was damaged."""
+        ...
+
+    def detail(self, text: str) -> None:
+        """Show a line to whoever asked for all of them: the start-up report, an evaluation."""
         ...
 
     def end(self) -> None:
@@ -39,10 +57,13 @@ class NoProgress:
     def begin(self, what: str, *, total: int | None) -> None:
         """Show nothing."""
 
-    def update(self, done: int, *, note: str = "") -> None:
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
         """Show nothing."""
 
     def say(self, text: str) -> None:
+        """Show nothing."""
+
+    def detail(self, text: str) -> None:
         """Show nothing."""
 
     def end(self) -> None:
@@ -65,13 +86,17 @@ class RowsOfAll:
         """A new phase."""
         self._progress.begin(what, total=total)
 
-    def update(self, done: int, *, note: str = "") -> None:
-        """`done` units of the first rank."""
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        """Show `done` units of the first rank as those of all."""
         self._progress.update(min(done * self._num_ranks, self._total), note=note)
 
     def say(self, text: str) -> None:
         """Print a line."""
         self._progress.say(text)
+
+    def detail(self, text: str) -> None:
+        """Print a line to whoever asked for all of them."""
+        self._progress.detail(text)
 
     def end(self) -> None:
         """All ranks have done their part."""
@@ -80,48 +105,77 @@ class RowsOfAll:
 
 
 class LineProgress:
-    """Plain lines for logs and pipes: one every `every_s` seconds and one at each end."""
+    """Plain lines for logs and pipes.
 
-    def __init__(self, stream: TextIO, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._every_s, self._clock = stream, every_s, clock
-        self._what, self._total, self._last = "", None, 0.0
+    Args:
+        stream: where they go.
+        every_s: seconds from the beginning, or from the last line of progress, to the next one.
+        verbose: show details and the end of each phase too, and a line of progress every `every_s` seconds; otherwise
+            this time doubles with each line, up to a minute.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        every_s: float = 10.0,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._every_s, self._verbose, self._clock = stream, every_s, verbose, clock
+        self._what, self._total = "", None
+        self._last = clock()
         self._latest = ""
 
     def begin(self, what: str, *, total: int | None) -> None:
         """Remember the phase."""
-        self._what, self._total, self._last, self._latest = what, total, self._clock(), ""
+        self._what, self._total, self._latest = what, total, ""
+        if self._verbose:
+            self._last = self._clock()
 
-    def update(self, done: int, *, note: str = "") -> None:
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
         """Print if the last line is old enough."""
+        self._total = self._total if total is None else total
         share = f"{done:,}/{self._total:,} ({100 * done / self._total:.0f} %)" if self._total else f"{done:,}"
         self._latest = f"{self._what}: {share} {note}".rstrip()
         if self._clock() - self._last >= self._every_s:
             self._last = self._clock()
+            if not self._verbose:
+                self._every_s = min(2 * self._every_s, max(_LONGEST_PAUSE_S, self._every_s))
             self.say(self._latest)
 
     def say(self, text: str) -> None:
         """Print one line; where nobody can read it (a full disk, a closed pipe), the work goes on without."""
         say_to(self._stream, text + "\n")
 
+    def detail(self, text: str) -> None:
+        """Print one line to whoever asked for all of them."""
+        if self._verbose:
+            self.say(text)
+
     def end(self) -> None:
-        """Print the last state."""
+        """Print the last state to whoever asked for everything."""
         if self._latest:
-            self.say(self._latest)
+            self.detail(self._latest)
         self._latest = ""
 
 
-def show_progress() -> Progress:
-    """A bar on a terminal, lines elsewhere and where the package rich is not there; both on standard error.
+def show_progress(*, verbose: bool = False) -> Progress:
+    """Show a bar on a terminal, lines elsewhere and where the package rich is not there; both on standard error.
 
     Standard output stays free for what is piped.
+
+    Args:
+        verbose: show details as well; see `Progress.detail`.
     """
     try:
         from ziggurat.training.report.progress_bar import bar_on_terminal
     except ImportError:
-        return _lines()
-    return bar_on_terminal() or _lines()
+        return _lines(verbose=verbose)
+    return bar_on_terminal(verbose=verbose) or _lines(verbose=verbose)
 
 
-def _lines() -> Progress:
+def _lines(*, verbose: bool) -> Progress:
     # Python has no standard error where the process was started with it closed.
-    return NoProgress() if sys.stderr is None else LineProgress(sys.stderr)
+    return NoProgress() if sys.stderr is None else LineProgress(sys.stderr, verbose=verbose)

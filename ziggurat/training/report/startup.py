@@ -37,9 +37,15 @@ PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cp
 
 @dataclass(frozen=True, kw_only=True)
 class StartupReport:
-    """Sections of (name, value) lines, for people and for startup.json."""
+    """Sections of (name, value) lines, for people and for startup.json.
+
+    Args:
+        sections: everything.
+        brief: data, model, machine and kernel in a line each, and what is unusual about the data.
+    """
 
     sections: dict[str, dict[str, str]]
+    brief: tuple[str, ...] = ()
 
     def text(self) -> str:
         """A plain table."""
@@ -141,6 +147,7 @@ def startup_report(
     model, config = step.model, step.config
     facts = facts or ModelFacts.of(model)
     tables = model.inputs.tables
+    kernels = {str(name): str(value) for name, value in flat_lines(kernel_report(model))}
     training = {
         "dense network": f"{facts.parameters.dense:,} weights, {facts.flops / 1e6:.2f} MFLOP a sample and step, "
         f"{config.optimizer.value}",
@@ -159,16 +166,85 @@ def startup_report(
         training["pairwise dot products"] = dot_kernel()
     if facts.has_mixes:
         training["combinations of fields"] = fields_kernel()
+    sections = {
+        "Machine": machine_lines() | version_lines(),
+        "Data": data,
+        "Training": training | dict(decision or {}),
+        **facts.towers,
+        **_rank_sections(step),
+        "Embedding kernels": kernels,
+    }
     return StartupReport(
-        sections={
-            "Machine": machine_lines() | version_lines(),
-            "Data": data,
-            "Training": training | dict(decision or {}),
-            **facts.towers,
-            **_rank_sections(step),
-            "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
-        }
+        sections=sections,
+        brief=(
+            *_brief_data(data),
+            f"model    {_brief_model(step, facts)}",
+            f"machine  {_brief_machine(step)}",
+            f"kernel   {_brief_kernel(kernels)}",
+            *_slower_than_asked(sections),
+        ),
     )
+
+
+_ORDINARY_DATA = ("rows", "split", "bad rows", "tables", "text kernel", "encoded", "negatives")
+_ORDINARY_STARTS = (
+    "reading",
+    "unknown in",
+    "missing in",
+    "truncated in",
+    "warning",
+    "repeats",
+)  # warnings are said, unknown ids shown with metrics
+
+
+_SLOWER = ("slower", "without C++", "does nothing")
+
+
+def _slower_than_asked(sections: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Repeat what says that something is slower than it could be here, or that a setting does nothing."""
+    return [
+        f"         {name}: {text}"
+        for title, lines in sections.items()
+        for name, text in lines.items()
+        if title not in ("Machine", "Data") and any(word in text for word in _SLOWER)
+    ]
+
+
+def _brief_data(data: Mapping[str, str]) -> list[str]:
+    """Say which rows there are, and below it whatever of the data is worth a look."""
+    parts = [data[name] for name in ("rows", "split") if name in data]
+    lines = [f"data     {'; '.join(parts)}"] if parts else []
+    if data.get("bad rows", "none") != "none":
+        lines.append(f"         bad rows: {data['bad rows']}")
+    for name, text in data.items():
+        if name not in _ORDINARY_DATA and not name.startswith(_ORDINARY_STARTS):
+            lines.append(f"         {name}: {text}")
+    return lines
+
+
+def _brief_model(step: TrainStep, facts: ModelFacts) -> str:
+    tables = step.model.inputs.tables
+    kind = type(step.model).__name__
+    rows = sum(table.num_rows for table in tables)
+    text = f"{kind}: {rows:,} rows in {len(tables)} table{'' if len(tables) == 1 else 's'} ({facts.tables})"
+    text += f", {facts.parameters.dense:,} weights beside them"
+    return text + (f", {facts.towers['Towers']['grouping'].partition(',')[0]}" if facts.towers else "")
+
+
+def _brief_machine(step: TrainStep) -> str:
+    lines = machine_lines()
+    if step.device.type != "cpu":
+        lines["machine"] = f"{torch.cuda.get_device_name(step.device)}; {lines['machine']}"
+    threads = torch.get_num_threads()
+    text = f"{lines['machine']}; {step.precision.value}, {threads} thread{'' if threads == 1 else 's'}"
+    return text if step.parallel is None else f"{text}; {step.parallel.topology.describe()}"
+
+
+def _brief_kernel(kernels: Mapping[str, str]) -> str:
+    """Say which kernel looks rows up and why, without where that was kept."""
+    why = kernels.get("why", "").partition(" (/")[0]
+    name = kernels.get("kernel", "none")
+    return f"{name}: {why}" if why else name
 
 
 def _pooled_line(step: TrainStep) -> str:

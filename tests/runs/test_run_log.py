@@ -1,0 +1,86 @@
+"""What a run says: ten lines on the screen, everything in run.log and with --verbose, warnings always."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ziggurat
+from tests.end_to_end.test_main_job import SMALL, events
+from tests.runs.test_resume import SCHEMA, TINY
+from ziggurat.cli.main import main
+from ziggurat.training.records.run_folder import RunFolder, read_evaluation
+from ziggurat.training.records.said import KeptProgress
+from ziggurat.training.report.progress import NoProgress
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that trains on a text file, whose number of rows is an estimate until it was read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    events(900).drop("tags").write_csv("events.csv")
+    ziggurat.write_schema(SCHEMA, "my.toml")
+    files = ["--data.train", "events.csv", "--schema", "my.toml", "--training.epochs", "4"]
+    return ["train", "table_dlrm", *files, *SMALL, *TINY]
+
+
+def test_ten_lines_by_default_and_the_rest_in_the_log(train: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*train, "--out", "run"]) == 0
+    said = capsys.readouterr()
+    progress = re.compile(r"warning|[^:]+: [\d,]+(/[\d,]+|$)")  # a slow machine shows that it lives
+    lines = [line for line in (said.err + said.out).splitlines() if not progress.match(line)]
+    heads = [line.split(maxsplit=1)[0] for line in lines if not line.startswith(" ")]
+    assert heads == ["data", "model", "machine", "kernel", "valid", "test", "steps", "end", "next", "report"]
+    assert re.search(r"^test +auc \d\.\d{5} ± \d\.\d{5}", said.out, re.MULTILINE)
+    log = Path("run/run.log").read_text()
+    for part in ("Embedding kernels", "dense network", "  valid  auc", "accuracy"):
+        assert part in log
+        assert part not in said.err + said.out
+    stored = read_evaluation(RunFolder(Path("run")).evaluation("test"))
+    assert stored["half_widths"]["auc"] > 0
+
+
+def test_verbose_says_everything_and_no_count_is_one_short(
+    train: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*train, "--out", "run", "--verbose"]) == 0
+    said = capsys.readouterr().err
+    assert "Embedding kernels" in said
+    assert said.count("  valid  auc") == 4
+    counted = re.findall(r": ([\d,]+)/([\d,]+) \(", said)
+    assert counted
+    assert all(done == total for done, total in counted)
+
+
+def test_a_run_that_goes_on_adds_to_its_log_and_keeps_what_stood_there(
+    train: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run").mkdir()
+    Path("run/run.log").write_text("notes of my own\n")
+    assert main([*train, "--out", "run"]) == 0
+    first = Path("run/run.log").read_text()
+    assert first.startswith("notes of my own\n")
+    more = ["--training.epochs", "5", "--training.early-stop.patience", "0"]
+    assert main(["train", "run", "--resume", *more]) == 0
+    assert Path("run/run.log").read_text().startswith(first)
+    assert "resumed at step" in Path("run/run.log").read_text()
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Heard(NoProgress):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    (tmp_path / "run.log").mkdir()
+    kept = KeptProgress(Heard(), path=tmp_path / "run.log")
+    kept.open()
+    for _ in range(3):
+        kept.say("a line")
+    assert said == [said[0], "a line", "a line", "a line"]
+    assert said[0].startswith("warning: ")
+    assert "run.log is not written any more" in said[0]
