@@ -9,6 +9,8 @@ import torch
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRM, DLRMConfig, HeadSharing, Interaction, MLPConfig, NumericInput, build_model
+from ziggurat.models.blocks.mlp import Activation
+from ziggurat.models.dlrm import TopStart
 from ziggurat.testing.batches import random_batch, small_inputs
 
 SMALL = DLRMConfig(embedding_dim=4, bottom=MLPConfig(hidden_dims=(6,)), top=MLPConfig(hidden_dims=(5, 3)))
@@ -194,3 +196,44 @@ def test_no_other_width_passes_for_padding():
     assert isinstance(first, torch.nn.Linear)
     with pytest.raises(AssertionError, match="columns for"):
         model.top(torch.zeros(2, first.in_features + 1))
+
+
+@pytest.mark.parametrize("activation", [Activation.RELU, Activation.GELU, Activation.SILU])
+@pytest.mark.parametrize("hidden", [(), (5,), (6, 4, 3)])
+@pytest.mark.parametrize("sharing", list(HeadSharing))
+def test_a_top_that_starts_as_a_sum_adds_every_product_with_a_weight_of_one(
+    activation: Activation, hidden: tuple[int, ...], sharing: HeadSharing
+) -> None:
+    inputs = dataclasses.replace(small_inputs(), labels=(LabelSpec(name="click"), LabelSpec(name="buy")))
+    top = MLPConfig(hidden_dims=hidden, activation=activation)
+    config = dataclasses.replace(SMALL, top=top, heads=sharing, top_start=TopStart.SUM_OF_PAIRS)
+    model = build(config, inputs)
+    batch = random_batch(inputs, 4)
+    pooled = torch.randn(4, sum(model.embeddings.field_dims))
+    with torch.no_grad():
+        whole = model.interact(batch.dense, pooled, batch.vectors)
+        for network in model.top.networks:
+            weight = network.output.weight  # pyright: ignore[reportAttributeAccessIssue]
+            if hidden:
+                weight[:, :2] = 0.0
+            else:
+                weight[:, -model.dot.num_pairs :] = 0.0  # pyright: ignore[reportOptionalMemberAccess]
+        drawn = model.interact(batch.dense, pooled, batch.vectors)
+        numbers = model.dense_inputs.numbers(batch.dense)
+        numeric = [numbers] if model.dense_inputs.num_numeric_fields else []
+        flat = [*numeric, *model.alignment(pooled), *model.dense_inputs.vectors(batch.vectors)]
+        fields = torch.cat([piece.reshape(4, -1, config.embedding_dim) for piece in flat], dim=1)
+        products = fields @ fields.transpose(1, 2)
+        sums = torch.triu(products, diagonal=1).sum(dim=(1, 2))
+    torch.testing.assert_close(whole - drawn, sums.unsqueeze(1).expand(4, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_a_start_as_a_sum_leaves_narrow_layers_and_concatenation_as_they_are() -> None:
+    for config in (
+        dataclasses.replace(SMALL, top=MLPConfig(hidden_dims=(5, 1))),
+        dataclasses.replace(SMALL, interaction=Interaction.CAT),
+    ):
+        plain = build(config, small_inputs()).state_dict()
+        summed = build(dataclasses.replace(config, top_start=TopStart.SUM_OF_PAIRS), small_inputs()).state_dict()
+        for name, value in plain.items():
+            torch.testing.assert_close(value, summed[name], rtol=0, atol=0)

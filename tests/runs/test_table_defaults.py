@@ -14,7 +14,8 @@ from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.features.schema_io import write_schema
-from ziggurat.models import DNNConfig, ModelConfig
+from ziggurat.models import DLRMConfig, DNNConfig, ModelConfig
+from ziggurat.models.dlrm import TopStart
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.catalogue import (
@@ -22,6 +23,7 @@ from ziggurat.recipes.catalogue import (
     FEW_BATCH,
     FEW_ROWS,
     MEDIUM_ROWS,
+    MOST_SUMMED,
     SMALL_BATCH,
     SMALL_DCN_V2,
     SMALL_DLRM,
@@ -60,6 +62,18 @@ def test_few_rows_get_small_sizes_and_many_rows_large_ones(tmp_path: Path) -> No
     assert sizes_text(more) == "those for many rows"
     many = run_on(tmp_path / "many.parquet", rows=MEDIUM_ROWS + 1)
     assert fit_to_rows(many) == many
+
+
+def test_a_small_dlrm_of_few_features_starts_with_the_sum_of_its_products(tmp_path: Path) -> None:
+    few = run_on(tmp_path / "few.parquet", rows=1000)
+    starts = list[TopStart]()
+    for num_features in (MOST_SUMMED, MOST_SUMMED + 1):
+        features = tuple(Categorical(name=f"id_{index}") for index in range(num_features))
+        schema = dataclasses.replace(SCHEMA, features=features)
+        config = fit_to_rows(dataclasses.replace(few, table_schema=schema))
+        assert isinstance(config.model, DLRMConfig)
+        starts.append(config.model.top_start)
+    assert starts == [TopStart.SUM_OF_PAIRS, TopStart.DRAWN]
 
 
 @pytest.mark.parametrize("rows", [500, SMALL_ROWS, SMALL_ROWS + 1])

@@ -6,6 +6,14 @@
 
     logit = top([z, ⟨x_i, x_j⟩ for i < j]),   x = (z, e_1, …, e_F, projected pretrained vectors)
 
+With `top_start = sum_of_pairs` the top MLP starts as a factorisation machine beside what is drawn:
+
+    u_0, u_1 = relu(±Σ_{i<j} ⟨x_i, x_j⟩),  then relu(±(u_0 − u_1)) in every layer,  logit = u_0 − u_1 + drawn
+
+so every product reaches the logit with a weight of 1 from the first step on. Behind drawn weights alone its gradient is
+small and its sign a matter of luck: on tables of few rows the model then stands for hundreds of steps where single
+features have brought it, and with some seeds never leaves (docs/experiments/2026-11-26-first-model-of-few-rows.md).
+
 With `interaction = cat` the fields go to the top MLP as they are (FuxiCTR's `interaction_op="cat"`, the best choice of
 the BARS runs on sets without numbers). Sizes and activations follow the paper's code and TorchRec: every layer of the
 bottom MLP is activated, also its last to D; z itself joins the products on their way up. With towers, e_1 … are the
@@ -22,7 +30,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
@@ -31,7 +39,7 @@ from ziggurat.models.blocks.dense_inputs import DenseInputs, NumericInput
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fields import FieldAlignment
 from ziggurat.models.blocks.heads import Heads, HeadSharing
-from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise, padding_columns
+from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise, padding_columns
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
@@ -45,6 +53,13 @@ class Interaction(StrEnum):
     CAT = "cat"  # none: the fields side by side
 
 
+class TopStart(StrEnum):
+    """What the top MLP computes before training."""
+
+    DRAWN = "drawn"  # what its drawn weights make of its input
+    SUM_OF_PAIRS = "sum_of_pairs"  # the same, plus the sum of all dot products
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DLRMConfig:
@@ -56,6 +71,8 @@ class DLRMConfig:
         numeric: how numbers enter; see `NumericInput`.
         bottom: hidden layers of the bottom MLP; a closing layer to D is added. Unused unless numeric is bottom_mlp.
         top: hidden layers of the top MLP; a closing layer to the logits is added.
+        top_start: whether the top MLP starts with the sum of all dot products, in two units of each hidden layer.
+            Unused with plain concatenation, which has no products, and with a hidden layer of a single unit.
         heads: one top MLP for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
@@ -68,6 +85,7 @@ class DLRMConfig:
     numeric: NumericInput = NumericInput.BOTTOM_MLP
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
     top: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    top_start: TopStart = TopStart.DRAWN
     heads: HeadSharing = HeadSharing.SHARED
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -117,6 +135,10 @@ class DLRM(RankingModel):
         self.top_padding = padding_columns(top_dim) if config.top.hidden_dims else 0
         self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.dense_inputs, self.alignment, self.top], config.init)
+        if config.top_start is TopStart.SUM_OF_PAIRS and self.dot is not None:
+            for network in self.top.networks:
+                assert isinstance(network, MLP)
+                _pass_sum(network, num_inputs=self.dot.num_pairs)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Bottom MLP, interaction, top MLP."""
@@ -132,3 +154,30 @@ class DLRM(RankingModel):
         passed = self.alignment.dim if self.dense_inputs.bottom is not None else 0  # the bottom MLP's field goes first
         row_BW = self.dot.row(flat, passed=passed, padding=padding)
         return self.top(torch.cat([*beside, row_BW], dim=1) if beside else row_BW)
+
+
+def _pass_sum(network: MLP, *, num_inputs: int) -> None:
+    """Let an MLP start as what it is plus the sum of its last inputs.
+
+    Two units of each hidden layer carry the sum and its negative: a(s) − a(−s) is s for ReLU, GELU and SiLU, so the
+    next layer reads the whole sum as the difference of the two.
+    """
+    hidden = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
+    if any(layer.out_features < 2 for layer in hidden):
+        return
+    assert isinstance(network.output, nn.Linear)
+    with torch.no_grad():
+        for index, layer in enumerate(hidden):
+            layer.weight[:2] = 0.0
+            layer.bias[:2] = 0.0
+            for unit, sign in ((0, 1.0), (1, -1.0)):
+                if index == 0:
+                    layer.weight[unit, layer.in_features - num_inputs :] = sign
+                else:
+                    layer.weight[unit, 0] = sign
+                    layer.weight[unit, 1] = -sign
+        if hidden:
+            network.output.weight[:, 0] = 1.0
+            network.output.weight[:, 1] = -1.0
+        else:
+            network.output.weight[:, network.output.in_features - num_inputs :] = 1.0

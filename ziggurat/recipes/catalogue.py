@@ -50,6 +50,7 @@ from ziggurat.models import (
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
+from ziggurat.models.dlrm import TopStart
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
@@ -63,12 +64,18 @@ DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(h
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
 DATA_TWO_TOWER = TwoTowerConfig(temperature=0.05)
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
-SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
+SMALL_DLRM = DLRMConfig(
+    embedding_dim=8,
+    bottom=MLPConfig(hidden_dims=(64, 32)),
+    top=MLPConfig(hidden_dims=(64, 32)),
+    top_start=TopStart.SUM_OF_PAIRS,
+)
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DEEPFM = DeepFMConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
+MOST_SUMMED = 8  # features of a small DLRM that starts with the sum of its products
 FEW_ROWS, FEW_BATCH = 10_000, 64
 MEDIUM_ROWS = 2_000_000
-_LEAST_STEPS, _MOST_STEPS = 750, 2_500  # of small data: before patience counts, and as many as the epochs amount to
+_LEAST_STEPS, _MOST_STEPS = 1_500, 2_500  # of small data: before patience counts, and as many as the epochs amount to
 _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
 _SMALL_EPOCHS = (20, 40)
 _ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
@@ -249,6 +256,9 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
         to 2,000,000    large, 2,048               sparse Adam at 0.01             5, 2
         more            large, 2,048               row-wise Adagrad at 0.02        3, 1
 
+    A small DLRM of up to eight features starts with the sum of its products (`TopStart`); of more, products are so many
+    that the sum would learn noise first.
+
     What the config has of its own stays: another model than that of the recipe its sizes, another optimizer of tables
     its rate. Tables that grow, or lie in few bits or on a disk, keep row-wise Adagrad.
 
@@ -264,6 +274,8 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
         return replace(config, training=logistic_training(config.training, rows=rows))
     small, large = _SIZES.get(type(config.model), (None, None))
     model = small if rows <= SMALL_ROWS and small is not None and config.model == large else config.model
+    if model == SMALL_DLRM and len(config.table_schema.features) > MOST_SUMMED:
+        model = replace(SMALL_DLRM, top_start=TopStart.DRAWN)
     training = _training_for(rows, config.training)
     if _learns_by_default(config):
         embedding = replace(model.embedding, optimizer=TableOptimizerKind.SPARSE_ADAM, weight_decay=_ADAM_DECAY)

@@ -1,0 +1,156 @@
+"""What pairs of features add to a trained model, measured on the model alone.
+
+    z(x)   its logit
+    g(x) = Σ_f mean_b z(x_f, b without f)          b: a few rows, the same for every x; feature f of x, the rest of b
+
+    gain = metric of z − metric of g, on validation rows, with the interval of a paired comparison
+
+A model that is a sum of what its features say alone has z = g + a constant for any rows b, exactly. So g is a sum of
+single features that the model itself knows, and the gain is what it makes of features together: pairs, triples, layers.
+(g holds the first-order effects of a functional analysis of variance: Hooker, "Discovering additive structure in black
+box functions", KDD 2004.)
+
+Why it is asked: a network that multiplies ids learns first what each says alone, and stands on that plateau for
+hundreds of steps before products of small vectors have grown. A run that is stopped there has the AUC of logistic
+regression, and nothing in its log says so (docs/experiments/2026-11-26-first-model-of-few-rows.md).
+
+Cost: up to 131,072 samples through the model. It is left out where it would prove nothing: few validation rows, very
+many features, lists that are read one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from numpy.typing import NDArray
+
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.features.batch import Batch
+from ziggurat.features.batches.permutation import feature_names, permuted
+from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.schema import Task
+from ziggurat.models import DLRMConfig, LogisticRegressionConfig, Model
+from ziggurat.models.dlrm import TopStart
+from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.quality.below_chance import some_rows
+from ziggurat.runs.quality.paired import paired_differences
+from ziggurat.training.evaluation.evaluate import PairsGain, scores_of
+from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
+
+_SAMPLES = 131_072  # through the model, in all
+_MOST_ROWS, _FEWEST_ROWS = 4096, 1000
+_MOST_BACKGROUNDS, _FEWEST_BACKGROUNDS = 8, 2
+_BATCH = 4096
+_STEPS = 2500  # by which models of few rows have left the plateau
+_FALLS = 0.999
+_SMALLEST = 1e-7
+
+
+def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
+    """Measure what a model gains by features together on validation rows; None where it cannot be told.
+
+    Args:
+        model: trained, on one device.
+        valid: a data set.
+    """
+    inputs = model.inputs
+    features = feature_names(inputs)
+    labels = [index for index, label in enumerate(inputs.labels) if has_metrics(label)]
+    is_readable = not inputs.sequences and not inputs.moments and not inputs.numbered and not model.finds_items
+    if len(features) < 2 or not labels or not is_readable:
+        return None
+    num_backgrounds = _SAMPLES // (len(features) * 2 * _FEWEST_ROWS)
+    num_backgrounds = min(max(num_backgrounds, _FEWEST_BACKGROUNDS), _MOST_BACKGROUNDS)
+    num_rows = min(_MOST_ROWS, _SAMPLES // (len(features) * num_backgrounds), valid.num_rows)
+    if num_rows < _FEWEST_ROWS:
+        return None
+    table = some_rows(valid)
+    chosen = np.unique(np.linspace(0, len(table) - 1, num_rows).astype(np.int64))
+    batch = table_to_batch(table.take(chosen).combine_chunks(), inputs)
+    backgrounds = np.linspace(0, len(chosen) - 1, num_backgrounds).astype(np.int64)
+    column = labels[0]
+    label = inputs.labels[column]
+    whole = _logits(model, batch, column=column, label=label)
+    single = np.zeros_like(whole)
+    for feature in features:
+        others = [name for name in features if name != feature]
+        for background in backgrounds:
+            order = torch.full((batch.batch_size,), int(background))
+            mixed = permuted(batch, inputs=inputs, features=others, order=order, joined=model.joined_lists)
+            single += _logits(model, mixed, column=column, label=label) / num_backgrounds
+    single += whole.mean() - single.mean()
+    metric = "auc" if label.task is Task.BINARY else "r2"
+    one_label = replace(inputs, labels=(label,))
+    accumulators: list[MetricAccumulator] = []
+    for logits in (whole, single):
+        scores = 1.0 / (1.0 + np.exp(-logits)) if label.task is Task.BINARY else logits
+        accumulator = MetricAccumulator(one_label)
+        accumulator.update(
+            torch.from_numpy(scores).unsqueeze(1), batch.labels[:, [column]], batch.weights, batch.groups
+        )
+        accumulators.append(accumulator)
+    units = (batch.row_ids if batch.groups is None else batch.groups).numpy()
+    found = paired_differences(accumulators[0], accumulators[1], units=units)[metric]
+    if not np.isfinite(found.value) or not np.isfinite(found.half_width):
+        return None
+    name = f"{metric}/{label.name}" if len(inputs.labels) > 1 else metric
+    return PairsGain(metric=name, value=found.value, half_width=found.half_width, num_rows=len(chosen))
+
+
+def _logits(model: Model, batch: Batch, *, column: int, label: LabelSpec) -> Float64[np.ndarray, " B"]:
+    parts = (batch.rows(first, first + _BATCH) for first in range(0, batch.batch_size, _BATCH))
+    scores = np.concatenate([scores[:, column] for _, scores in scores_of(model, parts)]).astype(np.float64)
+    if label.task is not Task.BINARY:
+        return scores
+    scores = scores.clip(_SMALLEST, 1.0 - _SMALLEST)
+    return np.log(scores) - np.log1p(-scores)
+
+
+def plateau_text(gain: PairsGain, *, config: RunConfig, losses: Sequence[float], num_rows: int) -> str:
+    """Say that a run has learned no more than single features, and what helps; "" where pairs add something.
+
+    Args:
+        gain: of the run.
+        config: of the run.
+        losses: of its training, in their order.
+        num_rows: training rows.
+    """
+    if not gain.is_nothing or isinstance(config.model, LogisticRegressionConfig):
+        return ""
+    first, last = _ends(losses)
+    still = f"; the loss of training still falls ({first:.4f} to {last:.4f})" if last < first * _FALLS else ""
+    ways = " ".join(_settings(config, num_rows=num_rows))
+    return (
+        f"still on the plateau of single features: pairs of them add nothing yet ({gain.text()}){still}. "
+        f"Train longer and with larger steps: {ways}; or let a few models be tried: ziggurat train auto"
+    )
+
+
+def _ends(losses: Sequence[float]) -> tuple[float, float]:
+    """The mean loss of the third and of the last quarter of a training; zeros for a few numbers."""
+    known: NDArray[np.float64] = np.array(losses, dtype=np.float64)
+    if len(known) < 4:
+        return 0.0, 0.0
+    parts = np.array_split(known, 4)
+    return float(parts[2].mean()), float(parts[3].mean())
+
+
+def _settings(config: RunConfig, *, num_rows: int) -> list[str]:
+    """Settings by which models of few rows leave the plateau."""
+    steps_per_epoch = max(1, num_rows // config.training.loader.batch_size)
+    epochs = max(2 * config.training.epochs, -(-_STEPS // steps_per_epoch))
+    settings: list[str] = []
+    if isinstance(config.model, DLRMConfig) and config.model.top_start is TopStart.DRAWN:
+        settings.append("--model.top-start sum_of_pairs")
+    embedding: EmbeddingConfig = config.model.embedding
+    if embedding.optimizer in (TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.SGD):
+        settings.append("--model.embedding.optimizer sparse_adam --training.table-learning-rate 0.01")
+    settings.append(f"--training.epochs {epochs} --training.early-stop.patience 0")
+    return settings
