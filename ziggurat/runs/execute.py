@@ -53,6 +53,7 @@ from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.quality.below_chance import BelowChance
+from ziggurat.runs.quality.pairs import gain_of_pairs, plateau_text
 from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
@@ -64,7 +65,8 @@ from ziggurat.training.label_gradients import drowned_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
-from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
+from ziggurat.training.records.log import read_records
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
 from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.records.said import KeptProgress
 from ziggurat.training.report.page import write_report
@@ -304,6 +306,9 @@ def train_run(
                 show(f"{split}: {line}")
         for line in short_of_rows(run.metrics, prepared.inputs):
             progress.say(f"warning: {line}")
+        evaluations, plateau = _with_pairs(evaluations, trainer, prepared, config=config, run=run)
+        if plateau:
+            progress.say(plateau)
         for split, evaluation in evaluations.items():
             progress.detail(f"{split}  {metrics_line(evaluation.metrics)}")
         progress.detail(f"end  {fit.end}")
@@ -343,6 +348,23 @@ def _suspicious(evaluation: Evaluation, split: str, trainer: Trainer, prepared: 
     return BelowChance(
         split=split, evaluation=evaluation, prepared=prepared, evaluate=lambda rows: trainer.evaluate(rows).metrics
     ).lines()
+
+
+def _with_pairs(
+    evaluations: dict[str, Evaluation], trainer: Trainer, prepared: PreparedData, *, config: RunConfig, run: RunFolder
+) -> tuple[dict[str, Evaluation], str]:
+    """The evaluations with what pairs of features add on validation rows, and a sentence where that is nothing."""
+    has_events = config.table_schema.events is not None
+    if trainer.team.parallel is not None or prepared.valid is None or "valid" not in evaluations or has_events:
+        return evaluations, ""
+    gain = gain_of_pairs(trainer.model, prepared.valid)
+    if gain is None:
+        return evaluations, ""
+    valid = dataclasses.replace(evaluations["valid"], pairs=gain)
+    EVALUATION.write(run.evaluation("valid"), valid.to_json())
+    losses = [record["loss"] for record in read_records(run.metrics) if record["kind"] == "train"]
+    text = plateau_text(gain, config=config, losses=losses, num_rows=prepared.train.num_rows)
+    return {**evaluations, "valid": valid}, text
 
 
 def _compare_data(run: RunFolder, prepared: PreparedData, *, config: RunConfig) -> str:

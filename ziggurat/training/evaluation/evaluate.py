@@ -35,6 +35,7 @@ from ziggurat.training.step.precision_choice import whole_products
 
 _NOTABLE_SHARE = 0.005  # of samples with an unknown id: below, it moves no metric
 _SHOWN_FEATURES = 6
+_WORTH = 0.005  # of AUC or R²
 
 
 class SliceSource(Protocol):
@@ -65,6 +66,36 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairsGain:
+    """What a model makes of features together, beyond what each of them says alone.
+
+    Args:
+        metric: that was compared.
+        value: of the model minus that of its own sum of single features; above 0: better.
+        half_width: half of the 95 % interval.
+        num_rows: samples.
+    """
+
+    metric: str
+    value: float
+    half_width: float
+    num_rows: int
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the rows show that it is less than anybody trains a network for."""
+        return self.value + self.half_width <= _WORTH
+
+    def text(self) -> str:
+        """The gain in words, with its interval."""
+        return f"{self.metric} {self.value:+.4f} ± {self.half_width:.4f} over what each says alone"
+
+    def to_json(self) -> dict[str, Any]:
+        """The gain as plain data."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Result of one evaluation.
 
@@ -76,6 +107,7 @@ class Evaluation:
         unknown: by name of a feature with one id a sample, the share of samples whose id the training rows do not have;
             features without such samples are left out.
         half_widths: by metric, half of its 95 % interval; of the metric that was asked for, on the first rank.
+        pairs: what features add together, where that was measured.
     """
 
     num_rows: int
@@ -84,6 +116,7 @@ class Evaluation:
     slices: tuple[Slice, ...] = ()
     unknown: Mapping[str, float] = field(default_factory=dict)
     half_widths: dict[str, float] = field(default_factory=dict)
+    pairs: PairsGain | None = None
 
     def __repr__(self) -> str:
         return f"Evaluation({self.num_rows:,} rows: {metrics_line(self.metrics)})"
@@ -102,6 +135,8 @@ class Evaluation:
             data["unknown"] = dict(self.unknown)
         if self.half_widths:
             data["half_widths"] = self.half_widths
+        if self.pairs is not None:
+            data["pairs"] = self.pairs.to_json()
         return data
 
 

@@ -28,7 +28,7 @@ from ziggurat.models.build import kind_of
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
-from ziggurat.training.evaluation.evaluate import unknown_text, versus_baseline
+from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, RunFolder, read_evaluation
@@ -170,7 +170,19 @@ def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> 
         for split, value in evaluations.items()
         if (text := unknown_text(value.get("unknown", {})))
     )
-    return f"<h2>Final evaluation</h2>{table}{unknown}{note if has_ne else ''}"
+    pairs = "".join(
+        f"<p>{html.escape(f'{split}: {_pairs_text(PairsGain(**gain))}')}</p>"
+        for split, value in evaluations.items()
+        if (gain := value.get("pairs"))
+    )
+    return f"<h2>Final evaluation</h2>{table}{unknown}{pairs}{note if has_ne else ''}"
+
+
+def _pairs_text(gain: PairsGain) -> str:
+    """What features add together, and what it means."""
+    if gain.is_nothing:
+        return f"still on the plateau of single features: pairs of them add nothing yet ({gain.text()})"
+    return f"pairs of features add {gain.text()}"
 
 
 def _baseline_text(run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], metric: str) -> str:
