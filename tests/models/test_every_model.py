@@ -511,3 +511,31 @@ def test_inductor_computes_the_same(name):
     expected.square().sum().backward()
     found.square().sum().backward()
     torch.testing.assert_close(twins[1].grad, inputs[1].grad)
+
+
+BATCH = Normalization.BATCH
+NORMED_OVER_BATCHES = {
+    "wukong": dataclasses.replace(WUKONG, norm=BATCH),
+    "wukong-attentive": dataclasses.replace(WUKONG, norm=BATCH, input_norm=BATCH, fm=FMKind.ATTENTIVE),
+    "wukong-mlp": dataclasses.replace(WUKONG, mlp=BARS),
+    "wukong-head": dataclasses.replace(WUKONG, head=BARS),
+    **{f"dhen-{kind}": dataclasses.replace(DHEN, norm=BATCH, input_norm=BATCH, modules=(kind,)) for kind in DHENModule},
+    "dhen-all": dataclasses.replace(DHEN, modules=tuple(DHENModule), mlp=BARS, head=BARS),
+}
+
+
+@pytest.mark.parametrize("name", list(NORMED_OVER_BATCHES))
+def test_no_weight_learns_from_rounding_alone(name):
+    """In FP64 a gradient is either some share of the largest, or zero by construction, and then the weight is frozen."""
+    inputs = small_inputs()
+    model = build_model(NORMED_OVER_BATCHES[name], inputs, seed=1).double()
+    batch = random_batch(inputs, 64, seed=3)
+    vectors = {key: value.double() for key, value in batch.vectors.items()}
+    embedded = model.embed(dataclasses.replace(batch, dense=batch.dense.double(), vectors=vectors))
+    embedded = dataclasses.replace(embedded, fields=30.0 * embedded.fields.double())
+    logits = model.forward_dense(embedded).logits
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.nan_to_num(0.0).double())
+    learning = {key: value for key, value in model.named_parameters() if value.requires_grad}
+    found = torch.autograd.grad(losses, list(learning.values()), allow_unused=True)
+    sizes = {key: float(each.abs().max()) for key, each in zip(learning, found, strict=True) if each is not None}
+    assert [key for key, size in sizes.items() if 0.0 < size < 1e-11 * max(sizes.values())] == []

@@ -35,7 +35,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
-from ziggurat.models.blocks.field_norm import field_norm, norm_of_sum
+from ziggurat.models.blocks.field_norm import field_norm, norm_of_sum, shift_of
 from ziggurat.models.blocks.fieldwise import FieldMix
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.interactions.column_cross import ColumnCross
@@ -43,8 +43,9 @@ from ziggurat.models.blocks.interactions.convolution import FieldConvolution
 from ziggurat.models.blocks.interactions.dot_block import DotBlock
 from ziggurat.models.blocks.interactions.factorization_machine import FactorizationMachine, FactorizationMachineBlock
 from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, TransformerLayer
-from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, initialise
+from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, forgets_constants, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
+from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
@@ -190,6 +191,8 @@ class DHENLayer(nn.Module):
         same = num_fields == self.num_outputs
         self.shortcut = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
         self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
+        for part in self.parts.values():
+            _freeze_constants(part, norm=config.norm)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Compute the next stack X' from the stack X."""
@@ -200,6 +203,22 @@ class DHENLayer(nn.Module):
             outputs = [torch.stack(outputs).sum(dim=0)]
         kept_BMD = fields_BFD if self.shortcut is None else self.shortcut(fields_BFD)
         return norm_of_sum(self.norm, outputs, kept_BMD)
+
+
+def _freeze_constants(part: nn.Module, *, norm: Normalization) -> None:
+    """Let biases stay that the norm behind a module takes out again; see `without_gradient.py`."""
+    first = part[0] if isinstance(part, nn.Sequential) else part
+    if isinstance(first, FieldConvolution):  # one number for all columns of a field: a layer norm takes it out, too
+        without_gradient(first.convolution.bias)
+    if norm is not Normalization.BATCH:
+        return
+    if isinstance(first, ColumnCross):
+        without_gradient(first.bias)
+    elif isinstance(first, TransformerLayer):
+        without_gradient(shift_of(first.norm))
+    elif isinstance(first, DotBlock | FactorizationMachineBlock):
+        assert first.mlp.output is not None
+        without_gradient(first.mlp.output.bias)
 
 
 def _build_module(kind: DHENModule, config: DHENConfig, *, num_fields: int, num_outputs: int, dim: int) -> nn.Module:
@@ -275,6 +294,12 @@ class DHEN(RankingModel):
             layer = DHENLayer(num_fields, num_outputs=num_outputs, dim=dim, config=config)
             self.layers.append(layer)
             num_fields = layer.num_outputs
+        norms = [self.input_norm, *(layer.norm for layer in self.layers)]
+        if config.norm is Normalization.BATCH and set(config.modules) <= {DHENModule.LINEAR, DHENModule.CONVOLUTION}:
+            for norm in norms[:-1]:  # nothing but linear maps lies between a norm and the next one
+                without_gradient(shift_of(norm))
+        if forgets_constants(config.head):
+            without_gradient(shift_of(norms[-1]))
         self.heads = Heads(num_fields * dim, config=config.head, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.stack, self.layers, self.heads], config.init)
 

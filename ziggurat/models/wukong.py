@@ -27,7 +27,7 @@ Cost of a layer, FLOPs a sample forward: 4·n_i·k·d (FM) + 2·(n_i·k·h + …
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
-from ziggurat.models.blocks.field_norm import field_norm, norm_of_sum
+from ziggurat.models.blocks.field_norm import field_norm, norm_of_sum, shift_of
 from ziggurat.models.blocks.fieldwise import FieldMix
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.interactions.factorization_machine import (
@@ -46,8 +46,9 @@ from ziggurat.models.blocks.interactions.factorization_machine import (
     FMKind,
     PlainFactorizationMachine,
 )
-from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, initialise
+from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, forgets_constants, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
+from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
@@ -193,6 +194,9 @@ class WukongLayer(nn.Module):
         same = num_fields == self.num_outputs
         self.residual = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
         self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
+        if config.norm is Normalization.BATCH:  # the mean over the batch takes it out again
+            assert self.fm.mlp.output is not None
+            without_gradient(self.fm.mlp.output.bias)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """X_{i+1}: n_F + n_L fields."""
@@ -247,6 +251,8 @@ class Wukong(RankingModel):
             layer = WukongLayer(num_fields, dim=self.stack.dim, config=config, index=index)
             self.layers.append(layer)
             num_fields = layer.num_outputs
+        if forgets_constants(config.head):
+            without_gradient(shift_of(cast(WukongLayer, self.layers[-1]).norm))
         self.heads = Heads(
             num_fields * self.stack.dim, config=config.head, num_labels=len(inputs.labels), sharing=config.heads
         )

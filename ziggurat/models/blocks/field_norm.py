@@ -52,6 +52,14 @@ def field_norm(kind: Normalization, num_fields: int, *, dim: int, eps: float) ->
             return nn.Identity()
 
 
+def shift_of(norm: nn.Module) -> nn.Parameter | None:
+    """Return the β of a norm, which is added to what it has normalised; None where it has none."""
+    inside = norm.norm if isinstance(norm, FieldBatchNorm) else norm
+    shift = getattr(inside, "bias", None)
+    assert shift is None or isinstance(shift, nn.Parameter)
+    return shift
+
+
 def norm_of_sum(
     norm: nn.Module, parts: Sequence[Float[Tensor, "B _ D"]], kept_BMD: Float[Tensor, "B M D"]
 ) -> Float[Tensor, "B M D"]:

@@ -135,6 +135,14 @@ class MLP(nn.Module):
         return hidden_BH
 
 
+def forgets_constants(config: MLPConfig) -> bool:
+    """Return whether a constant that is added to all inputs of an MLP changes nothing: the mean over a batch goes.
+
+    Biases whose numbers reach nothing but such an MLP have no gradient (`without_gradient.py`).
+    """
+    return config.normalization is Normalization.BATCH and len(config.hidden_dims) > 0
+
+
 def padding_columns(input_dim: int) -> int:
     """Columns of zeros that make an MLP faster if its input ends in them; 0 where that does not pay."""
     return -input_dim % _PADDED_TO if input_dim >= _MIN_PADDED else 0

@@ -14,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.dot import PairwiseDot
-from ziggurat.models.blocks.mlp import MLP, MLPConfig, Normalization, norm_of_width
+from ziggurat.models.blocks.field_norm import shift_of
+from ziggurat.models.blocks.mlp import MLP, MLPConfig, Normalization, forgets_constants, norm_of_width
+from ziggurat.models.blocks.without_gradient import without_gradient
 
 
 class DotBlock(nn.Module):
@@ -46,6 +48,8 @@ class DotBlock(nn.Module):
         one_alone = num_pairs == 1 and norm is Normalization.LAYER  # would be 0
         self.norm = nn.Identity() if one_alone else norm_of_width(norm, num_pairs, eps=norm_eps)
         self.mlp = MLP(self.products.num_pairs, config=mlp, output_dim=num_outputs * dim)
+        if forgets_constants(mlp):
+            without_gradient(shift_of(self.norm))
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Turn the dot products of n fields into L fields."""

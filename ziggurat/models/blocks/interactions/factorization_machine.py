@@ -24,8 +24,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ziggurat.models.blocks.field_norm import shift_of
 from ziggurat.models.blocks.fieldwise import FieldMix, start_like_linear
-from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, norm_of_width
+from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, forgets_constants, norm_of_width
+from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.ops.interactions.fields import field_mix
 from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm
 
@@ -134,6 +136,8 @@ class FactorizationMachineBlock(nn.Module):
         self.products = products
         self.norm = norm_of_width(norm, num_products, eps=norm_eps)
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
+        if forgets_constants(mlp):
+            without_gradient(shift_of(self.norm))
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Compute reshape(MLP(LN(flatten(FM(X)))))."""
