@@ -21,6 +21,7 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
     reading.py    bytes, text, JSON and TOML within bounds
     writing.py    files and folders, whole or not at all
     formats.py    the three keys, migrations, checksums
+    pictures.py   drawings of matplotlib
     locking.py    one process at a time
     streams.py    standard output and standard error
     stores.py     files in object stores under their URLs, for reading; store_reader.py reads them
@@ -28,6 +29,7 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
 
 from ziggurat.files.formats import Format, Migration, Seal, check_version, digest_of, sha256_of
 from ziggurat.files.locking import FileLock
+from ziggurat.files.pictures import write_figure
 from ziggurat.files.reading import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -79,6 +81,7 @@ __all__ = [
     "sync",
     "temporary_beside",
     "write_bytes",
+    "write_figure",
     "write_text",
     "writing_to",
 ]

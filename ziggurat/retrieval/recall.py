@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.files import write_figure
 from ziggurat.retrieval.item_index import ItemIndex
 from ziggurat.retrieval.main_search import Wanted
 from ziggurat.retrieval.vectors.best import exact_search, recall_of
@@ -137,5 +138,5 @@ def plot_recall(points: Sequence[RecallPoint], path: Path, *, k: int) -> None:
     axis.set_ylabel(f"recall@{k}")
     axis.legend(fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    write_figure(figure, path, dpi=130)
     plt.close(figure)

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.files import Format, write_text
+from ziggurat.files import Format, write_figure, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
@@ -130,13 +130,12 @@ COMPARISON = Format(name="ziggurat.comparison", what="the result of a comparison
 def write_comparison(comparison: Comparison, stem: str | Path) -> list[Path]:
     """Write STEM.json, STEM.md, STEM.png and STEM.svg; returns the paths."""
     stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
     COMPARISON.write(paths[0], comparison.to_json())
     write_text(paths[1], markdown(comparison))
     figure = plot(comparison)
-    figure.savefig(paths[2], dpi=150)
-    figure.savefig(paths[3])
+    write_figure(figure, paths[2])
+    write_figure(figure, paths[3])
     return paths
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.files import Format, write_text
+from ziggurat.files import Format, write_figure, write_text
 from ziggurat.studies.compare_report import short, shown
 from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
 
@@ -75,14 +75,13 @@ SCALING = Format(name="ziggurat.scaling", what="the result of a study of scaling
 def write_scaling(scaled: Sequence[ScaledModel], config: ScaleConfig, stem: str | Path) -> list[Path]:
     """Write STEM.json, STEM.md, STEM.png and STEM.svg; returns the paths."""
     stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
     data = {"data": config.data_name, "seeds": config.seeds, "models": [model.to_json() for model in scaled]}
     SCALING.write(paths[0], data)
     write_text(paths[1], markdown(scaled, config))
     figure = plot(scaled, config)
-    figure.savefig(paths[2], dpi=150)
-    figure.savefig(paths[3])
+    write_figure(figure, paths[2])
+    write_figure(figure, paths[3])
     return paths
 
 

@@ -102,7 +102,6 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
     progress = show_progress(verbose=options.verbose)
     partition = partition_run(run, config=settings.partition, probe=settings.probe, progress=progress)
     out = Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     partition.towers.save(out)
     picture = write_picture(partition, out.with_suffix(".svg"))
     report = partition.report()

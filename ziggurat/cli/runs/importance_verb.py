@@ -14,8 +14,6 @@ from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ziggurat.runs.load import Run
     from ziggurat.runs.quality.importance import Importance
 
@@ -137,16 +135,6 @@ def check_picture(path: str | None) -> None:
         )
 
 
-def write_figure(figure: Figure, path: str) -> None:
-    """Write a picture, whole or not at all."""
-    import matplotlib as mpl
-
-    from ziggurat.files import replacing
-
-    with replacing(path) as temporary, mpl.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(temporary, dpi=150, format=Path(path).suffix[1:].lower())
-
-
 def _groups(options: argparse.Namespace, run: Run) -> dict[str, tuple[str, ...]]:
     """What `--group` and `--towers` name; a tower of one feature is that feature."""
     from ziggurat.plan import Towers
@@ -187,7 +175,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _write(found: Importance, options: argparse.Namespace) -> None:
-    from ziggurat.files import replacing
+    from ziggurat.files import replacing, write_figure
     from ziggurat.runs.quality.importance import IMPORTANCE
 
     if options.json:

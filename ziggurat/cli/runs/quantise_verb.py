@@ -8,7 +8,7 @@ from pathlib import Path
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
-from ziggurat.cli.runs.importance_verb import check_data_and_plot, write_figure
+from ziggurat.cli.runs.importance_verb import check_data_and_plot
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.commands import pasted
 
@@ -44,6 +44,7 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
     """What formats of fewer bits cost a run."""
     del rest
     from ziggurat.config import override
+    from ziggurat.files import write_figure
     from ziggurat.runs.export.parity import METRIC_TOLERANCE
     from ziggurat.runs.tables.quantisation import (
         COLUMNS,

@@ -8,7 +8,7 @@ from pathlib import Path
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
-from ziggurat.cli.runs.importance_verb import check_picture, write_figure
+from ziggurat.cli.runs.importance_verb import check_picture
 from ziggurat.cli.tables import print_line, print_table
 
 TABLES_SUMMARY = "per table of a run: rows, bytes, format, rows touched, and what a cache of its rows would hit"
@@ -47,6 +47,7 @@ def tables(options: argparse.Namespace, rest: list[str]) -> int:
     """Bytes, use and predicted hits of a run's tables."""
     del rest
     from ziggurat.errors import ConfigError
+    from ziggurat.files import write_figure
     from ziggurat.recipes.run_config import load_config
     from ziggurat.runs.execute import prepare_run
     from ziggurat.runs.tables.curve_plot import curve_figure

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ziggurat.errors import PlanError
+from ziggurat.files import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +47,8 @@ def write_picture(partition: TowerPartition, path: str | Path) -> Path:
             ways_out="give another name",
         )
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with mpl.rc_context({"svg.hashsalt": "ziggurat", "svg.fonttype": "none"}):
-        partition_figure(partition).savefig(path, metadata=metadata, dpi=130)
+    with mpl.rc_context({"svg.hashsalt": "ziggurat"}):
+        write_figure(partition_figure(partition), path, dpi=130, metadata=metadata)
     return path
 
 

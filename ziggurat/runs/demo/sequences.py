@@ -17,6 +17,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from ziggurat.data.datasets import fetch
+from ziggurat.files import write_figure
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
@@ -88,7 +89,7 @@ def _plot(folder: Path) -> Path:
         axes.grid(alpha=0.3)
         axes.legend()
     path = folder / "sequences.png"
-    figure.savefig(path, dpi=120)
+    write_figure(figure, path, dpi=120)
     return path
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from ziggurat.files import write_figure
 from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.runs.planning.plan_run import SimulatedStep
 
@@ -104,5 +105,5 @@ def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -
     axis.set_title(f"{title}: flat (left) and towers (right, hatched)", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110, metadata=None)
+    write_figure(figure, path, dpi=110)
     plt.close(figure)
