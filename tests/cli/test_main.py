@@ -344,3 +344,17 @@ def test_without_a_recipe_ways_out_are_a_recipe_and_a_few_models(capsys) -> None
     shown = capsys.readouterr().err
     assert "ziggurat train movielens_dlrm" in shown
     assert "ziggurat train auto --data.train FILE --schema SCHEMA" in shown
+
+
+def test_what_the_system_refuses_and_nobody_explains_is_an_error_in_four_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(options: object, rest: object) -> int:
+        raise OSError(24, "Too many open files", "some/file")
+
+    monkeypatch.setattr("ziggurat.cli.main._handler", lambda verb: refuses)
+    assert main(["recipes"]) == 2
+    said = capsys.readouterr().err
+    assert "found:    Too many open files" in said
+    assert "where:    some/file" in said
+    assert "ways out:" in said

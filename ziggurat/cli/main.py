@@ -47,7 +47,7 @@ from ziggurat.cli.runs.scoring_verbs import (
 from ziggurat.cli.runs.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tables_arguments
 from ziggurat.cli.serving.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
-from ziggurat.errors import SchemaError, ZigguratError
+from ziggurat.errors import FileError, SchemaError, ZigguratError
 from ziggurat.files.streams import say
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
@@ -264,9 +264,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             end_process(2, after=error)
         return 2
+    except OSError as problem:
+        say(f"FileError\n{_of_system(problem, arguments)}\n")
+        return 2
     except KeyboardInterrupt:
         say("\ninterrupted\n")
         return 130
+
+
+def _of_system(problem: OSError, arguments: Sequence[str] | None) -> FileError:
+    """Return what the system refused, in four parts, where nobody nearer to it has said more."""
+    verb = next(iter(sys.argv[1:] if arguments is None else arguments), "ziggurat")
+    return FileError(
+        expected=f"what `ziggurat {verb}` asks of the system",
+        found=problem.strerror or str(problem),
+        where=str(problem.filename or verb),
+        ways_out=(
+            "free space, or correct the permissions, where the path lies",
+            "raise the limit on open files (ulimit -n) where too many are open",
+            "look for disk errors in the system log (dmesg), and give the same command again",
+        ),
+    )
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> int:

@@ -239,6 +239,16 @@ def test_notes_of_before_a_restart_of_the_machine_are_not_believed(tmp_path, mon
         assert work.note("torn") is None
 
 
+def test_a_unit_whose_note_cannot_be_read_back_is_an_error_and_not_left_out(tmp_path, monkeypatch):
+    with Work(tmp_path / "x", waiting=lambda: None) as work:
+        work.start()
+        assert work.each(["a", "b"], lambda name: {"value": name}) == [{"value": "a"}, {"value": "b"}]
+        monkeypatch.setattr(work, "_work_off", lambda names, make, leaves: None)
+        monkeypatch.setattr(work, "_read", lambda name: None)
+        with pytest.raises(FileError, match="cannot be read back"):
+            work.each(["a", "b"], lambda name: {"value": name})
+
+
 @pytest.mark.parametrize("by", [SplitBy.RANDOM, SplitBy.TIME])
 def test_a_large_text_file_is_cut_for_several_processes_and_no_byte_changes(tmp_path, monkeypatch, by):
     some_files(tmp_path, kind="csv")

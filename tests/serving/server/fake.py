@@ -7,6 +7,7 @@ holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "load_s":
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -167,6 +168,8 @@ def send_to_supervisor(content: bytes) -> None:
 
 
 def load_fake(folder: Path) -> FakeAnswerer:
+    if (folder / "full").exists():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics/counter.db")
     try:
         data = json.loads((folder / "fake.json").read_text())
         if data.get("bad"):

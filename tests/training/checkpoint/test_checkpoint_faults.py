@@ -232,3 +232,24 @@ def test_no_memory_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store.save(1, tensors=tensors, state=state_of(1))
     store.wait()
     assert_loads(tmp_path, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_process_without_descriptors_takes_no_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = save_steps(tmp_path, range(1, 3))
+    real_open = os.open
+
+    def open_(path: str | os.PathLike[str], *arguments: int, **options: int) -> int:
+        if "step-000000000002" in os.fspath(path):
+            raise OSError(number, os.strerror(number))
+        return real_open(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_)
+        with pytest.raises(CheckpointError, match=os.strerror(number)) as caught:
+            CheckpointStore(tmp_path).load(into=None)
+    assert "step-000000000002" in caught.value.where
+    store.wait()
+    assert_loads(tmp_path, 2)

@@ -25,6 +25,12 @@ _WAYS_OUT = {
     errno.EIO: ("look for disk errors in the system log (dmesg)", "choose a checkpoint folder on another disk"),
 }
 
+_OF_THIS_PROCESS = {
+    errno.EMFILE: ("raise the limit on open files (ulimit -n), and give the same command again",),
+    errno.ENFILE: ("end other programs of this machine that hold many files open, and give the same command again",),
+    errno.ENOMEM: ("end other programs that take memory, and give the same command again",),
+}
+
 
 class DamagedCheckpointError(CheckpointError):
     """The files of a checkpoint are not those that were written: flipped, cut, missing, swapped or crafted."""
@@ -70,6 +76,13 @@ def reading(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except OSError as error:
+        if error.errno in _OF_THIS_PROCESS:  # the file may be as it was written: no older checkpoint is to be taken
+            raise CheckpointError(
+                expected="to read the checkpoint",
+                found=error.strerror or str(error),
+                where=str(path),
+                ways_out=_OF_THIS_PROCESS[error.errno],
+            ) from error
         raise damaged(path, expected="a readable file", found=error.strerror or str(error)) from error
 
 

@@ -167,6 +167,16 @@ def test_a_damaged_export_is_said_at_the_start(tmp_path: Path) -> None:
         pass
 
 
+def test_a_disk_without_room_at_the_start_is_not_said_of_the_export(tmp_path: Path) -> None:
+    write_export(tmp_path / "export")
+    (tmp_path / "export" / "full").touch()
+    said = "FileError\nexpected: files that can be opened and written"
+    with pytest.raises(AssertionError, match=said) as caught, running(tmp_path):
+        pass
+    assert "Traceback" not in str(caught.value)
+    assert "found:    No space left on device\nwhere:    metrics/counter.db" in str(caught.value)
+
+
 def test_an_address_that_cannot_be_had_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

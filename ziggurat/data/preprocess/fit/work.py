@@ -229,8 +229,18 @@ class Work:
             self._work_off(names, make, leaves)
         else:
             self._work_off_in_threads(names, make, leaves=leaves, threads=threads, tick=tick)
-        found = [self.note(name) for name in names]
-        return [result for result in found if result is not None]
+        results = []
+        for name in names:
+            result = self.note(name)
+            if result is None:
+                raise FileError(
+                    expected="the note of a unit that is done",
+                    found="it cannot be read back",
+                    where=str(self.folder / f"{name}.json"),
+                    ways_out="give the same command again: it goes on with the units that are done",
+                )
+            results.append(result)
+        return results
 
     def _work_off_in_threads(
         self,

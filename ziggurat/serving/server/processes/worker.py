@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ziggurat.config import from_json
-from ziggurat.errors import ConfigError, RequestError, ZigguratError
+from ziggurat.errors import ConfigError, FileError, RequestError, ZigguratError
+from ziggurat.files.reading import text_of
 from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.changed_items.live import FOLLOW_S, LiveItems
@@ -188,6 +189,15 @@ def _work(task: WorkerTask, control: Control) -> int:
         )
         app.engine.warm_up(examples(app.info))
     except ZigguratError as error:
+        control.send(failed=error_to_json(task.export.of_source(error)))
+        return 1
+    except OSError as problem:  # the system's refusal says nothing of the export, which may be sound
+        error = FileError(
+            expected="files that can be opened and written while an export is loaded",
+            found=text_of(problem),
+            where=str(problem.filename or task.metrics),
+            ways_out=("free space there", "name another folder: TMPDIR=FOLDER ziggurat serve …"),
+        )
         control.send(failed=error_to_json(task.export.of_source(error)))
         return 1
     except Exception as problem:
