@@ -33,3 +33,15 @@ def test_lists_of_the_same_events_keep_their_lengths() -> None:
     alone = permuted(batch, inputs=inputs, features=names[:1], order=order)
     assert lists_of(alone, 0) == [[3, 4, 5], [], [0, 1], [2]]
     assert lists_of(alone, 1) == lists_of(batch, 1)
+
+
+def test_a_sample_may_be_taken_by_several() -> None:
+    first, second = MIXED.jagged[0], dataclasses.replace(MIXED.jagged[0], name="second")
+    inputs = dataclasses.replace(MIXED, jagged=(first, second))
+    offsets = torch.tensor([0, 2, 0, 1, 3, 1, 1, 2, 0]).cumsum(0)
+    batch = dataclasses.replace(
+        make_batch(MIXED, size=4, seed=0), jagged=JaggedRows(torch.arange(10, dtype=torch.int32), offsets)
+    )
+    taken = permuted(batch, inputs=inputs, features=(first.name,), order=torch.tensor([3, 3, 3, 1]))
+    assert lists_of(taken, 0) == [[3, 4, 5], [3, 4, 5], [3, 4, 5], []]
+    assert lists_of(taken, 1) == [[6], [7], [8, 9], []]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from ziggurat.features.schema_io import write_schema
 from ziggurat.models import DeepFMConfig, LogisticRegressionConfig, MLPConfig, build_model
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.quality.pairs import gain_of_pairs, plateau_text
+from ziggurat.testing.encoded_examples import FULL, full_table
 from ziggurat.training.evaluation.evaluate import PairsGain
 from ziggurat.training.records.run_folder import RunFolder, read_evaluation
 
@@ -29,8 +31,6 @@ SCHEMA = zg.Schema(
 
 def dataset(num_rows: int) -> tuple[MemoryDataset, InputSpec]:
     """Rows of two ids whose label is 1 where both are even or both odd."""
-    import pyarrow as pa
-
     draw = np.random.default_rng(0)
     names = ("user", "item")
     inputs = InputSpec(
@@ -63,6 +63,24 @@ def test_a_sum_of_single_features_gains_nothing_and_pairs_do() -> None:
     assert gain is not None
     assert gain.value > 0.4
     assert not gain.is_nothing
+
+
+def test_lists_numbers_and_vectors_of_a_sum_gain_nothing_either() -> None:
+    table = full_table(5000)
+    draw = np.random.default_rng(0)
+    for name in ("price", "age", "label:buy", "text"):
+        values = draw.integers(2, size=5000) if name == "label:buy" else draw.normal(size=5000)
+        column = pa.array(values.astype(np.float32))
+        if name == "text":
+            column = pa.FixedSizeListArray.from_arrays(column, 1)
+        table = table.set_column(table.column_names.index(name), name, column)
+    image = pa.FixedSizeListArray.from_arrays(draw.normal(size=15_000).astype(np.float32), 3)
+    table = table.set_column(table.column_names.index("image"), "image", image)
+    single = build_model(LogisticRegressionConfig(), FULL, seed=0)
+    gain = gain_of_pairs(single, MemoryDataset(table, FULL))
+    assert gain is not None
+    assert abs(gain.value) <= 1e-6
+    assert gain.half_width <= 1e-6
 
 
 def test_few_rows_prove_nothing() -> None:

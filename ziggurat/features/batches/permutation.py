@@ -43,9 +43,9 @@ def permuted(
         batch: any number of samples.
         inputs: of the batch.
         features: names.
-        order: a permutation of the samples.
+        order: a permutation of the samples; or any samples, each as often as wanted.
         joined: groups of lists of one length in every sample, which describe the same events (`Model.joined_lists`):
-            lengths stay, and the values, in the order of the samples, fill the events anew.
+            lengths stay, and the values, in the order of the samples, fill the events anew; a permutation then.
 
     Raises:
         SchemaError: the inputs have no such feature.
@@ -85,5 +85,6 @@ def _with_lists_moved(jagged: JaggedRows, index: int, order: Tensor, *, keep_len
     values = torch.cat([jagged.values[:begin], lists.values["rows"], jagged.values[end:]])
     if keep_lengths:
         return JaggedRows(values, jagged.offsets)
-    offsets = torch.cat([jagged.offsets[:first], lists.offsets + begin, jagged.offsets[last + 1 :]])
+    added = len(lists.values["rows"]) - (end - begin)  # not 0 where some samples are taken more often than others
+    offsets = torch.cat([jagged.offsets[:first], lists.offsets + begin, jagged.offsets[last + 1 :] + added])
     return JaggedRows(values, offsets)

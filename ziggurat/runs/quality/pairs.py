@@ -63,8 +63,8 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
     inputs = model.inputs
     features = feature_names(inputs)
     labels = [index for index, label in enumerate(inputs.labels) if has_metrics(label)]
-    is_readable = not inputs.sequences and not inputs.moments and not inputs.numbered and not model.finds_items
-    if len(features) < 2 or not labels or not is_readable:
+    has_joined = bool(inputs.sequences or inputs.moments or inputs.numbered or model.joined_lists)
+    if len(features) < 2 or not labels or has_joined or model.finds_items:
         return None
     num_backgrounds = _SAMPLES // (len(features) * 2 * _FEWEST_ROWS)
     num_backgrounds = min(max(num_backgrounds, _FEWEST_BACKGROUNDS), _MOST_BACKGROUNDS)
@@ -83,7 +83,7 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
         others = [name for name in features if name != feature]
         for background in backgrounds:
             order = torch.full((batch.batch_size,), int(background))
-            mixed = permuted(batch, inputs=inputs, features=others, order=order, joined=model.joined_lists)
+            mixed = permuted(batch, inputs=inputs, features=others, order=order)
             single += _logits(model, mixed, column=column, label=label) / num_backgrounds
     single += whole.mean() - single.mean()
     metric = "auc" if label.task is Task.BINARY else "r2"
@@ -105,7 +105,8 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
 
 
 def _logits(model: Model, batch: Batch, *, column: int, label: LabelSpec) -> Float64[np.ndarray, " B"]:
-    parts = (batch.rows(first, first + _BATCH) for first in range(0, batch.batch_size, _BATCH))
+    size = batch.batch_size
+    parts = (batch.rows(first, min(first + _BATCH, size)) for first in range(0, size, _BATCH))
     scores = np.concatenate([scores[:, column] for _, scores in scores_of(model, parts)]).astype(np.float64)
     if label.task is not Task.BINARY:
         return scores
