@@ -96,8 +96,8 @@ def cluster_by_session(
     """Write the rows of files into one Parquet file, those of a session next to each other.
 
     Args:
-        files: Parquet, Arrow, CSV or TSV, here or in stores; read in this order. What divides the fields of text is
-            guessed from the first line, where it is not what the name of the file says.
+        files: Parquet, Arrow, JSON Lines, CSV or TSV, here or in stores; read in this order. What divides the fields of
+            text is guessed from the first line, where it is not what the name of the file says.
         session: column of the session.
         out: the Parquet file; appears when it is whole. If it is there, made of the same files and settings, nothing is
             done.

@@ -40,9 +40,9 @@ def test_a_column_without_a_name_is_left_out(tmp_path: Path) -> None:
     assert any("without a name" in warning for warning in found.warnings)
 
 
-@pytest.mark.parametrize("name", ["it's.jsonl", "a b.ndjson"])
-def test_json_lines_are_converted_by_the_line_that_is_printed(name: str, tmp_path: Path) -> None:
-    TABLE.write_ndjson(tmp_path / name)
+@pytest.mark.parametrize("name", ["it's.json", "a b.jsonl"])
+def test_a_json_document_is_converted_by_the_line_that_is_printed(name: str, tmp_path: Path) -> None:
+    TABLE.write_json(tmp_path / name)
     with pytest.raises(ZigguratError) as raised:
         RawSource(tmp_path / name).columns()
     run_way_out(raised.value, folder=tmp_path)

@@ -401,6 +401,19 @@ def test_a_run_reads_other_files_as_its_own(trained: Path) -> None:
     assert main(["predict", "runs/semicolons", "new.csv", "--out", "new.parquet"]) == 0
 
 
+def test_json_lines_are_scored_as_the_same_rows_of_parquet(trained: Path) -> None:
+    run = load_run("runs/a")
+    frame = today(50)
+    frame.write_parquet("same.parquet")
+    frame.write_ndjson("same.jsonl")
+    assert run.predict(["same.jsonl"], keep=("user_id",)).equals(run.predict(["same.parquet"], keep=("user_id",)))
+    whole = frame.with_columns(price=pl.lit(2), user_id=pl.lit(1))
+    whole.write_parquet("whole.parquet")
+    whole.with_columns(price=pl.lit(2.5)).write_parquet("fractions.parquet")
+    with pytest.raises(DataError, match="Float64, with fractions"):
+        run.predict(["whole.parquet", "fractions.parquet"], keep=("price",))
+
+
 def test_a_run_reads_numbers_as_those_that_it_was_trained_on(trained: Path) -> None:
     frame = events(600).drop("tags").with_columns(price=(1 + pl.col("price").abs()) * 1000)
     german = [f"{each:,.6f}".translate(str.maketrans(",.", ".,")) for each in frame["price"]]

@@ -60,7 +60,9 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="Parquet, Arrow, CSV or TSV (also .gz); a path, or a URL (s3://bucket/key)")
+    parser.add_argument(
+        "file", help="Parquet, Arrow, JSON Lines, CSV or TSV (also .gz); a path, or a URL (s3://bucket/key)"
+    )
     parser.add_argument("--label", metavar="COLUMN", default="", help="the column to predict (default: guessed)")
     parser.add_argument(
         "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
@@ -76,7 +78,9 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", nargs="+", help="Parquet, Arrow, CSV or TSV (also .gz), or URLs, in the order of their rows"
+        "files",
+        nargs="+",
+        help="Parquet, Arrow, JSON Lines, CSV or TSV (also .gz), or URLs, in the order of their rows",
     )
     parser.add_argument("--session", metavar="COLUMN", required=True, help="the column of the session")
     parser.add_argument(

@@ -126,7 +126,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 def _scoring_arguments(parser: argparse.ArgumentParser, *, needs_data: bool) -> None:
     parser.add_argument("run", help="folder of a trained run")
     parser.add_argument(
-        "data", nargs="+" if needs_data else "*", help="raw files or globs: Parquet, CSV, TSV (also .gz)"
+        "data", nargs="+" if needs_data else "*", help="raw files or globs: Parquet, JSON Lines, CSV, TSV (also .gz)"
     )
     parser.add_argument(
         "--bad-rows",

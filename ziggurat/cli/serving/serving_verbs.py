@@ -167,7 +167,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
 def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `recommend`."""
     parser.add_argument("export", help="folder of an export that recommends")
-    parser.add_argument("users", nargs="+", help="files or globs with one row a user: Parquet, CSV, TSV (also .gz)")
+    parser.add_argument("users", nargs="+", help="files or globs, one row a user: Parquet, JSON Lines, CSV, TSV (.gz)")
     add_output(parser, "--out", metavar="FILE", required=True, help="Parquet file to write")
     parser.add_argument("--k", type=int, default=100, help="items for each user (default: %(default)s)")
     parser.add_argument("--filter", default="", help="which items may be in the lists (default: all)")

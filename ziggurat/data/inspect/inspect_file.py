@@ -39,8 +39,10 @@ from ziggurat.data.inspect.column_roles import (
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature
 from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
+from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
+from ziggurat.data.raw.json_lines import JsonLinesFile
 from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
@@ -142,7 +144,7 @@ class Inspection:
 def inspect_file(
     path: str | os.PathLike[str], *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
 ) -> Inspection:
-    """Guess the schema of a Parquet, Arrow, CSV or TSV file (gzip too).
+    """Guess the schema of a Parquet, Arrow, JSON Lines, CSV or TSV file (gzip too).
 
     Args:
         path: the file, or its URL in a store; of a folder or glob the first file is read.
@@ -198,7 +200,7 @@ def inspect_file(
         )
         for name in named
     ]
-    estimated = from_text and sample.height < num_rows
+    estimated = not source.knows_rows(file) and sample.height < num_rows
     found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=(label, session))
     notes = [*_of_other_files(files), *marks.warnings]
     if len(named) < len(dtypes):
@@ -217,7 +219,7 @@ def _read(
 ) -> tuple[int, pl.DataFrame, Mapping[str, tuple[int, int]]]:
     """Rows of the file, a sample, and exact (distinct, nulls) of columns where that is cheap."""
     file, hint = source.paths[0], source.num_rows_hint()
-    if source.is_text(file) or hint is None or hint <= sample_rows:
+    if not source.knows_rows(file) or hint is None or hint <= sample_rows:
         parts, height = [], 0
         for chunk in source.frames(chunk_rows=sample_rows + 1):
             parts.append(chunk.frame)
@@ -226,11 +228,12 @@ def _read(
                 break
         if not parts:
             raise _no_rows(file)
-        sample = pl.concat(parts, how="vertical_relaxed")
+        sample = _joined(parts)
         if sample.height <= sample_rows:
             return sample.height, sample, {}
         return max(hint or 0, sample.height), sample.head(sample_rows), {}
     with source.open_table(file) as table:
+        assert not isinstance(table, JsonLinesFile)  # it does not know its rows
         if isinstance(file, StoreFile) or isinstance(table, ArrowFile):
             return hint, table.sample(columns=names, num_rows=sample_rows), {}
     try:
@@ -246,6 +249,25 @@ def _read(
             where=str(file),
             ways_out=("write or download the file again", "inspect another file of the data set"),
         ) from error
+
+
+def _joined(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Join pieces of one file; a column whose type differs between them becomes texts of ids."""
+    unlike = {
+        name
+        for name in parts[0].columns
+        if len({part.schema[name] for part in parts if part.schema[name] != pl.Null}) > 1
+    }
+    if not unlike:
+        return pl.concat(parts, how="vertical_relaxed")
+    texts: list[pl.DataFrame] = []
+    for part in parts:
+        columns = []
+        for series in part.get_columns():
+            text = canonical_text(series) if series.name in unlike else series
+            columns.append(series.cast(pl.String, strict=False) if text is None else text)
+        texts.append(pl.DataFrame(columns))
+    return pl.concat(texts, how="vertical_relaxed")
 
 
 def _is_cheap(num_rows: int, num_columns: int) -> bool:

@@ -78,7 +78,7 @@ def measure_sessions(
     """Measure the first rows of a file.
 
     Args:
-        path: Parquet, CSV or TSV.
+        path: Parquet, Arrow, JSON Lines, CSV or TSV.
         session: column of the session.
         separator: of a text file; "" guesses it.
         sample_rows: most rows to look at.

@@ -5,11 +5,11 @@
         chunk.frame          # polars, at most chunk_rows rows
         chunk.global_rows    # position of each row over all files in order; quarantined rows keep their numbers
 
-Formats: Parquet, Arrow (Feather, and what `datasets` saves), CSV, TSV, and Criteo's TSV without a header; text files
-may be gzip. Text files give *text* columns, whatever they look like: the schema says what they mean, so that "007"
-stays an id. Columns named in `numbers` come as Float64 where a whole block allows it. Files are taken in the order
-given; a glob or a folder is sorted with numbers inside names by value (day_2 before day_10). They may lie in stores
-(`s3://bucket/*.parquet`): see `files/stores.py`.
+Formats: Parquet, Arrow (Feather, and what `datasets` saves), JSON Lines, CSV, TSV, and Criteo's TSV without a header;
+text files and JSON Lines may be gzip. Text files give *text* columns, whatever they look like: the schema says what
+they mean, so that "007" stays an id. Columns named in `numbers` come as Float64 where a whole block allows it. Files
+are taken in the order given; a glob or a folder is sorted with numbers inside names by value (day_2 before day_10).
+They may lie in stores (`s3://bucket/*.parquet`): see `files/stores.py`.
 
 Rows: *file rows* are numbered from 0 behind the header, *global rows* from 0 over all files, *lines* of text files
 from 1 as an editor shows them.
@@ -31,6 +31,7 @@ from ziggurat.commands import pasted
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.json_lines import JsonLinesFile
 from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column
 from ziggurat.data.raw.parquet_source import ParquetFile
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions
@@ -44,6 +45,7 @@ _DELIMITERS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
 _SUFFIXES = {
     **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
     **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"},
+    **{".jsonl": "jsonl", ".ndjson": "jsonl"},
 }
 _CRITEO_LINE = re.compile(rb"([01]?\t)?(-?[0-9]*\t){13}([0-9a-f]{8}|)(\t([0-9a-f]{8}|)){25}\r?(\n|$)")
 _PARQUET_MAGIC, _ARROW_MAGIC = b"PAR1", b"ARROW1"
@@ -58,6 +60,7 @@ class FileFormat(StrEnum):
     ARROW = "arrow"  # Arrow's own files and streams: .arrow, .feather
     CSV = "csv"
     TSV = "tsv"
+    JSONL = "jsonl"  # one JSON object a line: .jsonl, .ndjson, and .json whose first line is one
     CRITEO = "criteo"  # label, I1 … I13, C1 … C26; tab separated, no header
 
 
@@ -119,8 +122,12 @@ class RawSource:
         return {name: pl.String() for name in self._open_text(path).columns}
 
     def is_text(self, path: DataPath) -> bool:
-        """Whether a file is text, and neither Parquet nor Arrow."""
+        """Whether a file is text without types: neither Parquet nor Arrow nor JSON Lines."""
         return self._format_of(path) not in _WITH_TYPES
+
+    def knows_rows(self, path: DataPath) -> bool:
+        """Whether a file says how many rows it has, before they are read."""
+        return self._format_of(path) in (FileFormat.PARQUET, FileFormat.ARROW)
 
     def all_parquet(self) -> bool:
         """Whether all files are Parquet."""
@@ -137,9 +144,13 @@ class RawSource:
         return cut_text(path, header_bytes=len(file.header), quote=file.layout.quote, num_parts=num_parts)
 
     @contextmanager
-    def open_table(self, path: DataPath) -> Iterator[ParquetFile | ArrowFile]:
+    def open_table(self, path: DataPath) -> Iterator[ParquetFile | ArrowFile | JsonLinesFile]:
         """One of the files that is not text."""
-        file = ParquetFile(path) if self._format_of(path) is FileFormat.PARQUET else ArrowFile(path)
+        kind = self._format_of(path)
+        if kind is FileFormat.JSONL:
+            file = JsonLinesFile(path, options=self.text)
+        else:
+            file = ParquetFile(path) if kind is FileFormat.PARQUET else ArrowFile(path)
         try:
             yield file
         finally:
@@ -160,10 +171,10 @@ class RawSource:
         return "" if guess == self.separator_of(path) else guess
 
     def num_rows_hint(self) -> int | None:
-        """Number of rows: exact for Parquet and Arrow, estimated for plain text; None if only reading tells."""
+        """Number of rows: exact for Parquet and Arrow, estimated for other plain files; None if only reading tells."""
         total = 0
         for path in self.paths:
-            if not self.is_text(path):
+            if self.knows_rows(path):
                 with self.open_table(path) as file:
                     if isinstance(file, ArrowFile) and isinstance(path, StoreFile):
                         return None
@@ -217,7 +228,8 @@ class RawSource:
             wanted = _check_columns(path, file.columns, columns)
             gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text)
             for frame, rows in file.frames(columns=wanted, chunk_rows=chunk_rows, bad_rows=self.bad_rows):
-                yield from gather.add(frame, rows, None)
+                lines = rows + 1 if isinstance(file, JsonLinesFile) else None
+                yield from gather.add(frame, rows, lines)
             yield from gather.rest()
             return start + file.num_rows
 
@@ -268,24 +280,33 @@ class RawSource:
             return FileFormat.PARQUET
         if known is None and start[:6] == _ARROW_MAGIC:
             return FileFormat.ARROW
+        if last == ".json" and _is_object(start):
+            return FileFormat.JSONL
         if known is None and (way := _conversion(last, path)):
             raise ConfigError(
-                expected="a file of Parquet, Arrow, CSV or TSV",
+                expected="a file of Parquet, Arrow, JSON Lines, CSV or TSV",
                 found=path.name,
                 where=str(path),
                 ways_out=f"convert it: {way}",
             )
         if known is None:
             raise ConfigError(
-                expected="a file name that ends in .parquet, .arrow, .csv, .tsv or .txt (with .gz behind it or not)",
+                expected="a file name that ends in .parquet, .arrow, .jsonl, .csv, .tsv or .txt, and perhaps .gz",
                 found=path.name,
                 where=str(path),
                 ways_out=(
                     "rename the file, or make a link to it with such a name",
-                    "to train on it: --data.format csv (or tsv, parquet, arrow, criteo)",
+                    "to train on it: --data.format csv (or tsv, jsonl, parquet, arrow, criteo)",
                 ),
             )
         return known
+
+
+def _is_object(start: bytes) -> bool:
+    """Return whether the first line of a file is a JSON object of its own."""
+    line, ended, _ = start.lstrip(b"\xef\xbb\xbf").partition(b"\n")
+    line = line.strip()
+    return line.startswith(b"{") and (line.endswith(b"}") or not ended) and len(line) > 1
 
 
 def _conversion(suffix: str, path: DataPath) -> str:
@@ -293,8 +314,6 @@ def _conversion(suffix: str, path: DataPath) -> str:
     name = str(path)
     target = str(PurePath(name).with_suffix(".parquet"))
     readers = {
-        ".jsonl": f"import polars; polars.read_ndjson({name!r}).write_parquet({target!r})",
-        ".ndjson": f"import polars; polars.read_ndjson({name!r}).write_parquet({target!r})",
         ".json": f"import polars; polars.read_json({name!r}).write_parquet({target!r})",
         ".xlsx": f"import pandas; pandas.read_excel({name!r}).to_parquet({target!r})  # pip install openpyxl",
         ".xls": f"import pandas; pandas.read_excel({name!r}).to_parquet({target!r})  # pip install xlrd",
@@ -305,7 +324,7 @@ def _conversion(suffix: str, path: DataPath) -> str:
     return f"python -c {pasted(code)}" + (f" (needs {needs})" if needs else "") if code else ""
 
 
-_WITH_TYPES = (FileFormat.PARQUET, FileFormat.ARROW)
+_WITH_TYPES = (FileFormat.PARQUET, FileFormat.ARROW, FileFormat.JSONL)
 
 
 @dataclass(kw_only=True)

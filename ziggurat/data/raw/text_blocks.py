@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import BinaryIO
 
+from ziggurat.commands import pasted
 from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark, WrittenNumbers
 from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
 from ziggurat.files.stores import DataPath, StoreFile
@@ -218,3 +219,19 @@ def cut_behind_last_line(buffer: bytes, *, is_last: bool) -> int:
         return 0
     line_end = buffer.find(b"\n", text_end)
     return end if line_end < 0 else line_end + 1
+
+
+def refuse_utf_16(path: DataPath, start: bytes) -> None:
+    """Refuse a file that begins with the byte order mark of UTF-16.
+
+    Raises:
+        DataError: it does; says how to convert it.
+    """
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        target = f"data{path.suffix or '.csv'}"
+        raise DataError(
+            expected="a UTF-8 text file",
+            found="UTF-16 text",
+            where=str(path),
+            ways_out=f"convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {pasted(path)} > {target}",
+        )

@@ -29,7 +29,7 @@ from ziggurat.commands import pasted
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.spans import TextSpans
-from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line
+from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line, refuse_utf_16
 from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.data.raw.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
@@ -38,7 +38,6 @@ from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.kernel import Fields, TextKernel, TextKind
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
-_BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UTF8_MARK = b"\xef\xbb\xbf"
 _SHOWN_BYTES = 100_000  # of a bad record kept for the quarantine
 
@@ -80,13 +79,7 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
     """
     with ByteStream(path) as stream:
         start = stream.read(options.max_record_bytes)
-    if start[:2] in _BYTE_ORDER_MARKS:
-        raise _bad_file(
-            path,
-            "a UTF-8 text file",
-            f"{_BYTE_ORDER_MARKS[start[:2]]} text",
-            f"convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {pasted(path)} > data.csv",
-        )
+    refuse_utf_16(path, start)
     if b"\r" in start and b"\n" not in start:
         raise _bad_file(
             path,

@@ -392,11 +392,17 @@ def scored_frames(
 
 def _cast(series: pl.Series, kind: pl.DataType, chunk: RawChunk) -> pl.Series:
     try:
-        return series.cast(kind)
+        cast = series.cast(kind)
+        lost = series.dtype.is_float() and kind.is_integer() and bool((cast.cast(series.dtype) != series).any())
+        problem = "with fractions" if lost else ""
     except pl.exceptions.PolarsError as error:
+        cast = series
+        problem = str(error).splitlines()[0]
+    if problem:
         raise DataError(
             expected=f"the type of the first file for the kept column {series.name!r}: {kind}",
-            found=f"{series.dtype}, {str(error).splitlines()[0]}",
+            found=f"{series.dtype}, {problem}",
             where=str(chunk.path),
             ways_out=("give the files one type", "score them one by one", "do not keep the column"),
-        ) from error
+        )
+    return cast

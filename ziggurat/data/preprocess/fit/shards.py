@@ -109,14 +109,14 @@ def plan_shards(
 
 
 def count_rows(source: RawSource, *, column: str, progress: Callable[[int], None]) -> int:
-    """Rows of the files, bad ones included: what Parquet files say, or all that text files hold.
+    """Rows of the files, bad ones included: what Parquet and Arrow files say, or all that others hold.
 
     Args:
         source: the files.
         column: one that all of them have; the only one that is looked at.
         progress: called with the rows so far.
     """
-    if not any(source.is_text(path) for path in source.paths):
+    if all(source.knows_rows(path) for path in source.paths):
         known = source.num_rows_hint()
         if known is not None:
             return known

@@ -1,0 +1,170 @@
+"""JSON Lines: the fast way keeps to Python's `json`, bad lines are named, and a log is a table like any other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.data.inspect.inspect_file import inspect_file
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
+from ziggurat.data.preprocess.values.cells import canonical_text
+from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
+from ziggurat.data.raw.json_lines import parse_line_by_line, parse_lines
+from ziggurat.data.raw.source import FileFormat, RawSource
+from ziggurat.data.raw.text_blocks import TextOptions
+from ziggurat.errors import DataError
+from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-9, 9),
+    st.floats(-1e6, 1e6).map(lambda value: round(value, 3)),
+    st.just(1e18),
+    st.text(max_size=6),
+    st.sampled_from(["", "007", "True", "NaN", "\x00", "\u2028", 'say "so"', "\\", "ü"]),
+)
+values = st.one_of(scalars, st.lists(scalars, max_size=3))
+lines = st.one_of(
+    st.dictionaries(st.sampled_from(["a", "b", "ü"]), values, max_size=3).map(
+        lambda each: json.dumps(each, ensure_ascii=len(each) % 2 == 0)
+    ),
+    st.sampled_from(
+        [
+            *('{"a": 1}', '{"a": 2.5}', '{"a": "x"}', '{"a": true}', '{"a": null}', '{"a": [1, 2]}', '{"a": 1'),
+            *(
+                "",
+                "   ",
+                "[1]",
+                "3",
+                '{"a": NaN}',
+                '{"a": Infinity}',
+                '{"a": 1e400}',
+                '{"a": "\\ud800"}',
+                "{}",
+                '{"a": {"b": 1}}',
+            ),
+            *('{"a": 1} {"a": 2}', '{"a": 1, "a": 2}', '{"a": 9007199254740993}', '{"a": 1.50}', '{"a": "x"}\r'),
+        ]
+    ),
+)
+
+
+def _plain(series: pl.Series) -> list:
+    """Every cell as the id that it is, lists as lists of such."""
+    if isinstance(series.dtype, pl.List):
+        return [None if each is None else _plain(each) for each in series]
+    text = canonical_text(series)
+    return series.to_list() if text is None else text.to_list()
+
+
+@settings(max_examples=300, deadline=None)
+@given(first=st.lists(lines, max_size=3), block=st.lists(lines, min_size=1, max_size=6))
+def test_polars_and_python_read_the_same_lines_alike(first, block):
+    start = "".join(f"{line}\n" for line in first).encode(errors="surrogatepass")
+    types = dict(parse_line_by_line(start, columns=None, types={}).frame.schema) if first else {}
+    data = "".join(f"{line}\n" for line in block).encode(errors="surrogatepass")
+    columns = list(types) or ["a"]
+    fast = parse_lines(data, columns=columns, types=types)
+    slow = parse_line_by_line(data, columns=columns, types=types)
+    assert fast.places.tolist() == slow.places.tolist()
+    assert [fault.place for fault in fast.faults] == [fault.place for fault in slow.faults]
+    for name in columns:
+        if fast.frame[name].dtype == slow.frame[name].dtype == pl.Struct:
+            continue  # no feature is made of it
+        assert _plain(fast.frame[name]) == _plain(slow.frame[name]), (fast.frame, slow.frame)
+
+
+def _source(path: Path, *rows: str, text: TextOptions | None = None) -> RawSource:
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return RawSource(path, text=text)
+
+
+def test_values_keep_their_types_and_lines_are_numbered(tmp_path: Path):
+    rows = [f'{{"id": "00{row}", "n": {row}, "x": {row}.5, "tags": ["a", "b{row}"]}}' for row in range(50)]
+    source = _source(tmp_path / "t.jsonl", *rows, "", text=TextOptions(block_bytes=256, max_record_bytes=256))
+    chunks = list(source.frames(chunk_rows=20))
+    frame = pl.concat([chunk.frame for chunk in chunks])
+    assert frame.schema == {"id": pl.String, "n": pl.Int64, "x": pl.Float64, "tags": pl.List(pl.String)}
+    assert frame["id"][7] == "007"
+    assert frame["tags"][7].to_list() == ["a", "b7"]
+    assert [chunk.num_rows for chunk in chunks] == [20, 20, 10]
+    assert chunks[1].line(0) == 21
+    assert source.num_read == 50
+    packed = tmp_path / "t.ndjson.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
+    assert pl.concat([chunk.frame for chunk in RawSource(packed).frames()]).equals(frame)
+    assert [chunk.frame.columns for chunk in source.frames(columns=["x", "id"])] == [["x", "id"]]
+
+
+def test_bad_lines_are_named_and_put_aside_as_those_of_csv(tmp_path: Path):
+    rows = ['{"a": 1, "b": [1]}', '{"a": 2', "", '{"a": 3, "b": 4}', "[5]", '{"a": 6, "b": null}', '{"a": "\\ud800"}']
+    rows += ['{"a": "' + "x" * 300 + '"}', '{"a": 9}']
+    source = _source(tmp_path / "t.jsonl", *rows, text=TextOptions(block_bytes=200, max_record_bytes=200))
+    with pytest.raises(DataError, match="a JSON object") as caught:
+        list(source.frames())
+    assert caught.value.where.endswith("t.jsonl, line 2, row 1")
+    with BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path) as aside:
+        source = RawSource(tmp_path / "t.jsonl", bad_rows=aside, text=source.text)
+        chunks = list(source.frames(columns=["a", "b"]))
+    ids = [text for chunk in chunks for text in _plain(chunk.frame["a"])]
+    assert ids == ["1", "6", "9"]
+    assert [row for chunk in chunks for row in chunk.global_rows] == [0, 5, 8]
+    assert aside.counts == {BadReason.UNPARSABLE: 4, BadReason.INVALID_UTF8: 1, BadReason.TOO_LONG: 1}
+    (written,) = (tmp_path / "quarantine").iterdir()
+    assert [json.loads(line)["line"] for line in written.read_text().splitlines()] == [2, 3, 4, 5, 7, 8]
+
+
+def test_other_files_are_named(tmp_path: Path):
+    path = tmp_path / "t.jsonl"
+    for content, words in (
+        (b"", "an empty file"),
+        (b'[{"a": 1},\n{"a": 2}]\n', "read_json"),
+        (b"\xff\xfe{\x00", "UTF-16"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            RawSource(path).columns()
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n')
+    assert list(RawSource(path).columns()) == ["a"]
+    json_file = tmp_path / "t.json"
+    json_file.write_text('{"a": 1}\n{"a": 2}\n')
+    assert next(RawSource(json_file).frames()).frame["a"].to_list() == [1, 2]
+
+
+def test_a_log_of_json_lines_is_a_table_like_any_other(tmp_path: Path):
+    n = pl.int_range(400, eager=True)
+    frame = pl.DataFrame({"user_id": n % 40, "item_id": "i" + (n * 7 % 30).cast(pl.String), "price": n * 37 % 90 + 0.5})
+    frame = frame.with_columns(tags=pl.Series([["a", "b"][: 1 + row % 2] for row in range(400)]), click=n // 2 % 2)
+    schemas = []
+    prepared = []
+    for suffix in ("parquet", "jsonl"):
+        path = tmp_path / f"t.{suffix}"
+        frame.write_parquet(path) if suffix == "parquet" else frame.write_ndjson(path)
+        found = inspect_file(path)
+        assert found.num_rows == 400
+        schemas.append(found.schema)
+        config = DataConfig(train=(str(path),))
+        prepared.append(prepare(config, schema=found.schema, folder=tmp_path / f"prepared-{suffix}"))
+    assert schemas[0] == schemas[1]
+    assert {type(each) for each in schemas[1].features} == {Categorical, Dense, MultiHot}
+    assert schemas[1].labels == (Label(name="click"),)
+    assert prepared[0].preprocessing.fingerprint == prepared[1].preprocessing.fingerprint
+
+
+def test_a_column_of_several_types_is_one_of_ids(tmp_path: Path):
+    rows = ['{"a": 1, "b": 1}', '{"a": "x", "b": 2.5}', '{"a": true, "b": 3}', '{"a": 2.0}']
+    source = _source(tmp_path / "t.jsonl", *rows)
+    (chunk,) = source.frames()
+    assert _plain(chunk.frame["a"]) == ["1", "x", "true", "2"]
+    assert chunk.frame["b"].to_list() == [1.0, 2.5, 3.0, None]
+    assert RawSource(tmp_path / "t.jsonl", format=FileFormat.JSONL).columns()["b"] == pl.Float64
+    assert Schema(features=(Categorical(name="a"),)).columns == ("a",)
