@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
+from ziggurat.ops.machine import tested_torch
 from ziggurat.runs import doctor
 
 
@@ -43,3 +44,16 @@ def test_a_gpu_is_described_and_what_it_cannot_do_has_a_reason() -> None:
     assert lines["copies in memory"] == "4,300 GB/s, both ways"
     assert (lines["products BF16"], lines["products FP32"]) == ("700.0 TFLOP/s", "50.0 TFLOP/s")
     assert lines["products FP8"] == "none: torch._scaled_mm needs sm_89"
+
+
+def test_an_untested_torch_is_a_section_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kernel_diagnosis", "text_kernel_lines", "gpu_lines"):
+        monkeypatch.setattr(doctor, name, dict)  # what is measured and built is not the question
+    for name in ("dot_kernel", "fields_kernel", "attention_kernel", "bitmask_kernel", "mask_program_kernel"):
+        monkeypatch.setattr(doctor, name, str)
+    monkeypatch.setattr(doctor, "scan_kernel", str)
+    monkeypatch.setattr(doctor, "measure_ratio", lambda *, device: SimpleNamespace(fp32=1.0, bf16=1.0, ratio=1.0))
+    assert "Versions that no test ran with" not in doctor.diagnose().sections
+    monkeypatch.setattr(tested_torch, "NEWEST_TESTED", (2, 10))
+    lines = doctor.diagnose().sections["Versions that no test ran with"]
+    assert lines["found"] == f"torch {torch.__version__}, newer than every tested one"

@@ -17,6 +17,7 @@ from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.machine.launches import launch_line
 from ziggurat.ops.machine.matmul_rate import copy_gb_per_s, fp8_gflop_per_s, matmul_gflop_per_s, measure_ratio
 from ziggurat.ops.machine.measured_choice import kept_line
+from ziggurat.ops.machine.tested_torch import untested_torch_section
 from ziggurat.ops.mask_program import mask_program_kernel
 from ziggurat.ops.scan import scan_kernel
 from ziggurat.ops.text.choose import text_kernel
@@ -44,6 +45,7 @@ def diagnose() -> StartupReport:
         sections={
             "Machine": machine_lines() | {"runs compute on": choose_device().describe(), "cache": str(cache_folder())},
             "Versions": version_lines(),
+            **untested_torch_section(),
             "Speed": speed,
             "GPU": gpu_lines(),
             "Embedding kernels": kernel_diagnosis(),

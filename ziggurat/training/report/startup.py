@@ -25,6 +25,7 @@ from ziggurat.models.costs.model_cost import ParameterCount
 from ziggurat.ops.interactions.dot import dot_kernel
 from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.machine.memory import host_memory
+from ziggurat.ops.machine.tested_torch import untested_torch_section
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.records.log import why_no_events
 from ziggurat.training.report.ranks import kernel_report, rank_sections
@@ -168,6 +169,7 @@ def startup_report(
         training["combinations of fields"] = fields_kernel()
     sections = {
         "Machine": machine_lines() | version_lines(),
+        **untested_torch_section(),
         "Data": data,
         "Training": training | dict(decision or {}),
         **facts.towers,
@@ -182,6 +184,7 @@ def startup_report(
             f"machine  {_brief_machine(step)}",
             f"kernel   {_brief_kernel(kernels)}",
             *_slower_than_asked(sections),
+            *(f"         versions: {lines['found']}" for lines in untested_torch_section().values()),
         ),
     )
 
