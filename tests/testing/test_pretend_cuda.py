@@ -80,3 +80,16 @@ def test_a_weight_that_is_given_the_memory_of_a_tensor_shares_it() -> None:
         assert weight.sum().item() == 6.0
         assert weight.requires_grad
         assert not weight.data.requires_grad
+
+
+def test_the_machine_has_the_same_gpu_by_both_names_that_torch_asks_it_by() -> None:
+    """torch 2.14's optimizers ask `torch.accelerator`, where 2.13's asked `torch.cuda`."""
+    with pretend_cuda(), record_waits() as waits:
+        assert torch.accelerator.is_available()
+        assert torch.accelerator.device_count() == torch.cuda.device_count() == 1
+        assert torch.accelerator.current_accelerator(check_available=True) == torch.device("cuda")
+        assert torch.accelerator.current_device_index() == torch.cuda.current_device()
+        assert not torch.accelerator.current_stream().is_capturing()
+        assert not waits
+        torch.accelerator.synchronize()
+        assert [wait.what for wait in waits] == ["synchronize"]

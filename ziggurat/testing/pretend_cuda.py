@@ -269,13 +269,23 @@ def pretend_cuda() -> Iterator[torch.device]:
         set_rng_state=lambda given, device=None: state.update(rng=given.clone()),
         manual_seed_all=lambda seed: None,
     )
+    # The same machine by its other name: torch 2.14 asks here where 2.13 asked `torch.cuda` (optimizers, in each step).
+    accelerator = mock.patch.multiple(
+        "torch.accelerator",
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        current_accelerator=lambda check_available=False: torch.device("cuda"),
+        current_device_index=lambda: 0,
+        current_stream=lambda device=None: Stream(),
+        synchronize=lambda device=None: synchronize(),
+    )
     no_kernels = (None, "tensors pretend to be on a GPU")
     kernels = mock.patch("ziggurat.ops.kernel_choice._imported", return_value=no_kernels)
     threads = mock.patch.object(ThreadPoolExecutor, "submit", _submit_inside)
     optimizers = mock.patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(_grouped))
     built = mock.patch("torch.backends.cuda.is_built", return_value=True)
     try:
-        with machine, kernels, optimizers, threads, built, _Mode():
+        with machine, accelerator, kernels, optimizers, threads, built, _Mode():
             yield _CUDA
     finally:
         on_their_way.clear()

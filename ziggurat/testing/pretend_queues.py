@@ -91,6 +91,10 @@ class Stream:
         """An event after all that was asked for."""
         return event or Event()
 
+    def is_capturing(self) -> bool:
+        """Return False: nothing is recorded into a graph here."""
+        return False
+
     def synchronize(self) -> None:
         """Wait for all that was asked for."""
         note_wait("synchronize")
