@@ -526,7 +526,7 @@ NORMED_OVER_BATCHES = {
 
 @pytest.mark.parametrize("name", list(NORMED_OVER_BATCHES))
 def test_no_weight_learns_from_rounding_alone(name):
-    """In FP64 a gradient is either some share of the largest, or zero by construction, and then the weight is frozen."""
+    """In FP64 a gradient is some share of the largest, or zero by construction, and then the weight is frozen."""
     inputs = small_inputs()
     model = build_model(NORMED_OVER_BATCHES[name], inputs, seed=1).double()
     batch = random_batch(inputs, 64, seed=3)
