@@ -121,6 +121,10 @@ def test_ranking_gives_the_scores_of_predict(shop: Shop, loaded: zg.Recommender)
     np.testing.assert_allclose(loaded.scores(rows)[:, 0], expected, atol=1e-6)
     new = loaded.rank({}, [{"item": "brand new", "price": "3.5"}, {"tags": None}])
     assert {item.id for item in new.items} == {"brand new", ""}
+    assert new.notes == ("unknown ids: item 1 of 2 (50.0%)",)
+    lists = loaded.rank({}, [{"item": items["item"][0], "tags": ["no such tag", "nor this"]}])
+    assert lists.notes == ("unknown ids: tags 2 of 2 (100.0%)",)
+    assert not by_row.notes
 
 
 @pytest.mark.parametrize(

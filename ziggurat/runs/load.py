@@ -62,6 +62,7 @@ from ziggurat.runs.scores.scoring import (
     like,
     output_schema,
     own_rows,
+    saying_unknown_ids,
     scored_frames,
 )
 from ziggurat.training.checkpoint import Match
@@ -131,7 +132,8 @@ class Run:
         chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, keep=keep)
         ranking = self._full_ranking_of_files(progress) if full_ranking else None
         batches = self._own_batches(chunks, slicer)
-        return self._evaluated(batches, progress, ranking_k, metrics, slices=slicer, full_ranking=ranking)
+        with saying_unknown_ids(self, progress):
+            return self._evaluated(batches, progress, ranking_k, metrics, slices=slicer, full_ranking=ranking)
 
     def evaluate_split(
         self,
@@ -234,6 +236,18 @@ class Run:
         """
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
         check_data(data)
+        with saying_unknown_ids(self, progress):
+            return self._predicted(data, out=out, keep=keep, bad_rows=bad_rows, progress=progress)
+
+    def _predicted(
+        self,
+        data: Any,
+        *,
+        out: str | Path | None,
+        keep: tuple[str, ...],
+        bad_rows: BadRowPolicy,
+        progress: Progress | None,
+    ) -> Any:
         if self.config.table_schema.events is not None:
             return predict_of_events(self, data, out=out, keep=keep, bad_rows=bad_rows, progress=progress)
         schema = output_schema(self, data, keep=keep)
@@ -249,11 +263,14 @@ class Run:
     def next_items(self, data: Any, *, k: int = 10, bad_rows: BadRowPolicy = BadRowPolicy.ERROR) -> pl.DataFrame:
         """The `k` items that come next for each user of an event log; see `scores/next_items.py`."""
         check_data(data)
-        return next_items_frame(self, data, k=k, bad_rows=bad_rows)
+        with saying_unknown_ids(self, None):
+            return next_items_frame(self, data, k=k, bad_rows=bad_rows)
 
     def scores(self, frame: Any) -> np.ndarray:
         """Return probabilities (or values, as float64) of a small frame or dict of raw columns: (rows, labels)."""
-        return next(scores for _, scores in scores_of(self.model, [self.preprocessing.batch(as_polars(frame))]))
+        with saying_unknown_ids(self, None):
+            batch = self.preprocessing.batch(as_polars(frame))
+        return next(scores for _, scores in scores_of(self.model, [batch]))
 
     def embeddings(self, feature: str) -> pl.DataFrame:
         """Raw ids of a feature with their vectors; see `runs/scores/embeddings.py`. Needs the run on one device."""

@@ -39,6 +39,7 @@ from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, info_now
 from ziggurat.serving.answering.sides import encode_frame
+from ziggurat.serving.answering.unknown_of_rows import unknown_note
 from ziggurat.serving.answers import (
     Effort,
     Info,
@@ -385,7 +386,9 @@ class Recommender:
             )
             for place in found.values.argsort(descending=True, stable=True).tolist()
         )
-        return Ranked(items=items, version=version, notes=user_notes(request.user, users=self._users))
+        of_items = {spec.name for spec in self._ranker().items.inputs.lookups}
+        notes = (*user_notes(request.user, users=self._users), *unknown_note(found.unknown, features=of_items))
+        return Ranked(items=items, version=version, notes=notes)
 
     def _split_items(self, request: RankRequest) -> GivenItems:
         ids = [item for item in request.items if isinstance(item, str)]

@@ -86,6 +86,19 @@ def test_a_frame_comes_back_as_its_kind(trained: Path) -> None:
         run.predict(type("Thing", (), {"columns": ["a"]})())
 
 
+def test_unknown_ids_of_frames_are_said_call_by_call(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, frame = load_run("runs/a"), today()
+    known = events(20)
+    said = "unknown ids: user_id 100 of 500 (20.0%), item 1 of 500 (0.2%)"
+    for call in (run.scores, run.predict, run.evaluate):
+        caplog.clear()
+        call(frame)
+        assert caplog.messages == [said], call
+        caplog.clear()
+        call(known)
+        assert not caplog.messages, call
+
+
 def test_a_frame_of_pandas_keeps_its_index(trained: Path) -> None:
     pandas = pytest.importorskip("pandas")
     run, frame = load_run("runs/a"), today(50)

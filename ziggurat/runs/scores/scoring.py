@@ -130,6 +130,27 @@ def unknown_ids(preprocessing: Preprocessing) -> list[UnknownIds]:
     return [UnknownIds(feature=name, unknown=it.unknown, ids=it.ids) for name, it in counters if it.unknown]
 
 
+@contextlib.contextmanager
+def saying_unknown_ids(run: Run, progress: Progress | None) -> Iterator[None]:
+    """Say after a call how many ids of its rows training did not know; who shows progress says it himself.
+
+    Args:
+        run: whose preprocessing encodes the rows.
+        progress: of the call.
+    """
+    before = {name: (each.unknown, each.ids) for name, each in run.preprocessing.counters.items()}
+    yield
+    if progress is not None or not run.team.is_first:
+        return
+    found: list[str] = []
+    for name, counted in run.preprocessing.counters.items():
+        unknown, ids = before[name]
+        if counted.unknown > unknown:
+            found.append(str(UnknownIds(feature=name, unknown=counted.unknown - unknown, ids=counted.ids - ids)))
+    if found:
+        run.warn(f"unknown ids: {', '.join(found)}", None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class IdsOutOfRange:
     """How many ids of a feature lie outside its identity table, and what became of them.

@@ -7,6 +7,7 @@ both    ──► vectors of user and item, where the formula names `retrieval` 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL, Chain, Question
+from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow
 from ziggurat.serving.request_rows import number_of
 
 
@@ -54,12 +56,14 @@ class GivenScores:
         values: what they are ordered by.
         retrieval: inner products of user and item, or None where the formula does not name them.
         over_arch: scores of the OverArch, or None where the formula does not name them.
+        unknown: what training did not know of the items that were given by their columns.
     """
 
     tasks: Float32[Tensor, "n L"]
     values: Float64[Tensor, "n"]
     retrieval: Float32[Tensor, "n"] | None = None
     over_arch: Float32[Tensor, "n"] | None = None
+    unknown: tuple[UnknownOfRow, ...] = ()
 
 
 _Pair = tuple[Tensor, Tensor]  # of the items given by id, and of those given by columns
@@ -83,7 +87,9 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
     if any(len(each.numbers) for each in given):
         known = chain.rank(questions, [each.numbers for each in given])
     whole = [{**who.row, **row} for who, each in zip(questions, given, strict=True) for row in each.rows.values()]
-    new = (chain.ranker.score_rows(whole) if whole else none).split([len(each.rows) for each in given])
+    sizes, unknown = [len(each.rows) for each in given], list[UnknownOfRow]()
+    new = (chain.ranker.score_rows(whole, unknown=unknown) if whole else none).split(sizes)
+    ends = list(itertools.accumulate(sizes))
     further = _further(chain, questions, given)
     tasks = list(zip(known, new, strict=True))
     values = _values(chain, given, tasks=tasks, further=further)
@@ -93,6 +99,7 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
             values=each.in_order(*values[i]),
             retrieval=each.in_order(*further[i][RETRIEVAL]) if RETRIEVAL in further[i] else None,
             over_arch=each.in_order(*further[i][OVER_ARCH]) if OVER_ARCH in further[i] else None,
+            unknown=tuple(unknown[ends[i] - sizes[i] : ends[i]]),
         )
         for i, each in enumerate(given)
     ]

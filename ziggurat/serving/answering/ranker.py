@@ -14,13 +14,14 @@ from typing import Any
 
 import polars as pl
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join, stacked
+from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_of_rows
 from ziggurat.serving.export.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of
 
@@ -91,13 +92,25 @@ class Ranker:
             found.append(self.score_batch(join(self.inputs, users=users, items=self._encoded_items, pairs=chunk)))
         return torch.cat(found) if found else torch.empty(0, len(self.labels))
 
-    def score_rows(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N L"]:
-        """Scores of whole rows of requests: columns of the user and of the item in one."""
-        return self.score_frame(self._frame_of(rows, self.schema))
+    def score_rows(
+        self, rows: Sequence[Mapping[str, Any]], *, unknown: list[UnknownOfRow] | None = None
+    ) -> Float[Tensor, "N L"]:
+        """Scores of whole rows of requests: columns of the user and of the item in one.
 
-    def score_frame(self, frame: pl.DataFrame) -> Float32[Tensor, "N L"]:
-        """Scores of raw rows, as `ziggurat predict` gives them."""
-        parts = [self.score_batch(self.packed.preprocessing.batch(part)) for part in frame.iter_slices(CHUNK_PAIRS)]
+        Args:
+            rows: raw columns.
+            unknown: gets what training did not know of each row.
+        """
+        return self.score_frame(self._frame_of(rows, self.schema), unknown=unknown)
+
+    def score_frame(self, frame: pl.DataFrame, *, unknown: list[UnknownOfRow] | None = None) -> Float[Tensor, "N L"]:
+        """Scores of raw rows, as `ziggurat predict` gives them; `unknown` as in `score_rows`."""
+        parts: list[Tensor] = []
+        for part in frame.iter_slices(CHUNK_PAIRS):
+            batch = self.packed.preprocessing.batch(part)
+            if unknown is not None:
+                unknown += unknown_of_rows(batch, self.inputs)
+            parts.append(self.score_batch(batch))
         return torch.cat(parts) if parts else torch.empty(0, len(self.labels))
 
     @torch.no_grad()
