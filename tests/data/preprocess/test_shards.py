@@ -239,6 +239,19 @@ def test_notes_of_before_a_restart_of_the_machine_are_not_believed(tmp_path, mon
         assert work.note("torn") is None
 
 
+def test_notes_that_were_exchanged_are_not_believed(tmp_path):
+    with Work(tmp_path / "x", waiting=lambda: None) as work:
+        work.start()
+        for name in ("a", "b"):
+            work.keep(name, {"value": name})
+        one, other = work.folder / "a.json", work.folder / "b.json"
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+        assert work.note("a") is None
+        assert work.note("b") is None
+
+
 def test_a_unit_whose_note_cannot_be_read_back_is_an_error_and_not_left_out(tmp_path, monkeypatch):
     with Work(tmp_path / "x", waiting=lambda: None) as work:
         work.start()

@@ -41,7 +41,7 @@ from ziggurat.files import Format, left_behind, sha256_of, temporary_beside, wri
 NOTE = Format(
     name="ziggurat.unit",
     what="a note of finished work",
-    version=2,  # version 1 did not say what the files of a unit held, and is not believed
+    version=3,  # version 1 did not say what the files of a unit held, 2 not of which unit it is: neither is believed
     ways_out=("delete the folder of the work",),
     max_bytes=1 << 30,
 )
@@ -183,7 +183,7 @@ class Work:
         try:
             content = NOTE.read(path)
             host, boot = content["by"]
-            if not isinstance(content["left"], dict) or "result" not in content:
+            if content["unit"] != name or not isinstance(content["left"], dict) or "result" not in content:
                 return None
             return None if host == platform.node() and boot != _boot() else content
         except (ZigguratError, KeyError, ValueError, TypeError):
@@ -312,7 +312,8 @@ class Work:
         self._write_note(self.folder, name, result, held)
 
     def _write_note(self, folder: Path, name: str, result: dict[str, Any], held: dict[str, list[Any]]) -> None:
-        NOTE.write(folder / f"{name}.json", {"by": [platform.node(), _boot()], "result": result, "left": held})
+        content = {"unit": name, "by": [platform.node(), _boot()], "result": result, "left": held}
+        NOTE.write(folder / f"{name}.json", content)
 
     def _locked(self, kind: int) -> bool:
         assert self._lock is not None
