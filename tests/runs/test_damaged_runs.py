@@ -14,8 +14,9 @@ import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from tests.end_to_end.test_towers import SCHEMA
 from ziggurat.cli.main import main
+from ziggurat.errors import DataError
 from ziggurat.runs.load import load_run
-from ziggurat.training.records.run_folder import INPUTS
+from ziggurat.training.records.run_folder import INPUTS, read_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +125,11 @@ def test_loading_takes_an_intact_checkpoint_where_the_best_is_damaged(
     with caplog.at_level(logging.WARNING):
         assert load_run(copy).step != best
     assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize("content", ['{"position": 3}', "[]", '{"metrics": 3}', '{"metrics": {}, "slices": [1]}'])
+def test_other_content_in_the_place_of_an_evaluation_is_found(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "test.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match="other content"):
+        read_evaluation(path)

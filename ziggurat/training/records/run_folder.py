@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.commands import pasted
-from ziggurat.errors import ConfigError, FileError, ZigguratError
+from ziggurat.errors import ConfigError, DataError, FileError, ZigguratError
 from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, Seal
 from ziggurat.training.checkpoint.retention import complete_steps
@@ -82,8 +82,16 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         MissingFileError, DataError: there is none, or it is damaged.
     """
     data = EVALUATION.read(path)
-    for part in (data, *data.get("slices", ())):
-        part["metrics"] = {name: math.nan if value is None else value for name, value in part["metrics"].items()}
+    try:
+        for part in (data, *data.get("slices", ())):
+            part["metrics"] = {name: math.nan if value is None else value for name, value in part["metrics"].items()}
+    except (AttributeError, KeyError, TypeError) as problem:  # a file of the first release carries no format
+        raise DataError(
+            expected="the evaluation of a run, with its metrics",
+            found=f"other content ({type(problem).__name__}: {problem})"[:200],
+            where=str(path),
+            ways_out=_WAYS_OUT,
+        ) from problem
     return data
 
 
