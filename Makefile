@@ -2,7 +2,8 @@
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make demo-serve  train encoders and a ranker, export them, serve them, ask the server
 #   make demo-sequences  SASRec and HSTU on histories: the next film of each user, all films ranked, minutes
-#   make test     the everyday suite        make test-slow  the long ones     make chaos  300 kill -9 of training runs
+#   make test     the everyday suite        make test-slow  the long ones
+#   make chaos    300 kill -9 of training runs, 1,000 faults of a disk and 1,000 leftovers over all verbs
 #   make bench-retrieval  filtered vector search against faiss and ScaNN, about 10 minutes
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
@@ -149,6 +150,8 @@ bench-planning: setup
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks.faults --count 1000 --seconds 7200
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks.leftovers --count 1000 --seconds 7200
 
 chaos-serve: setup
 	$(BIN)/python -m pytest -m chaos --timeout 14400 -s tests/serving/server/processes tests/serving/server/changed_items/test_merge.py

@@ -2,6 +2,7 @@
 
     files     damaged files of a run, loaded, verified and resumed                          tests/attacks/files.py
     faults    verbs on a disk that is full or broken, and given again on what they left     tests/attacks/faults.py
+    leftovers verbs that are killed, or read what is damaged                                tests/attacks/leftovers.py
     ranks     jobs in which a rank differs, is killed, or stands still                      tests/attacks/ranks.py
     parity    random configurations on one to four ranks against an FP64 reference          tests/attacks/parity.py
 
@@ -22,16 +23,17 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.attacks import faults, files, parity, ranks
+from tests.attacks import faults, files, leftovers, parity, ranks
 from tests.attacks.files import DEFECTS, Case
 
 COLUMNS = ("found", "equal", "accepted", *DEFECTS)
 _PARITY = {"equal": "same", "different": "silent", "refused": "found", "crashed": "crashed"}
 _SHARES = (
-    ("files", 0.3),
-    ("faults", 0.25),
-    ("ranks", 0.2),
-    ("parity", 0.25),
+    ("files", 0.25),
+    ("faults", 0.2),
+    ("leftovers", 0.2),
+    ("ranks", 0.15),
+    ("parity", 0.2),
 )  # of the time; what one leaves over goes to the next
 
 
@@ -77,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name == "parity":
             cases += attack_parity(seed=options.seed, seconds=left)
         else:
-            module = {"files": files, "faults": faults, "ranks": ranks}[name]
+            module = {"files": files, "faults": faults, "leftovers": leftovers, "ranks": ranks}[name]
             cases += module.attack(count=10**9, seed=options.seed, seconds=left)
     bad = [case for case in cases if case.outcome in DEFECTS]
     for case in bad:

@@ -1,18 +1,21 @@
-"""Attack writing: let a write, flush, fsync, close, rename or open of a verb fail as full and broken disks do.
+"""Attack writing: let a write, flush, close, rename, mkdir or open of a verb fail as full and broken disks do.
 
-    python -m tests.attacks.faults --count 300 --seed 0
+    python -m tests.attacks.faults --count 1000 --seed 0
 
-Each case runs one verb of the command line in a fresh copy of a folder with data and runs, and lets the n-th call that
-writes below it fail, once or from then on (`faults.cpp`, in front of libc, so that libraries in every language meet
-it). A verb that ends with an error is given again without the fault, on what it left. What may come out:
+Each case runs one verb of the command line (`verbs.py`) in a fresh copy of a folder with data, runs and exports, and
+lets the n-th call below it fail (`faults.cpp`, in front of libc, so that libraries in every language meet it): no room,
+an error of the disk, a quota, a write that is cut short, an interrupted call, no descriptor left; once, or from then
+on. A verb that ends with an error is given again without the fault, on what it left. What may come out:
 
     found      an error in four parts; given again, the verb makes what it makes on a sound disk
     same       what it makes on a sound disk, whatever failed (a log that nobody needs, a lock)
-    silent     status 0 and another result, or another result when it is given again
-    crashed    a traceback, an error without its parts, a signal
+    rebuilt    status 0 and another result, and the verb says so (an older checkpoint in the place of a damaged one)
+    silent     status 0 and another result, another result when it is given again, or something of the user's is changed
+    crashed    a traceback, an error without its parts, a signal, what a destructor prints
     hung       no end in time
 
-The last three are defects.
+The last three are defects. All cases are children of one warm process that has imported everything and computed
+nothing, so a case takes a fraction of a second. The calls of each verb are counted first, on a sound disk.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ import argparse
 import contextlib
 import ctypes
 import errno
+import fnmatch
 import hashlib
+import importlib
 import json
+import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -32,135 +39,131 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.attacks.files import Case, run_attack
+from tests.attacks.verbs import VERBS, Verb, make_victim, verbs_in_turn
 
 TIME_LIMIT_S = 120.0
-_SETTINGS = (
-    *("--training.epochs", "2", "--training.loader.batch-size", "64", "--training.checkpoint-every", "3"),
-    *("--model.top.hidden-dims", "8", "--model.bottom.hidden-dims", "8", "--model.embedding-dim", "4"),
-    *("--training.precision", "fp32", "--model.embedding.kernel", "torch", "--training.learning-rate", "0.01"),
+WRITE, FLUSH, CLOSE, NAME, OPEN, READ = (1 << bit for bit in range(6))
+ALL_WRITES = WRITE | FLUSH | CLOSE | NAME | OPEN
+_FAIL, _SHORT, _SHORT_THEN_FAIL, KILL = range(4)
+_NUM_KINDS = 6
+_OLD = b"what the user had here\n"
+# What a verb says that goes on with less than it was given: an older checkpoint, in the place of the best one.
+_SAYS_DAMAGE = re.compile(r"is damaged and was skipped|\(step [\d,]+\) is lost; that of step")
+RAW = (
+    "Traceback (most recent call last)",
+    "Exception ignored",
+    "terminate called",
+    "panicked at",
+    "Fatal Python error",
 )
-_DATA = ("--data.train", "log.parquet", "--schema", "my.toml")
-_TRAIN = ("train", "table_dlrm", *_DATA, *_SETTINGS)
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A command line, and what it makes."""
+class _State(ctypes.Structure):
+    """The memory that `faults.cpp` maps; `State` there has the same layout."""
 
-    arguments: tuple[str, ...]
-    result: Callable[[], Any]
-
-
-def _sha(*names: str) -> list[str]:
-    return [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in names]
-
-
-def _run(folder: str) -> Any:
-    from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
-    from ziggurat.training.checkpoint import CheckpointStore, Match
-    from ziggurat.training.records.log import read_records
-
-    last = CheckpointStore(Path(folder) / "checkpoints").load(None, into=None, match=Match.SUBSET)
-    weights = {name: hashlib.sha256(bytes(value.numpy().tobytes())).hexdigest() for name, value in last.tensors.items()}
-    log = [{k: v for k, v in each.items() if k != "timing"} for each in read_records(Path(folder) / "metrics.jsonl")]
-    return [weights, log, _sha(f"{folder}/ledger.bin"), load_preprocessing(Path(folder) / "preprocessing").fingerprint]
-
-
-def _export() -> Any:
-    from ziggurat.serving.export.export_folder import open_export
-
-    files = open_export("ex").manifest.files
-    return sorted([name, entry.sha256] for name, entry in files.items() if not name.endswith(".pt2"))
-
-
-def _prepared() -> Any:
-    from ziggurat.recipes.run_config import load_config
-    from ziggurat.runs.execute import prepare_run
-
-    prepared = prepare_run(load_config("run"))
-    datasets = (prepared.train, prepared.valid, prepared.test)
-    return [prepared.preprocessing.fingerprint, [each.digest for each in datasets if each is not None]]
-
-
-def _evaluated() -> Any:
-    return {name: value for name, value in json.loads(Path("out.json").read_text()).items() if "metric" in name}
-
-
-def _frame(name: str) -> str:
-    import polars as pl
-
-    return hashlib.sha256(pl.read_parquet(name).write_csv().encode()).hexdigest()
-
-
-def _embeddings() -> Any:
-    import polars as pl
-
-    return pl.read_parquet("vectors.parquet").to_dict(as_series=False)
-
-
-VERBS: dict[str, Verb] = {
-    "train": Verb((*_TRAIN, "--out", "new"), lambda: _run("new")),
-    "resume": Verb(("train", "run", "--resume", "--training.epochs", "3"), lambda: _run("run")),
-    "prepare": Verb(("prepare", "table_dlrm", *_DATA), _prepared),
-    "cluster": Verb(
-        ("data", "cluster-by-session", "log.parquet", "--session", "user_id", "--out", "clustered.parquet"),
-        lambda: _sha("clustered.parquet"),
-    ),
-    "inspect": Verb(("data", "inspect", "log.parquet", "--write-schema", "guess.toml"), lambda: _sha("guess.toml")),
-    "predict": Verb(("predict", "run", "log.parquet", "--out", "out.csv"), lambda: _sha("out.csv")),
-    "predict parquet": Verb(("predict", "run", "log.parquet", "--out", "out.parquet"), lambda: _sha("out.parquet")),
-    "evaluate": Verb(("evaluate", "run", "log.parquet", "--json", "out.json"), _evaluated),
-    "embeddings": Verb(("embeddings", "run", "user_id", "--out", "vectors.parquet"), _embeddings),
-    "export": Verb(("export", "run", "--out", "ex"), _export),
-    "report": Verb(("report", "run"), lambda: Path("run/report.html").stat().st_size > 0),
-}
-
-
-def make_victim(folder: Path) -> None:
-    """Data, a schema and a run, with what they put into the cache but prepared data."""
-    import polars as pl
-
-    import ziggurat
-    from ziggurat.cli.main import main
-
-    rows = pl.int_range(600, eager=True)
-    frame = pl.DataFrame({"user_id": rows * 7 % 40, "item": "m" + (rows * 11 % 25).cast(pl.String)})
-    price = (rows % 13).cast(pl.Float64) / 4
-    frame = frame.with_columns(price=price, timestamp=978_300_000 + 60 * rows, click=(rows * 5 % 7 < 3).cast(pl.Int64))
-    frame.write_parquet("log.parquet")
-    schema = ziggurat.Schema(
-        features=(
-            ziggurat.Categorical(name="user_id"),
-            ziggurat.Categorical(name="item"),
-            ziggurat.Dense(name="price"),
-        ),
-        labels=(ziggurat.Label(name="click"),),
-        time="timestamp",
+    _fields_ = (
+        ("counted", ctypes.c_long * _NUM_KINDS),
+        ("matched", ctypes.c_long),
+        ("first", ctypes.c_long),
+        ("last", ctypes.c_long),
+        ("kinds", ctypes.c_int),
+        ("number", ctypes.c_int),
+        ("how", ctypes.c_int),
+        ("folder", ctypes.c_char * 4096),
     )
-    ziggurat.write_schema(schema, "my.toml")
-    assert main([*_TRAIN, "--out", "run"]) == 0
-    shutil.rmtree("cache/prepared")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What fails.
+
+    Args:
+        name: as it is shown.
+        kinds: of calls that are counted and fail.
+        number: errno.
+        how: fails at once, after half of the bytes, or kills the process.
+        once: one call fails; else all later ones, too.
+    """
+
+    name: str
+    kinds: int
+    number: int = 0
+    how: int = _FAIL
+    once: bool = True
+
+
+FAULTS = (
+    Fault(name="no space, from then on", kinds=ALL_WRITES, number=errno.ENOSPC, once=False),
+    Fault(name="no space, once", kinds=ALL_WRITES, number=errno.ENOSPC),
+    Fault(name="half of a write, then no space", kinds=WRITE, number=errno.ENOSPC, how=_SHORT_THEN_FAIL, once=False),
+    Fault(name="disk error, once", kinds=ALL_WRITES, number=errno.EIO),
+    Fault(name="disk error, from then on", kinds=ALL_WRITES, number=errno.EIO, once=False),
+    Fault(name="disk error of a flush", kinds=FLUSH | CLOSE, number=errno.EIO),
+    Fault(name="quota, from then on", kinds=ALL_WRITES, number=errno.EDQUOT, once=False),
+    Fault(name="short write", kinds=WRITE, how=_SHORT),
+    Fault(name="interrupted call", kinds=WRITE | OPEN, number=errno.EINTR),
+    Fault(name="no descriptor, once", kinds=OPEN | READ, number=errno.EMFILE),
+    Fault(name="no descriptor, from then on", kinds=OPEN | READ, number=errno.EMFILE, once=False),
+    Fault(name="folder or name refused", kinds=NAME, number=errno.EACCES),
+)
+
+
+class Disk:
+    """The faults of the processes that load the library."""
+
+    def __init__(self, state: Path) -> None:
+        with state.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), ctypes.sizeof(_State))
+        self._state = _State.from_buffer(self._memory)
+
+    def arm(self, folder: Path, fault: Fault | None, *, first: int = -1) -> None:
+        """Count the calls below a folder from now on, and let the fault happen at one of them."""
+        state = self._state
+        state.folder = b""
+        state.counted[:] = [0] * _NUM_KINDS
+        state.matched = 0
+        state.first = first if fault else -1
+        state.last = first if fault and fault.once else -1
+        state.kinds = fault.kinds if fault else 0
+        state.number = fault.number if fault else 0
+        state.how = fault.how if fault else 0
+        state.folder = os.fsencode(f"{folder}/")
+
+    def rest(self) -> tuple[int, ...]:
+        """Count and fail nothing any more; return the calls of each kind until now."""
+        self._state.folder = b""
+        return tuple(self._state.counted)
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the call was reached that fails."""
+        return 0 <= self._state.first < self._state.matched
 
 
 # ------------------------------------------------------------------------------------- inside, with the faults in front
 
 
 def _forked(place: Path, action: Callable[[], int], *, limit_s: float) -> tuple[int | None, str]:
-    """The status of `action` in a child (None: it did not end, negative: a signal), and what it wrote."""
+    """Return the status of `action` in a child (None: it did not end, negative: a signal), and what it wrote."""
     output = place.with_name("output.txt")
+    output.write_bytes(b"")
     child = os.fork()
     if not child:
         status = 1
+        os.setpgid(0, 0)
         with contextlib.suppress(BaseException):
             os.chdir(place)
+            (place / "tmp").mkdir(exist_ok=True)
             os.environ["ZIGGURAT_CACHE"] = str(place / "cache")
-            descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.environ["TMPDIR"] = str(place / "tmp")
+            tempfile.tempdir = None
+            descriptor = os.open(output, os.O_WRONLY | os.O_APPEND, 0o600)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             try:
@@ -171,125 +174,260 @@ def _forked(place: Path, action: Callable[[], int], *, limit_s: float) -> tuple[
                 traceback.print_exc()
             sys.stdout.flush()
         os._exit(status)
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
     end = time.monotonic() + limit_s
+    status: int | None = None
     while time.monotonic() < end:
         ended, code = os.waitpid(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(code), output.read_text(errors="replace")
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None, output.read_text(errors="replace")
+            status = os.waitstatus_to_exitcode(code)
+            break
+        time.sleep(0.005)
+    with contextlib.suppress(OSError):  # it, or what it started
+        os.killpg(child, signal.SIGKILL)
+    if status is None:
+        os.waitpid(child, 0)
+    return status, output.read_text(errors="replace")
 
 
-def _verb(place: Path, name: str, faults: ctypes.CDLL, fault: tuple[int, int, int]) -> tuple[int | None, str, Any, int]:
-    """Run a verb in a child; its status, what it said, what it made (None unless its status is 0), matching calls."""
-    found = place.with_name("found.json")
-    found.unlink(missing_ok=True)
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a verb ended: its status, what it said, what it made (None unless its status is 0), calls of each kind."""
 
-    def action() -> int:
-        from ziggurat.cli.main import main
-
-        first, last, number = fault
-        arguments = VERBS[name].arguments
-        if name == "train" and (Path("new/metrics.jsonl").exists() or list(Path("new/checkpoints").glob("step-*"))):
-            arguments = ("train", "new", "--resume")
-        faults.faults_arm(os.fsencode(f"{place}/"), ctypes.c_long(first), ctypes.c_long(last), number)
-        status = main(list(arguments))
-        calls = faults.faults_count()
-        faults.faults_arm(b"", ctypes.c_long(-1), ctypes.c_long(-1), 0)
-        result = VERBS[name].result() if status == 0 else None
-        found.write_text(json.dumps([result, calls]))
-        return status
-
-    status, said = _forked(place, action, limit_s=TIME_LIMIT_S)
-    result, calls = json.loads(found.read_text()) if found.exists() else (None, 0)
-    return status, said, result, calls
+    status: int | None
+    said: str
+    result: Any
+    calls: tuple[int, ...]
 
 
-def _inside(options: argparse.Namespace) -> None:
-    """Try the cases, each a line of JSON on standard output."""
-    import ziggurat.cli.main  # before the first fork, so that children need not
-    import ziggurat.runs.export.make
-    import ziggurat.runs.load  # noqa: F401
+class Bench:
+    """A folder, copies of it, and verbs that run in the copies."""
 
-    faults = ctypes.CDLL(options.inside)
-    root = Path(options.folder)
-    victim, place = root / "victim", root / "case"
-    victim.mkdir()
-    status, said = _forked(victim, lambda: make_victim(victim) or 0, limit_s=600)
-    assert status == 0, said
-    none = (-1, -1, 0)
-    sound: dict[str, tuple[Any, int]] = {}
-    names = list(VERBS)
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self.disk = disk
+        self.victim = root / "victim"
+        self.place = root / "case"
+        self.modules: set[str] = set()
+        self._files: dict[str, str] = {}
+
+    def make(self) -> None:
+        """Fill the folder that is copied for each case."""
+        self.victim.mkdir()
+        status, said = _forked(self.victim, lambda: make_victim() or 0, limit_s=600)
+        assert status == 0, said
+        shutil.rmtree(self.victim / "tmp")
+        self._files = files_of(self.victim)
+
+    def copy(self, *, old: tuple[str, ...] = ()) -> None:
+        """Put a fresh copy in place, with something older of the user's at some paths."""
+        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.copytree(self.victim, self.place, symlinks=True)
+        for name in old:
+            if Path(name).suffix:
+                (self.place / name).write_bytes(_OLD)
+            else:
+                shutil.copytree(self.victim / "films", self.place / name)
+
+    def run(self, name: str, fault: Fault | None = None, *, first: int = -1, again: bool = False) -> Ended:
+        """Run a verb in the copy, with a fault."""
+        verb = VERBS[name]
+        made = self.place.with_name("made.json")
+        made.unlink(missing_ok=True)
+
+        def action() -> int:
+            from ziggurat.cli.main import main
+
+            arguments = verb.again() if again and verb.again else verb.arguments
+            beside = 0
+            if verb.beside:
+                server = os.getpid()
+                beside = os.fork()
+                if not beside:
+                    verb.beside(server)
+                    os._exit(0)
+            self.disk.arm(self.place, fault, first=first)
+            status = main(list(arguments))
+            calls = self.disk.rest()
+            if beside and status:
+                os.kill(beside, signal.SIGKILL)
+            if beside:
+                os.waitpid(beside, 0)
+            result = verb.result() if status == 0 else None
+            made.write_text(json.dumps([result, calls, sorted(sys.modules)]))
+            return status
+
+        status, said = _forked(self.place, action, limit_s=TIME_LIMIT_S)
+        self.disk.rest()
+        result, calls, modules = json.loads(made.read_text()) if made.exists() else (None, (0,) * _NUM_KINDS, ())
+        self.modules.update(modules)
+        return Ended(status=status, said=said, result=result, calls=tuple(calls))
+
+    def result(self, name: str) -> Any:
+        """Return what lies in the copy as the result of a verb; a text where it cannot be read."""
+        made = self.place.with_name("made.json")
+        made.unlink(missing_ok=True)
+        status, said = _forked(
+            self.place, lambda: made.write_text(json.dumps(VERBS[name].result())) and 0, limit_s=TIME_LIMIT_S
+        )
+        return json.loads(made.read_text()) if status == 0 else said
+
+    def warm_up(self) -> None:
+        """Import what verbs have imported until now, so that children need not."""
+        for name in sorted(self.modules - set(sys.modules)):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+    def changed(self, verb: Verb) -> list[str]:
+        """Return files of the user that a verb has changed or deleted and may not."""
+        now = files_of(self.place)
+        names = [name for name, digest in self._files.items() if now.get(name) != digest]
+        may = ("cache/*", "tmp/*", *verb.writes)
+        return [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in may)]
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Return the digests of all files below a folder, by their paths there."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def outcome_of(ended: Ended, *, same: bool) -> str:
+    """Return how one run of a verb ended, in a word of the table."""
+    if ended.status is None:
+        return "hung"
+    if ended.status < 0 or any(each in ended.said for each in RAW):
+        return "crashed"
+    if ended.status == 0 and not same:
+        return "rebuilt" if _SAYS_DAMAGE.search(ended.said) else "silent"
+    if ended.status == 0:
+        return "same"
+    return "found" if "expected:" in ended.said and "ways out:" in ended.said else "crashed"
+
+
+def _cases(bench: Bench, options: argparse.Namespace) -> Iterator[Case]:
+    names = verbs_in_turn(options.verbs)
+    sound: dict[str, Ended] = {}
     end = time.monotonic() + options.seconds
     for number in range(options.count):
         if time.monotonic() > end:
             return
         name = names[number % len(names)]
+        verb = VERBS[name]
         draw = random.Random(f"{options.seed}/{number}")
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(victim, place)
         if name not in sound:
-            status, said, result, calls = _verb(place, name, faults, none)
-            assert status == 0, f"{name} on a sound disk: {said}"
-            sound[name] = result, calls
-            shutil.rmtree(place)
-            shutil.copytree(victim, place)
-        expected, calls = sound[name]
+            bench.copy()
+            sound[name] = bench.run(name)
+            assert sound[name].status == 0, f"{name} on a sound disk: {sound[name].said}"
+            bench.warm_up()
+        expected = sound[name].result
+        fault = draw.choice(FAULTS)
+        calls = sum(count for kind, count in enumerate(sound[name].calls) if fault.kinds >> kind & 1)
         first = draw.randrange(max(calls, 1))
-        once = draw.random() < 0.5
-        code = draw.choice([errno.ENOSPC, errno.EIO, errno.EDQUOT])
-        what = f"call {first} of {calls} {'fails' if once else 'and all later ones fail'}: {os.strerror(code)}"
-        status, said, result, _ = _verb(place, name, faults, (first, first if once else -1, code))
-        outcome = _outcome(status, said, same=result == expected)
+        old = verb.out if draw.random() < 0.5 else ()
+        what = f"{fault.name}, call {first} of {calls}{', over an older file' if old else ''}"
+        bench.copy(old=old)
+        ended = bench.run(name, fault, first=first)
+        outcome = outcome_of(ended, same=ended.result == expected)
+        said = ended.said
+        if changed := bench.changed(verb):
+            outcome = "silent"
+            said = f"changed or deleted: {changed}\n{said}"
+        if old and ended.status and (lost := _lost(bench, name, expected)):
+            outcome = "silent"
+            said = f"what was there is gone, and the new is not whole: {lost}\n{said}"
         if outcome == "found":
-            status, again, result, _ = _verb(place, name, faults, none)
-            if status != 0 or result != expected:
-                outcome = "hung" if status is None else "silent" if status == 0 else "crashed"
-                said = f"{said}\n--- given again: {again}"
-        print(json.dumps(asdict(Case(number, f"faults, {name}", what, outcome, said[-3000:]))), flush=True)
+            again = bench.run(name, again=True)
+            if again.status != 0 or again.result != expected:
+                outcome = outcome_of(again, same=again.result == expected)
+                outcome = "crashed" if outcome == "found" else outcome
+                said = f"{said}\n--- given again: {again.said}"
+        yield Case(number, f"faults, {name}", what, outcome, said[-3000:])
 
 
-def _outcome(status: int | None, said: str, *, same: bool) -> str:
-    if status is None:
-        return "hung"
-    if status < 0 or "Traceback (most recent call last)" in said:
-        return "crashed"
-    if status == 0:
-        return "same" if same else "silent"
-    return "found" if "expected:" in said and "ways out:" in said else "crashed"
+def _lost(bench: Bench, name: str, expected: Any) -> list[str]:
+    """Return the paths at which neither what was there lies, nor the whole new result."""
+    verb = VERBS[name]
+    changed = [each for each in verb.out if not _is_old(bench, each)]
+    if not changed or bench.result(name) == expected:
+        return []
+    if len(verb.out) == 1:
+        return changed
+    # One of several files may be new already; each is whole in itself.
+    return [each for each in changed if not (bench.place / each).exists() or not (bench.place / each).stat().st_size]
+
+
+def _is_old(bench: Bench, name: str) -> bool:
+    path = bench.place / name
+    if Path(name).suffix:
+        return path.is_file() and path.read_bytes() == _OLD
+    return path.is_dir() and files_of(path) == files_of(bench.victim / "films")
+
+
+def bench_inside(options: argparse.Namespace) -> Bench:
+    """Import what all verbs need, and fill the folder that is copied for each case."""
+    from ziggurat.training.report import page
+
+    # Drawing writes nothing, and takes most of the time of a small training.
+    page._svg = lambda figure: "<svg/>"
+    root = Path(options.folder)
+    bench = Bench(root, Disk(root / "state"))
+    bench.make()
+    return bench
 
 
 # ------------------------------------------------------------------------------------------------------------ outside
 
 
-def attack(*, count: int, seed: int, seconds: float) -> list[Case]:
-    """Try `count` cases, or as many as fit in `seconds`; in a process of its own, in front of which the faults are."""
-    with tempfile.TemporaryDirectory() as name:
-        library = Path(name) / "faults.so"
+@contextlib.contextmanager
+def fast_folder() -> Iterator[Path]:
+    """Give a folder in memory where there is one: a flush costs nothing there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None, prefix="attack-") as name:
+        yield Path(name)
+
+
+def behind_faults(module: str, arguments: list[str]) -> list[Case]:
+    """Run a module with the faults in front of libc, in a process of its own; return the cases that it prints."""
+    with fast_folder() as folder:
+        library = folder / "faults.so"
         source = Path(__file__).with_suffix(".cpp")
-        subprocess.run(["g++", "-std=c++17", "-fPIC", "-shared", "-o", library, source, "-ldl"], check=True)
-        command = [sys.executable, "-m", "tests.attacks.faults", "--inside", str(library), "--folder", name]
-        command += ["--count", str(count), "--seed", str(seed), "--seconds", str(seconds)]
-        environment = {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
+        subprocess.run(["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-o", library, source, "-ldl"], check=True)
+        state = folder / "state"
+        state.write_bytes(bytes(ctypes.sizeof(_State)))
+        command = [sys.executable, "-m", module, "--inside", "--folder", str(folder), *arguments]
+        environment = {**os.environ, "LD_PRELOAD": str(library), "FAULTS_STATE": str(state), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [Case(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+def inside_options() -> argparse.Namespace:
+    """Read the command line of the process behind the faults."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--inside", action="store_true")
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--verbs", default="")
+    return parser.parse_args()
+
+
+def attack(*, count: int, seed: int, seconds: float, verbs: str = "") -> list[Case]:
+    """Try `count` cases, or as many as fit in `seconds`."""
+    given = ["--count", str(count), "--seed", str(seed), "--seconds", str(seconds), "--verbs", verbs]
+    return behind_faults("tests.attacks.faults", given)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Attack, print every defect and the table."""
-    return run_attack(attack, arguments, doc=__doc__, count=300, shown=1500)
+    return run_attack(attack, arguments, doc=__doc__, count=1000, shown=1500)
 
 
 if __name__ == "__main__":
     if "--inside" in sys.argv:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--inside", required=True)
-        parser.add_argument("--folder", required=True)
-        parser.add_argument("--count", type=int, required=True)
-        parser.add_argument("--seed", type=int, required=True)
-        parser.add_argument("--seconds", type=float, required=True)
-        _inside(parser.parse_args())
+        options = inside_options()
+        for case in _cases(bench_inside(options), options):
+            print(json.dumps(asdict(case)), flush=True)
     else:
         sys.exit(main())

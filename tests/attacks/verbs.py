@@ -1,0 +1,378 @@
+"""Every verb of the command line that writes, on a small folder of data, runs and exports: for attacks on writing.
+
+`make_victim` fills a folder; a `Verb` is one command line there, what it makes, and which files it may change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TRAINING = (
+    *("--training.loader.batch-size", "64", "--training.checkpoint-every", "3", "--training.precision", "fp32"),
+    *("--training.learning-rate", "0.01", "--model.embedding-dim", "4", "--model.embedding.kernel", "torch"),
+)
+_SMALL = ("--model.top.hidden-dims", "8", "--model.bottom.hidden-dims", "8")
+_DATA = ("--data.train", "log.parquet", "--schema", "my.toml")
+_TRAIN = ("train", "table_dlrm", *_DATA, *_TRAINING, *_SMALL, "--training.epochs", "2")
+_RETRIEVE = ("train", "table_two_tower", *_DATA, *_TRAINING, "--model.negatives-block", "64", "--training.epochs", "1")
+SERVED = "served.json"  # beside the folder: what a client of the server was told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A command line, what it makes, and what it may change.
+
+    Args:
+        arguments: of the command line.
+        result: reads what was made; equal values mean the same result.
+        writes: patterns of files that may be changed or come into being.
+        out: the files or folders that are given to it for its results; an older one may be there.
+        again: the command line that goes on with what an interrupted one left, where it is another.
+        beside: what another process does while the verb runs (a client of the server).
+        share: cases of it in a round of all verbs: more where a case is cheap and much is written.
+    """
+
+    arguments: tuple[str, ...]
+    result: Callable[[], Any]
+    writes: tuple[str, ...] = ()
+    out: tuple[str, ...] = ()
+    again: Callable[[], tuple[str, ...]] | None = None
+    beside: Callable[[int], None] | None = None
+    share: int = 1
+
+
+def _sha(*names: str) -> list[str]:
+    return [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in names]
+
+
+def run_of(folder: str) -> Any:
+    """Return weights, log and ledger of a run, and the fingerprint of its preprocessing."""
+    from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
+    from ziggurat.training.checkpoint import CheckpointStore, Match
+    from ziggurat.training.records.log import read_records
+
+    last = CheckpointStore(Path(folder) / "checkpoints").load(None, into=None, match=Match.SUBSET)
+    weights = {name: hashlib.sha256(bytes(value.numpy().tobytes())).hexdigest() for name, value in last.tensors.items()}
+    log = [{k: v for k, v in each.items() if k != "timing"} for each in read_records(Path(folder) / "metrics.jsonl")]
+    return [weights, log, _sha(f"{folder}/ledger.bin"), load_preprocessing(Path(folder) / "preprocessing").fingerprint]
+
+
+def _export_of(folder: str) -> Any:
+    from ziggurat.serving.export.export_folder import open_export
+
+    files = open_export(folder).manifest.files
+    return sorted([name, entry.sha256] for name, entry in files.items() if not name.endswith(".pt2"))
+
+
+def _prepared() -> Any:
+    from ziggurat.recipes.run_config import load_config
+    from ziggurat.runs.execute import prepare_run
+
+    prepared = prepare_run(load_config("run"))
+    datasets = (prepared.train, prepared.valid, prepared.test)
+    return [prepared.preprocessing.fingerprint, [each.digest for each in datasets if each is not None]]
+
+
+def _parquet(name: str) -> Any:
+    import polars as pl
+
+    return str(pl.read_parquet(name).to_dict(as_series=False))
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    """Return JSON without the keys that differ from one sound run to the next: times, speeds, paths."""
+    if isinstance(value, dict):
+        return {key: _without(item, names) for key, item in value.items() if not any(name in key for name in names)}
+    return [_without(item, names) for item in value] if isinstance(value, list) else value
+
+
+_TIMES = ("_s", "per_s", "sha256", "date", "machine", "seconds", "time", "git", "versions", "folder", "load")
+
+
+def _json(name: str) -> Any:
+    return _without(json.loads(Path(name).read_text()), _TIMES)
+
+
+def _exists(*names: str) -> list[bool]:
+    return [Path(name).stat().st_size > 0 for name in names]
+
+
+def _train_again() -> tuple[str, ...]:
+    begun = Path("new/metrics.jsonl").exists() or list(Path("new/checkpoints").glob("step-*"))
+    return ("train", "new", "--resume") if begun else (*_TRAIN, "--out", "new")
+
+
+def _one_output(
+    arguments: tuple[str, ...],
+    name: str,
+    result: Callable[[], Any],
+    *also: str,
+    share: int = 2,
+    replaces: bool = True,
+) -> Verb:
+    """Return a verb that writes one file or folder, and replaces an older one or not."""
+    writes = (name, f"{name}/**", *also)
+    return Verb(arguments=arguments, result=result, out=(name,) if replaces else (), writes=writes, share=share)
+
+
+# ----------------------------------------------------------------------------------------------------------- the server
+
+
+class _Admin(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=20)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(self.path)
+
+
+def _asked(connection: http.client.HTTPConnection, path: str, data: Any) -> list[Any]:
+    connection.request("POST", path, json.dumps(data))
+    answer = connection.getresponse()
+    body = json.load(answer)
+    connection.close()
+    items = [each["id"] for each in body["items"]] if "items" in body else body.get("error")
+    return [answer.status, items]
+
+
+def _ask_server(server: int) -> None:
+    """Ask the server, let it swap to another export, ask again, and end it; write what it said."""
+    said: list[Any] = []
+    output = Path.cwd().with_name("output.txt")
+    found = None
+    end = time.monotonic() + 60
+    while not found and time.monotonic() < end and os.getppid() == server:
+        time.sleep(0.01)
+        found = re.search(r"all routes: http://([^:]+):(\d+)", output.read_text(errors="replace"))
+    with contextlib.suppress(OSError):
+        if found:
+            host, port = found[1], int(found[2])
+            request = {"user": {"user_id": 7}, "k": 3}
+            for step in ("before", "swap", "after"):
+                try:
+                    if step == "swap":
+                        said.append(_asked(_Admin("a.sock"), "/admin/swap", {"export": str(Path("other").resolve())}))
+                    else:
+                        said.append(_asked(http.client.HTTPConnection(host, port, timeout=20), "/recommend", request))
+                except (OSError, ValueError, http.client.HTTPException) as problem:
+                    said.append([0, repr(problem)])
+            Path.cwd().with_name(SERVED).write_text(json.dumps(said))
+    with contextlib.suppress(OSError):
+        os.kill(server, signal.SIGTERM)
+
+
+def _served() -> Any:
+    """Return the answers; a swap that is refused in four parts, after which the old export answers, is as good."""
+    said = json.loads(Path.cwd().with_name(SERVED).read_text())
+    before, (status, error), after = said
+    if status == 200:
+        return ["swapped", before, after]
+    whole = isinstance(error, dict) and all(error.get(part) for part in ("expected", "found", "where", "ways_out"))
+    return ["swap refused", before, after] if whole and before == after else said
+
+
+VERBS: dict[str, Verb] = {
+    "train": Verb(
+        arguments=(*_TRAIN, "--out", "new"), result=lambda: run_of("new"), writes=("new/**",), again=_train_again
+    ),
+    "resume": Verb(
+        arguments=("train", "run", "--resume", "--training.epochs", "3"),
+        result=lambda: run_of("run"),
+        writes=("run/**",),
+    ),
+    "prepare": Verb(arguments=("prepare", "table_dlrm", *_DATA), result=_prepared, share=12),
+    "cluster-by-session": _one_output(
+        ("data", "cluster-by-session", "log.parquet", "--session", "user_id", "--out", "clustered.parquet"),
+        "clustered.parquet",
+        lambda: _parquet("clustered.parquet"),
+        "clustered.parquet.*",
+        replaces=False,
+        share=12,
+    ),
+    "inspect": _one_output(
+        ("data", "inspect", "log.parquet", "--write-schema", "guess.toml"), "guess.toml", lambda: _sha("guess.toml")
+    ),
+    "predict": _one_output(("predict", "run", "log.parquet", "--out", "out.csv"), "out.csv", lambda: _sha("out.csv")),
+    "predict parquet": _one_output(
+        ("predict", "run", "log.parquet", "--out", "out.parquet"),
+        "out.parquet",
+        lambda: _parquet("out.parquet"),
+        share=8,
+    ),
+    "evaluate": _one_output(
+        ("evaluate", "run", "log.parquet", "--json", "out.json"), "out.json", lambda: _json("out.json")["metrics"]
+    ),
+    "evaluate --report": Verb(
+        arguments=("evaluate", "run", "log.parquet", "--report"),
+        result=lambda: _json("run/evaluations/evaluated.json")["metrics"],
+        writes=("run/evaluations/*", "run/report.html"),
+    ),
+    "embeddings": _one_output(
+        ("embeddings", "run", "user_id", "--out", "vectors.parquet"),
+        "vectors.parquet",
+        lambda: _parquet("vectors.parquet"),
+    ),
+    "importance": Verb(
+        arguments=(
+            *("importance", "run", "--rounds", "1", "--json", "imp.json", "--csv", "imp.csv", "--plot", "imp.svg"),
+        ),
+        result=lambda: [_json("imp.json"), _sha("imp.csv"), _exists("imp.svg")],
+        out=("imp.json", "imp.csv", "imp.svg"),
+        writes=("imp.*",),
+        share=6,
+    ),
+    "tables": _one_output(
+        ("tables", "run", "--json", "tables.json"), "tables.json", lambda: _json("tables.json"), share=4
+    ),
+    "quantise": _one_output(
+        ("quantise", "run", "--formats", "int8", "--json", "costs.json"),
+        "costs.json",
+        lambda: _json("costs.json"),
+        share=6,
+    ),
+    "export": _one_output(("export", "run", "--out", "ex"), "ex", lambda: _export_of("ex"), share=1),
+    "export retrieval": _one_output(
+        ("export", "retrieval", "--out", "found"), "found", lambda: _export_of("found"), share=2
+    ),
+    "recommend": _one_output(
+        ("recommend", "films", "users.parquet", "--k", "5", "--out", "lists.parquet"),
+        "lists.parquet",
+        lambda: _parquet("lists.parquet"),
+        "lists.parquet.*/**",
+        "lists.parquet.*",
+        share=8,
+    ),
+    "index recall": _one_output(
+        ("index", "recall", "films", "--k", "5", "--users", "8", "--plot", "recall.svg"),
+        "recall.svg",
+        lambda: _exists("recall.svg"),
+        share=1,
+    ),
+    "serve": Verb(
+        arguments=(
+            "serve",
+            "films",
+            "--port",
+            "0",
+            "--server.admin-socket",
+            "a.sock",
+            "--server.spares",
+            "0",
+            "--server.linger-s",
+            "0.05",
+        ),
+        result=_served,
+        writes=("a.sock", ".ziggurat-served-*", ".ziggurat-served-*/**"),
+        beside=_ask_server,
+    ),
+    "towers partition": Verb(
+        arguments=("towers", "partition", "run", "--towers", "2", "--out", "towers.json"),
+        result=lambda: [_json("towers.json"), _exists("towers.svg")],
+        out=("towers.json", "towers.svg"),
+        writes=("towers.*",),
+    ),
+    "plan": _one_output(
+        ("plan", "run", "--cluster", "h100x8", "--budget-s", "0.05", "--save", "plan.json"),
+        "plan.json",
+        lambda: _exists("plan.json"),
+    ),
+    "simulate": _one_output(
+        ("simulate", "run", "--cluster", "h100x8", "--budget-s", "0.05", "--plot", "steps.svg"),
+        "steps.svg",
+        lambda: _exists("steps.svg"),
+        share=1,
+    ),
+    "cluster show": _one_output(
+        ("cluster", "show", "h100x8", "--out", "cluster.toml"), "cluster.toml", lambda: _sha("cluster.toml")
+    ),
+    "cluster probe": _one_output(
+        ("cluster", "probe", "--minutes", "0", "--out", "probe.json"),
+        "probe.json",
+        lambda: _exists("probe.json"),
+        "probe.*",
+        replaces=False,
+    ),
+    "compare": Verb(
+        arguments=(
+            *("compare", "table", *_DATA, "--models", "dlrm", "--seeds", "2", "--protocol", "recipe", *_TRAINING),
+            *("--training.epochs", "1", "--out", "studies", "--json", "compared.json"),
+        ),
+        result=lambda: [_json("compared.json"), _exists("compared.md", "compared.svg")],
+        out=("compared.json",),
+        writes=("studies/**", "compared.*"),
+    ),
+    "scale": Verb(
+        arguments=(
+            *("scale", "dlrm", "--compute", "1x..4x", "--points", "3", "--data", "table", *_DATA),
+            *("--training.loader.batch-size", "64", "--out", "scales", "--json", "scaled.json"),
+        ),
+        result=lambda: [_json("scaled.json"), _exists("scaled.md")],
+        out=("scaled.json",),
+        writes=("scales/**", "scaled.*"),
+    ),
+    "report": Verb(arguments=("report", "run"), result=lambda: _exists("run/report.html"), writes=("run/report.html",)),
+    "report --baseline": Verb(
+        arguments=("report", "run", "--baseline"),
+        result=lambda: _exists("run/report.html"),
+        writes=("run/report.html", "run/baseline*", "run/baseline*/**"),
+    ),
+}
+
+
+def verbs_in_turn(chosen: str) -> list[str]:
+    """Return one round of verbs: each once, then again those of a larger share.
+
+    Args:
+        chosen: names with commas between; "" for all.
+    """
+    names = chosen.split(",") if chosen else list(VERBS)
+    most = max(VERBS[name].share for name in names)
+    return [name for turn in range(most) for name in names if turn < VERBS[name].share]
+
+
+def make_victim() -> None:
+    """Fill the working folder with data, a schema, two runs and two exports; prepared data is not left in the cache."""
+    import polars as pl
+
+    import ziggurat
+    from ziggurat.cli.main import main
+
+    rows = pl.int_range(600, eager=True)
+    frame = pl.DataFrame({"user_id": rows * 7 % 40, "item": "m" + (rows * 11 % 25).cast(pl.String)})
+    price = (rows % 13).cast(pl.Float64) / 4
+    frame = frame.with_columns(price=price, timestamp=978_300_000 + 60 * rows, click=(rows * 5 % 7 < 3).cast(pl.Int64))
+    frame.write_parquet("log.parquet")
+    frame.select("user_id").unique(maintain_order=True).write_parquet("users.parquet")
+    schema = ziggurat.Schema(
+        features=(
+            ziggurat.Categorical(name="user_id"),
+            ziggurat.Categorical(name="item"),
+            ziggurat.Dense(name="price"),
+        ),
+        labels=(ziggurat.Label(name="click"),),
+        time="timestamp",
+        group="user_id",
+        items=ziggurat.Items(id="item", features=("item",)),
+    )
+    ziggurat.write_schema(schema, "my.toml")
+    assert main([*_TRAIN, "--out", "run"]) == 0
+    assert main([*_RETRIEVE, "--out", "retrieval"]) == 0
+    assert main(["export", "retrieval", "--ranker", "run", "--out", "films"]) == 0
+    assert main(["export", "retrieval", "--ranker", "run", "--out", "other", "--tables", "bf16", "--allow"]) == 0
+    shutil.rmtree("cache/prepared")
