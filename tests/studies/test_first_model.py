@@ -17,8 +17,17 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Outcomes, Pooling
 from ziggurat.features.schema_io import write_schema
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.studies import first_model
-from ziggurat.studies.first_model import BUDGET, Candidate, candidates_of, train_first_model
+from ziggurat.runs.execute import prepare_run
+from ziggurat.studies import first_model, trees
+from ziggurat.studies.first_model import (
+    BUDGET,
+    Candidate,
+    Tried,
+    candidates_of,
+    train_first_model,
+    without_unknown,
+)
+from ziggurat.studies.trees import TreesResult, boosted_trees
 from ziggurat.training.records.run_folder import CONFIG
 
 SCHEMA = zg.Schema(
@@ -72,6 +81,84 @@ def test_a_budget_ends_a_candidate_and_not_the_training_that_follows() -> None:
     assert candidate.config.training.max_steps == 0
 
 
+def test_the_best_one_is_not_trained_twice_where_its_budget_was_its_whole_training(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", pairs=0.0)
+    found = train_first_model(quick(tmp_path / "rows.parquet")[:2], folder=tmp_path / "run")
+    candidate = tmp_path / "run/candidates" / found.tried[0].name
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (candidate / "metrics.jsonl").read_text()
+    assert found.result.evaluations["valid"].metrics["auc"] == found.tried[0].valid
+    assert found.result.fit.steps == found.tried[0].steps
+    assert zg.load_run(tmp_path / "run").step == found.tried[0].best_step
+
+
+def test_candidates_follow_the_schema() -> None:
+    seen = zg.Sequence(name="seen", table="item", pooling=Pooling.NONE)
+    with_list = {each.name: each.config for each in candidates_of(replace(SCHEMA, features=(*SCHEMA.features, seen)))}
+    assert {"din", "bst"} <= set(with_list)
+    assert with_list["din"].table_schema.features[2] == seen
+    summed = with_list["dlrm"].table_schema.features[2]
+    assert isinstance(summed, zg.Sequence)
+    assert summed.pooling is Pooling.SUM
+    alone = {each.name for each in candidates_of(replace(SCHEMA, features=SCHEMA.features[:1]))}
+    assert "logistic_regression" in alone
+    assert "factorisation_machine" not in alone
+    assert "din" not in alone
+
+
+def test_where_most_users_are_new_a_model_without_them_takes_part(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {
+            "user": np.arange(1500) // 5,
+            "item": draw.integers(9, size=1500),
+            "price": draw.random(1500),
+            "click": draw.integers(2, size=1500),
+            "time": np.arange(1500),
+        }
+    )
+    frame.write_parquet(tmp_path / "rows.parquet")
+    features = (*SCHEMA.features, zg.Dense(name="price"))
+    schema = replace(SCHEMA, features=features, time="time", tables=(zg.Table(name="user"), zg.Table(name="item")))
+
+    def change(config: RunConfig) -> RunConfig:
+        return replace(config, data=replace(config.data, train=(str(tmp_path / "rows.parquet"),)))
+
+    candidates = candidates_of(schema, change=change)
+    more = without_unknown(candidates, prepare_run(candidates[0].config))
+    assert [each.name for each in more] == [*(each.name for each in candidates), "dlrm_without_user"]
+    fewer = more[-1].config.table_schema
+    assert [each.name for each in fewer.features] == ["item", "price"]
+    assert [each.name for each in fewer.tables] == ["item"]
+    known = replace(schema, time="")
+    at_random = candidates_of(known, change=change)
+    assert without_unknown(at_random, prepare_run(at_random[0].config)) == at_random
+
+
+@pytest.mark.parametrize("library", ["sklearn", "lightgbm"])
+def test_trees_learn_what_depends_on_a_pair_and_are_compared_by_the_same_metric(tmp_path: Path, library: str) -> None:
+    pytest.importorskip(library)
+    write_rows(tmp_path / "rows.parquet", pairs=4.0)
+    prepared = prepare_run(quick(tmp_path / "rows.parquet")[0].config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trees, "trees_library", lambda: library)
+        grown = boosted_trees(prepared, metric="auc", threads=1, seed=0)
+        assert boosted_trees(prepared, metric="gauc", threads=1, seed=0) is None
+        patch.setattr(trees, "trees_library", lambda: "")
+        assert boosted_trees(prepared, metric="auc", threads=1, seed=0) is None
+    assert grown is not None
+    assert grown.valid > 0.75
+    assert grown.test > 0.75
+
+
+def test_trees_that_win_are_named_and_not_kept() -> None:
+    best = Tried(name="dlrm", valid=0.7, pairs=None, steps=3, best_step=3, seconds=1.0)
+    grown = TreesResult(library="LightGBM 4.7.0", valid=0.71, test=0.7, trees=20, seconds=1.0)
+    _, better = first_model._trees_lines(grown, best=best, metric="auc", is_upwards=True)
+    assert "trees are better than dlrm by 0.01000" in better
+    assert "with LightGBM itself" in better
+    assert len(first_model._trees_lines(grown, best=best, metric="rmse", is_upwards=False)) == 1
+
+
 def test_candidates_that_are_there_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(tmp_path / "rows.parquet", pairs=0.0)
     candidates = quick(tmp_path / "rows.parquet")[:1]
@@ -99,7 +186,6 @@ def test_candidates_that_are_there_are_not_trained_again(tmp_path: Path, monkeyp
     [
         ({"labels": (zg.Label(name="click", outcomes=Outcomes.POSITIVE_ONLY),)}, "table_two_tower"),
         ({"labels": ()}, "--label COLUMN"),
-        ({"features": (zg.Sequence(name="seen", pooling=Pooling.NONE),)}, "table_din"),
     ],
 )
 def test_tables_that_need_another_kind_of_model_are_refused_before_they_are_read(change, way_out: str) -> None:

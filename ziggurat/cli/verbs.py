@@ -191,11 +191,21 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
         read_schema(options.schema), change=lambda config: apply_settings(fitted(config, changes), changes)
     )
     found = train_first_model(candidates, folder=folder, progress=show_progress(verbose=options.verbose))
-    head = ("model", f"valid {found.metric}", "steps", "best step", "seconds")
+    head = ("model", f"valid {found.metric}", "pairs add", "steps", "best step", "seconds")
     rows = [
-        (each.name, f"{each.valid:.5f}", f"{each.steps:,}", f"{each.best_step:,}", f"{each.seconds:.1f}")
+        (
+            each.name,
+            f"{each.valid:.5f}",
+            "–" if each.pairs is None else f"{each.pairs.value:+.4f} ± {each.pairs.half_width:.4f}",
+            f"{each.steps:,}",
+            f"{each.best_step:,}",
+            f"{each.seconds:.1f}",
+        )
         for each in found.tried
     ]
+    if found.trees is not None:
+        name = f"trees ({found.trees.library}), compared only"
+        rows.append((name, f"{found.trees.valid:.5f}", "–", f"{found.trees.trees}", "–", f"{found.trees.seconds:.1f}"))
     print_table(head, rows)
     print_line(f"the best one's whole training, {found.config.recipe}:")
     _print_result(found.result, verbose=options.verbose)

@@ -241,7 +241,7 @@ def train_run(
     config.check(metrics=metrics or ())
     _check_known_tables(config)
     if not resume:
-        _check_schema_fits(config)
+        check_schema_fits(config)
     with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
@@ -323,7 +323,7 @@ def train_run(
     )
 
 
-def _check_schema_fits(config: RunConfig) -> None:
+def check_schema_fits(config: RunConfig) -> None:
     """Refuse a schema that the model cannot be built for, before files are read: tables have a few rows, and no memory.
 
     A schema with events is looked at by `RunConfig.check`; a model of the user's own may want values while it is built.

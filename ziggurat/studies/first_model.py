@@ -6,13 +6,19 @@
     DLRM ────────────────┼───────────── each ─────────────┴─► best by validation ─► FOLDER   its whole training
     DLRM, penalised ─────┤
     DCNv2 ───────────────┘
+    gradient-boosted trees   where a library is installed: compared, and never kept (`trees.py`)
+
+Who takes part follows the table: with lists that are read one by one DIN and BST, beside models that sum these lists;
+where most validation rows have an id that training never saw, a DLRM that does without this feature; a single feature
+has no pairs, so factorisation machines are left out.
 
 No one setting is best: where pairs of ids matter a model that finds them is far above a sum of weights, and where they
 do not, or ids are rare, it is below (docs/experiments/2026-11-26-first-model-of-few-rows.md). Which table is which
 shows in a minute of training, so it is tried, and logistic regression takes part. Candidates are compared by the
 validation metric that decides in their runs; test rows choose nothing.
 
-A candidate that is there already, of a call that ended early, goes on and is not trained again.
+A candidate that is there already, of a call that ended early, goes on and is not trained again; nor is the best one
+where its budget was its whole training.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,11 +35,13 @@ from typing import Any
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Outcomes, Pooling, Schema
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.schema import Outcomes, Schema, table_of
 from ziggurat.models import (
+    BSTConfig,
     DCNv2Config,
     DeepFMConfig,
+    DINConfig,
     DLRMConfig,
     LogisticRegressionConfig,
     MLPConfig,
@@ -41,8 +50,12 @@ from ziggurat.models import (
 )
 from ziggurat.recipes.catalogue import table_model, table_run
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.execute import RunResult, prepare_run, train_run
+from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
+from ziggurat.runs.quality.baselines import pooled_schema
+from ziggurat.studies.trees import NAME as TREES
+from ziggurat.studies.trees import TreesResult, boosted_trees, trees_library
 from ziggurat.training.early_stop import improves_upwards
+from ziggurat.training.evaluation.evaluate import PairsGain
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.step.train_step import TrainStep
 
@@ -51,6 +64,7 @@ PENALTY = 1e-3
 _PROBED_STEPS = 3
 _FM_DIM = 8
 _FITTED = "dlrm_penalised"
+_MOSTLY = 0.5  # of the ids of a feature in validation rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +96,7 @@ class Tried:
     Args:
         name: of the candidate.
         valid: the metric that decides, on validation rows.
+        pairs: what features add together (`PairsGain`); None where that was not measured.
         steps: that were trained.
         best_step: of the weights that were kept.
         seconds: with its evaluations.
@@ -89,6 +104,7 @@ class Tried:
 
     name: str
     valid: float
+    pairs: PairsGain | None
     steps: int
     best_step: int
     seconds: float
@@ -103,12 +119,14 @@ class FirstModel:
         tried: every candidate, the best first.
         result: of the best one's whole training.
         config: of the same.
+        trees: what gradient-boosted trees reach; None without a library, or where they have no part in the metric.
     """
 
     metric: str
     tried: tuple[Tried, ...]
     result: RunResult
     config: RunConfig
+    trees: TreesResult | None = None
 
 
 def candidates_of(
@@ -124,22 +142,64 @@ def candidates_of(
         ConfigError: models of samples are not what this table needs; says which are.
     """
     _refuse_other_tables(schema)
-    models: dict[str, ModelConfig] = {
-        "logistic_regression": LogisticRegressionConfig(),
-        "factorisation_machine": DeepFMConfig(embedding_dim=_FM_DIM, deep=MLPConfig(hidden_dims=())),
-        "deepfm": table_model(DeepFMConfig),
-        "dlrm": table_model(DLRMConfig),
-        _FITTED: table_model(DLRMConfig),
-        "dcn_v2": table_model(DCNv2Config),
-    }
+    summed = pooled_schema(schema)
+    models: dict[str, ModelConfig] = {"logistic_regression": LogisticRegressionConfig()}
+    if len(schema.features) > 1:
+        models["factorisation_machine"] = DeepFMConfig(embedding_dim=_FM_DIM, deep=MLPConfig(hidden_dims=()))
+        models["deepfm"] = table_model(DeepFMConfig)
+    models["dlrm"] = table_model(DLRMConfig)
+    models[_FITTED] = table_model(DLRMConfig)
+    models["dcn_v2"] = table_model(DCNv2Config)
+    if summed != schema:
+        models["din"] = table_model(DINConfig)
+        models["bst"] = table_model(BSTConfig)
     found: list[Candidate] = []
     for name, model in models.items():
-        config = change(table_run(model, schema))
+        config = change(table_run(model, schema if isinstance(model, DINConfig | BSTConfig) else summed))
         if name == _FITTED:
             embedding = dataclasses.replace(config.model.embedding, weight_decay=PENALTY)
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding))
-        found.append(Candidate(name=name, config=config))
+        if _fits(config):
+            found.append(Candidate(name=name, config=config))
     return found
+
+
+def _fits(config: RunConfig) -> bool:
+    """Return whether a model can be built for the schema of its run."""
+    try:
+        check_schema_fits(config)
+    except (SchemaError, ConfigError):
+        return False
+    return True
+
+
+def without_unknown(candidates: list[Candidate], prepared: PreparedData) -> list[Candidate]:
+    """The candidates, and a DLRM without the features whose ids are mostly new in validation rows, if there are any.
+
+    What a model learns of an id is of no use there, and beside it the columns that describe the id learn less.
+
+    Args:
+        candidates: as from `candidates_of`.
+        prepared: the rows, with validation rows.
+    """
+    counters = prepared.summary.splits["valid"].features
+    new = [
+        spec.name
+        for spec in prepared.inputs.single
+        if counters[spec.name].ids and counters[spec.name].unknown >= _MOSTLY * counters[spec.name].ids
+    ]
+    plain = next((each for each in candidates if each.name == "dlrm"), None)
+    schema = candidates[0].config.table_schema
+    features = tuple(feature for feature in schema.features if feature.name not in new)
+    if not new or len(features) < 2 or plain is None or schema.items is not None:
+        return candidates
+    used = {table_of(feature) for feature in features}
+    tables = tuple(table for table in schema.tables if table.name in used)
+    fewer = dataclasses.replace(schema, features=features, tables=tables)
+    shares = tuple(text for text in plain.config.training.unknown_ids if text.partition("=")[0] not in new)
+    training = dataclasses.replace(plain.config.training, unknown_ids=shares)
+    config = dataclasses.replace(plain.config, table_schema=fewer, training=training)
+    return [*candidates, Candidate(name=f"dlrm_without_{'_'.join(new)}", config=config)]
 
 
 def train_first_model(
@@ -171,7 +231,8 @@ def train_first_model(
             where=f"the split: {prepared.summary.split}",
             ways_out=("--data.split.valid-fraction 0.1", "name a recipe: ziggurat train table_dlrm …"),
         )
-    shown.say(_plan(candidates, prepared))
+    candidates = without_unknown(candidates, prepared)
+    shown.say(_plan(candidates, prepared, progress=shown))
     tried: list[Tried] = []
     metric, is_upwards = candidates[0].config.stop_metric(), True
     for candidate in candidates:
@@ -185,6 +246,7 @@ def train_first_model(
         found = Tried(
             name=candidate.name,
             valid=valid,
+            pairs=result.evaluations["valid"].pairs,
             steps=result.fit.steps,
             best_step=result.fit.best_step,
             seconds=time.perf_counter() - begin,
@@ -194,25 +256,74 @@ def train_first_model(
     worst = -math.inf if is_upwards else math.inf
     tried.sort(key=lambda each: each.valid if math.isfinite(each.valid) else worst, reverse=is_upwards)
     best = next(candidate for candidate in candidates if candidate.name == tried[0].name)
+    training = best.config.training
+    grown = boosted_trees(prepared, metric=metric, threads=training.threads, seed=training.seed)
+    for line in _trees_lines(grown, best=tried[0], metric=metric, is_upwards=is_upwards):
+        shown.say(line)
     shown.say(f"the best goes on: {best.name}")
-    result = train_run(best.config, folder=folder, progress=shown)
-    return FirstModel(metric=metric, tried=tuple(tried), result=result, config=best.config)
+    is_whole = best.within_budget(prepared.train.num_rows) == best.config
+    if is_whole:
+        _take_over(Path(folder) / "candidates" / best.name, Path(folder))
+    result = train_run(best.config, folder=folder, resume=is_whole, progress=shown)
+    return FirstModel(metric=metric, tried=tuple(tried), result=result, config=best.config, trees=grown)
 
 
-def _plan(candidates: list[Candidate], prepared: PreparedData) -> str:
+def _trees_lines(grown: TreesResult | None, *, best: Tried, metric: str, is_upwards: bool) -> list[str]:
+    """What trees reach beside the best candidate, and what that means for the user."""
+    if grown is None:
+        if trees_library():
+            return []
+        return [f"{TREES} are not compared: no library is installed (pip install lightgbm, or scikit-learn)"]
+    lines = [f"{TREES}: valid {metric} {grown.valid:.5f} with {grown.trees} trees ({grown.seconds:.1f} s)"]
+    gain = grown.valid - best.valid if is_upwards else best.valid - grown.valid
+    if gain > 0:
+        lines.append(
+            f"trees are better than {best.name} by {gain:.5f} on validation rows ({grown.library}, its defaults). "
+            "ziggurat exports and serves its own models, so the best of them goes on; to serve trees, train them "
+            f"with {grown.library.partition(' ')[0]} itself"
+        )
+    return lines
+
+
+def _take_over(finished: Path, folder: Path) -> None:
+    """Copy a candidate's run to its final folder; its config, which makes it a run, comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = sorted(finished.iterdir(), key=lambda path: path.name == "config.json")
+    for entry in entries:
+        if entry.name == ".lock":
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, folder / entry.name, dirs_exist_ok=True)
+        else:
+            shutil.copy2(entry, folder / entry.name)
+
+
+def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Progress) -> str:
     """What will be trained, and how long it takes at most, by the time of a few steps of each model."""
-    rows, total_s = prepared.train.num_rows, 0.0
+    rows, total_s, longest_s = prepared.train.num_rows, 0.0, 0.0
     for candidate in candidates:
-        training = candidate.within_budget(rows).training
-        steps = training.epochs * -(-rows // training.loader.batch_size)
-        steps = min(steps, training.max_steps) if training.max_steps else steps
-        total_s += steps * _step_seconds(candidate.config, prepared)
+        config = candidate.config
+        has_same = config.table_schema == candidates[0].config.table_schema
+        data = prepared if has_same else prepare_run(config, progress=progress)
+        step_s = _step_seconds(config, data)
+        limited = candidate.within_budget(rows)
+        total_s += step_s * _most_steps(limited, rows)
+        if limited != config:
+            longest_s = max(longest_s, step_s * _most_steps(config, rows))
+    then = f"the best goes on, in {_about(longest_s)} at most" if longest_s else "the best is kept"
     names = ", ".join(candidate.name for candidate in candidates)
     most = min(max(candidate.config.training.epochs for candidate in candidates) * rows, BUDGET)
     return (
         f"no recipe is named: {len(candidates)} models are tried ({names}), up to {most:,} samples each, in "
-        f"{_about(total_s)} at most; then the best goes on"
+        f"{_about(total_s)} at most; then {then}"
     )
+
+
+def _most_steps(config: RunConfig, rows: int) -> int:
+    """Steps of a run on so many rows that is not stopped early."""
+    training = config.training
+    steps = training.epochs * -(-rows // training.loader.batch_size)
+    return min(steps, training.max_steps) if training.max_steps else steps
 
 
 def _step_seconds(config: RunConfig, prepared: PreparedData) -> float:
@@ -248,14 +359,12 @@ def _refuse_other_tables(schema: Schema) -> None:
     needs: Mapping[str, bool] = {
         "ziggurat train table_sasrec": schema.events is not None,
         "ziggurat train table_two_tower": any(label.outcomes is Outcomes.POSITIVE_ONLY for label in schema.labels),
-        "ziggurat train table_din": any(getattr(it, "pooling", None) is Pooling.NONE for it in schema.features),
     }
     for command, is_needed in needs.items():
         if is_needed:
             found = {
                 "ziggurat train table_sasrec": "a schema with [events]",
                 "ziggurat train table_two_tower": 'a label whose outcomes are "positive_only"',
-                "ziggurat train table_din": "a list with pooling = none",
             }[command]
             raise ConfigError(
                 expected="a table of samples, whose models are known: no recipe is named",

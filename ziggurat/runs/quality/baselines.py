@@ -229,7 +229,7 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
     return dataclasses.replace(
         config,
         recipe=f"{config.recipe or 'run'}_baseline",
-        table_schema=_pooled(schema),
+        table_schema=pooled_schema(schema),
         model=LogisticRegressionConfig(),
         towers=None,
         training=logistic_training(
@@ -240,7 +240,7 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
     )
 
 
-def _pooled(schema: Schema) -> Schema:
+def pooled_schema(schema: Schema) -> Schema:
     """The schema with every list pooled: logistic regression reads no sequences."""
     features = tuple(
         dataclasses.replace(each, pooling=Pooling.SUM)
