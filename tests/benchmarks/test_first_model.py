@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_the_verdict_follows_the_metric(metric: str, suggested: float, floor: fl
     each = found(metric, suggested=suggested, floor=floor)
     assert each.is_above_floor() is is_above
     assert ("**no**" in table({"one": each})) is not is_above
+
+
+@pytest.mark.parametrize(
+    ("metric", "suggested", "tuned", "is_near"),
+    [("auc", 0.76, 0.769, True), ("auc", 0.75, 0.77, False), ("rmse", 1.0, 1.0, True), ("rmse", 1.02, 1.0, False)],
+)
+def test_the_best_of_the_others_is_a_second_goal(metric: str, suggested: float, tuned: float, is_near: bool) -> None:
+    each = found(metric, suggested=suggested, floor=suggested)
+    assert each.is_near_best()
+    assert replace(each, tuned=tuned).is_near_best() is is_near
+    assert replace(each, trees=tuned).is_near_best() is is_near
 
 
 def test_the_table_of_tastes_is_that_of_its_description() -> None:
