@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from ziggurat.runs.load import load_run as load_run
     from ziggurat.runs.quality.importance import ImportanceConfig as ImportanceConfig
     from ziggurat.serving.recommender import Recommender as Recommender
+    from ziggurat.studies.fit import fit as fit
     from ziggurat.training.config import TrainingConfig as TrainingConfig
     from ziggurat.training.report.progress import show_progress as show_progress
     from ziggurat.training.trainer import Trainer as Trainer
@@ -215,6 +216,7 @@ _HOMES = {
     "ziggurat.runs.load": ("Run", "load_run"),
     "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),
     "ziggurat.serving.recommender": ("Recommender",),
+    "ziggurat.studies.fit": ("fit",),
     "ziggurat.training.config": ("TrainingConfig",),
     "ziggurat.training.report.progress": ("show_progress",),
     "ziggurat.training.trainer": ("Trainer",),

@@ -229,7 +229,10 @@ class Reader:
             if isinstance(data, str | os.PathLike):
                 return data if isinstance(data, str) else os.fsdecode(data)
             if hasattr(data, "columns"):
-                way = 'write the frame to a file and name it: frame.write_parquet("data.parquet")'
+                way = (
+                    "train on the frame: zg.fit(frame, label=…), or zg.train_run(config, folder=…, data=frame)",
+                    'write the frame to a file and name it: frame.write_parquet("data.parquet")',
+                )
                 raise self.error(
                     expected="the name of a file",
                     found=f"a {type(data).__name__} of {quoted(getattr(data, 'shape', '?'))}",

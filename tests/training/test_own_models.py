@@ -235,6 +235,8 @@ class Said:
     def say(self, text: str) -> None:
         self.lines.append(text)
 
+    def detail(self, text: str) -> None: ...
+
     def end(self) -> None: ...
 
 

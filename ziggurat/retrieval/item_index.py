@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 
+from ziggurat.data.raw.frames import as_polars
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.retrieval.changes import Live
 from ziggurat.retrieval.checks import checked_numbers, one_a_query
@@ -110,7 +111,7 @@ class ItemIndex(nn.Module):
         cls,
         vectors: Float[Tensor, "N D"],
         *,
-        items: pl.DataFrame | None = None,
+        items: Any = None,
         numbers: Int64[Tensor, "N"] | None = None,
         config: ItemIndexConfig | None = None,
     ) -> ItemIndex:
@@ -118,7 +119,7 @@ class ItemIndex(nn.Module):
 
         Args:
             vectors: one row an item, finite.
-            items: one line an item, in the same order; without it there are no filters.
+            items: a frame of one line an item, in the same order; without it there are no filters.
             numbers: what items are called in answers, each once; 0, 1, 2, … unless given.
             config: settings.
 
@@ -127,6 +128,7 @@ class ItemIndex(nn.Module):
         """
         config = config or ItemIndexConfig()
         vectors = as_matrix(vectors, argument="vectors")
+        items = None if items is None else as_polars(items, where="ItemIndex.build, argument 'items'")
         if items is not None and len(items) != len(vectors):
             raise DataError(
                 expected=f"one line for each of {len(vectors):,} vectors",
@@ -218,7 +220,7 @@ class ItemIndex(nn.Module):
             scores, items = best_of(torch.cat([scores, own.scores], 1), torch.cat([items, own.positions], 1), k=k)
         return Answers(scores=scores, items=items, plans=plans, version=live.version)
 
-    def add(self, vectors: Float[Tensor, "M D"], *, items: pl.DataFrame | None = None) -> Int64[Tensor, "M"]:
+    def add(self, vectors: Float[Tensor, "M D"], *, items: Any = None) -> Int64[Tensor, "M"]:
         """Add items; searches that begin from now on find them.
 
         Args:
@@ -232,21 +234,21 @@ class ItemIndex(nn.Module):
             DataError: vectors are of another width or not finite, or the lines do not fit.
         """
         vectors = as_matrix(vectors, argument="vectors")
+        items = None if items is None else as_polars(items, where="ItemIndex.add, argument 'items'")
         with self._writing:
             begin = self._live.next_number
             numbers = torch.arange(begin, begin + len(vectors))
             self._put(numbers, vectors, items)
         return numbers
 
-    def update(
-        self, numbers: Int64[Tensor, "M"], vectors: Float[Tensor, "M D"], *, items: pl.DataFrame | None = None
-    ) -> None:
+    def update(self, numbers: Int64[Tensor, "M"], vectors: Float[Tensor, "M D"], *, items: Any = None) -> None:
         """Give items new vectors and attributes; items that were deleted come back.
 
         Raises:
             DataError: as for `add`; or a number was never given to an item, or comes twice.
         """
         vectors = as_matrix(vectors, argument="vectors")
+        items = None if items is None else as_polars(items, where="ItemIndex.update, argument 'items'")
         numbers = checked_numbers(numbers, self._live.next_number)
         with self._writing:
             self._put(numbers, vectors, items)

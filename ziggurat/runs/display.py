@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
 from ziggurat.training.records.run_folder import RunFolder, read_evaluation
+from ziggurat.training.report.page import loss_plot
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run
@@ -28,8 +29,15 @@ def text_of(run: Run) -> str:
 
 
 def html_of(run: Run) -> str:
-    """The same as a table, one column a split."""
-    return metrics_html(stored_metrics(run), title=f"{run.folder}: {run.config.summary()}, step {run.step:,}")
+    """The same as a table, one column a split, and the plot of the loss."""
+    title = f"{run.folder}: {run.config.summary()}, step {run.step:,}"
+    return metrics_html(stored_metrics(run), title=title) + plot_html(run.folder)
+
+
+def plot_html(folder: Path) -> str:
+    """The plot of the loss, no wider than a page of text; "" where there is none."""
+    plot = loss_plot(folder)
+    return f'<div style="max-width:32em">{plot}</div>' if plot else ""
 
 
 def result_text(folder: Path, *, end: str, evaluations: Mapping[str, Evaluation]) -> str:

@@ -48,8 +48,9 @@ from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data, refuse_other_vocabularies
-from ziggurat.runs.display import metrics_html, result_text
+from ziggurat.runs.display import metrics_html, plot_html, result_text
 from ziggurat.runs.fingerprint import Difference
+from ziggurat.runs.kept_frames import frames_by_split, keep_frames, with_kept_frames
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.quality.below_chance import BelowChance
@@ -102,7 +103,8 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         metrics = {split: evaluation.metrics for split, evaluation in self.evaluations.items()}
-        return metrics_html(metrics, title=f"{self.folder}: {self.fit.end}; report {self.report}")
+        title = f"{self.folder}: {self.fit.end}; report {self.report}"
+        return metrics_html(metrics, title=title) + plot_html(self.folder)
 
 
 def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
@@ -210,6 +212,7 @@ def train_run(
     callbacks: Sequence[Callback] = (),
     loss: LossFunction | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
+    data: Any = None,
 ) -> RunResult:
     """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
 
@@ -223,6 +226,9 @@ def train_run(
         loss: minimised instead of the model's own; see `training/step/own_loss.py`. To resume, give it again.
         metrics: functions of your own by name, `fn(scores, labels, weights) -> float`, beside the built-in ones; early
             stop may follow one (`EarlyStopConfig(metric="name", better=Better.HIGHER)`).
+        data: a table in memory (polars, pandas, Arrow, a dict of columns) in the place of `config.data.train`; or a
+            dict of such tables by split: train, valid, test. Its rows are kept in the folder (`raw/`), so that the
+            run can be resumed, verified and evaluated.
 
     Raises:
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
@@ -236,6 +242,9 @@ def train_run(
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
     run = RunFolder(Path(folder))
+    frames = None if data is None else frames_by_split(data)
+    if frames is not None:
+        config = with_kept_frames(config, frames, run=run)
     if resume:  # another schema is named before what it does not go with
         _start_or_resume(run, config, resume=True)
     config.check(metrics=metrics or ())
@@ -247,6 +256,8 @@ def train_run(
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         config, changes = _start_or_resume(run, config, resume=resume)
         ranks.on_first(lambda: _check_folder(run, lock=lock, resume=resume))
+        if frames is not None:
+            ranks.on_first(lambda: keep_frames(frames, run=run))
         progress = KeptProgress(progress, path=run.said)
         has_begun = ranks.on_first(run.has_begun)
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)

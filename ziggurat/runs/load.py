@@ -26,6 +26,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.source import RawSource
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
@@ -55,10 +56,8 @@ from ziggurat.runs.scores.next_items import next_items_frame
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
 from ziggurat.runs.scores.scoring import (
     FileReading,
-    as_polars,
     check_data,
     encoded_chunks,
-    is_frame,
     like,
     output_schema,
     own_rows,

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.arguments import check_arguments
+from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.serving.answering.chain import Candidates, Chain, Question
 from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
@@ -164,23 +165,24 @@ class Recommender:
         answers = or_raise(self.recommend_many(requests))
         return answers[0] if one else answers
 
-    def rank(self, user: Mapping[str, Any], items: Sequence[str | Mapping[str, Any]]) -> Ranked:
+    def rank(self, user: Mapping[str, Any], items: Sequence[str | Mapping[str, Any]] | Any) -> Ranked:
         """Given items, best first, with the score of each task.
 
         Args:
             user: raw columns, as in `recommend`.
-            items: ids of the catalogue, or raw columns of items that need not be in it; columns left out are those of
-                the item in the catalogue, or missing.
+            items: ids of the catalogue, or raw columns of items that need not be in it, also as a frame of one row an
+                item; columns left out are those of the item in the catalogue, or missing.
 
         Raises:
             RequestError: a column or an id that cannot be.
         """
-        given = tuple(dict(item) if isinstance(item, Mapping) else item for item in items)
+        rows = as_polars(items, where="rank, items").to_dicts() if is_frame(items) else items
+        given = tuple(dict(item) if isinstance(item, Mapping) else item for item in rows)
         return or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
 
     def scores(self, frame: Any) -> np.ndarray:
-        """Scores of whole raw rows in a frame of polars: float32 (rows, labels), as `ziggurat predict` gives them."""
-        return self._ranker().score_frame(frame).numpy()
+        """Scores of whole raw rows in any frame: float32 (rows, labels), as `ziggurat predict` gives them."""
+        return self._ranker().score_frame(as_polars(frame)).numpy()
 
     def info(self) -> Info:
         """What the export is, and what may be asked of it."""

@@ -21,6 +21,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
@@ -42,12 +44,13 @@ from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
+from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.json_lines import JsonLinesFile
 from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
-from ziggurat.errors import DataError, SchemaError
+from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Schema,
@@ -142,12 +145,13 @@ class Inspection:
 
 @check_arguments
 def inspect_file(
-    path: str | os.PathLike[str], *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
+    path: Any, *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
 ) -> Inspection:
-    """Guess the schema of a Parquet, Arrow, JSON Lines, CSV or TSV file (gzip too).
+    """Guess the schema of a Parquet, Arrow, JSON Lines, CSV or TSV file (gzip too), or of a table in memory.
 
     Args:
-        path: the file, or its URL in a store; of a folder or glob the first file is read.
+        path: the file, or its URL in a store; of a folder or glob the first file is read. Or a frame of polars or
+            pandas, an Arrow table, a dict of columns.
         label: the column to predict; "" guesses.
         session: the column of the session, which is no feature; "" guesses.
         separator: of a text file, as in `TextOptions`; "" guesses it from the first line.
@@ -160,6 +164,17 @@ def inspect_file(
         DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
             that cannot be a label.
     """
+    if is_frame(path):
+        return _inspect_frame(
+            as_polars(path, where="frame to look into"), label=label, session=session, sample_rows=sample_rows
+        )
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            expected="the name of a file, or a frame (polars, pandas, Arrow, a dict of columns)",
+            found=type(path).__name__,
+            where="inspect_file, argument 'path'",
+            ways_out=('zg.inspect_file("ratings.parquet")', "zg.inspect_file(frame)"),
+        )
     files = RawSource(path if isinstance(path, StoreFile) else os.fspath(path)).paths
     file = files[0]
     text = TextOptions(delimiter=separator or RawSource(file).better_separator())
@@ -169,26 +184,39 @@ def inspect_file(
     from_text = source.is_text(file)
     if from_text:
         _require_header(file, list(dtypes))
-    if label and label not in dtypes:
-        near = nearest_names(label, list(dtypes))
-        raise SchemaError(
-            expected="a label out of the columns " + ", ".join(list(dtypes)[:30]),
-            found=repr(label),
-            where=str(file),
-            ways_out=(*(f"--label {pasted(name)}" for name in near), "leave --label out: it is guessed"),
-        )
-    if session and session not in dtypes:
-        raise missing_column(file, session, tuple(dtypes), asked="--session")
-    if session and session == label:
-        raise SchemaError(
-            expected="a label and a session of different columns",
-            found=f"{label!r} for both",
-            where=f"--label and --session, in {file}",
-            ways_out=("name another label", "name another session"),
-        )
+    _refuse_wrong_names(label, session, columns=tuple(dtypes), file=file)
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
-    marks = find_marks_in(sample, separator=source.separator_of(file) if from_text else "")
-    named = [name for name in dtypes if name.strip() and name in sample.columns]
+    found = _measured_and_guessed(
+        sample,
+        file=file,
+        num_rows=num_rows,
+        exact=exact,
+        named=(label, session),
+        separator=source.separator_of(file) if from_text else "",
+        from_text=from_text,
+        estimated=not source.knows_rows(file) and sample.height < num_rows,
+    )
+    notes = [*_of_other_files(files)]
+    if not all(name.strip() and name in sample.columns for name in dtypes):
+        notes.append(
+            "a column without a name is left out; pandas writes an index so, and not with to_csv(FILE, index=False)"
+        )
+    return replace(found, warnings=(*notes, *found.warnings), separator=text.delimiter)
+
+
+def _measured_and_guessed(
+    sample: pl.DataFrame,
+    *,
+    file: DataPath,
+    num_rows: int,
+    exact: Mapping[str, tuple[int, int]],
+    named: tuple[str, str],
+    separator: str = "",
+    from_text: bool = False,
+    estimated: bool = False,
+) -> Inspection:
+    """The guess for a sample of a file or table; columns without a name are left out."""
+    marks = find_marks_in(sample, separator=separator)
     columns = [
         measure(
             sample[name],
@@ -198,17 +226,46 @@ def inspect_file(
             written=marks.numbers,
             is_marked=name in marks.marked,
         )
-        for name in named
+        for name in sample.columns
+        if name.strip()
     ]
-    estimated = not source.knows_rows(file) and sample.height < num_rows
-    found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=(label, session))
-    notes = [*_of_other_files(files), *marks.warnings]
-    if len(named) < len(dtypes):
-        notes.append(
-            "a column without a name is left out; pandas writes an index so, and not with to_csv(FILE, index=False)"
+    found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=named)
+    return replace(found, warnings=(*marks.warnings, *found.warnings), numbers=marks.numbers)
+
+
+def _refuse_wrong_names(label: str, session: str, *, columns: tuple[str, ...], file: DataPath) -> None:
+    """Refuse a label or a session that is no column, and one column for both."""
+    if label and label not in columns:
+        near = nearest_names(label, list(columns))
+        raise SchemaError(
+            expected="a label out of the columns " + ", ".join(columns[:30]),
+            found=repr(label),
+            where=str(file),
+            ways_out=(*(f"--label {pasted(name)}" for name in near), "leave --label out: it is guessed"),
         )
-    found = replace(found, warnings=(*notes, *found.warnings))
-    return replace(found, separator=text.delimiter, numbers=marks.numbers)
+    if session and session not in columns:
+        raise missing_column(file, session, columns, asked="--session")
+    if session and session == label:
+        raise SchemaError(
+            expected="a label and a session of different columns",
+            found=f"{label!r} for both",
+            where=f"--label and --session, in {file}",
+            ways_out=("name another label", "name another session"),
+        )
+
+
+def _inspect_frame(frame: pl.DataFrame, *, label: str, session: str, sample_rows: int) -> Inspection:
+    """The guess for a table in memory: that for the Parquet file with the same rows."""
+    file = Path("frame")
+    refuse_too_many_columns(frame.width, what="columns to look at", where=str(file))
+    _refuse_wrong_names(label, session, columns=tuple(frame.columns), file=file)
+    sample, exact = frame, {}
+    if frame.height > sample_rows:
+        size = max(sample_rows // _PLACES, 1)
+        starts = [place * (frame.height - size) // (_PLACES - 1) for place in range(_PLACES)]
+        sample = pl.concat([frame.slice(start, size) for start in starts])
+        exact = _exact_counts(frame.lazy(), frame.schema) if _is_cheap(frame.height, frame.width) else {}
+    return _measured_and_guessed(sample, file=file, num_rows=frame.height, exact=exact, named=(label, session))
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

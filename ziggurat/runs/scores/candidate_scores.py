@@ -31,6 +31,7 @@ from ziggurat.data.events.candidates import Asked, asked_together, candidate_tab
 from ziggurat.data.events.log import EventLog, compared_with_training, read_events
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.source import RawSource
 from ziggurat.features.batch import Batch
 from ziggurat.features.batches.repeats import deduplicate
@@ -38,7 +39,7 @@ from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import column_of
 from ziggurat.runs.scores.next_items import predict_next
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
-from ziggurat.runs.scores.scoring import ROW, as_polars, chunks_of_frame, is_frame, like, output_schema, own_rows
+from ziggurat.runs.scores.scoring import ROW, chunks_of_frame, like, output_schema, own_rows
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 

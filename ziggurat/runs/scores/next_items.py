@@ -28,6 +28,7 @@ from ziggurat.data.events.questions import open_questions
 from ziggurat.data.events.sequences import Purpose, sample_tables
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
@@ -36,7 +37,7 @@ from ziggurat.features.schema import NUM_RESERVED_ROWS, table_of
 from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.scores.embeddings import ids_of_table
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
-from ziggurat.runs.scores.scoring import as_polars, chunks_of_frame, is_frame
+from ziggurat.runs.scores.scoring import chunks_of_frame
 from ziggurat.training.metrics.full_ranking import Questions, rank_all
 from ziggurat.training.report.progress import Progress
 

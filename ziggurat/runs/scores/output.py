@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.commands import pasted
+from ziggurat.data.raw.frames import is_frame
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.files import refuse_url, replacing
-from ziggurat.runs.scores.scoring import is_frame
 
 _TEXT = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq", "")

@@ -11,13 +11,12 @@
 A kept column comes as the data has it: text files hold text, so `007` stays `007`. A kept column with the name of a
 label (the label itself) leaves its name to the data; the scores are then called `LABEL_score`.
 
-pandas is never imported here unless the caller's own frame is one of pandas.
+What counts as a frame is said in `data/raw/frames.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.frames import as_polars, is_frame, is_pandas
 from ziggurat.data.raw.names import in_terms_of_run, nearest_names
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
@@ -190,11 +190,6 @@ def ids_out_of_range(preprocessing: Preprocessing) -> list[IdsOutOfRange]:
     return found
 
 
-def is_frame(data: Any) -> bool:
-    """Whether data is a table in memory, and not the names of files."""
-    return isinstance(data, Mapping) or hasattr(data, "columns")
-
-
 def check_data(data: Any) -> None:
     """Refuse what is neither a table nor names of files.
 
@@ -212,50 +207,17 @@ def check_data(data: Any) -> None:
     )
 
 
-def as_polars(data: Any) -> pl.DataFrame:
-    """A table in memory as a polars frame.
-
-    Raises:
-        DataError: it is nothing that polars can take.
-    """
-    if isinstance(data, pl.DataFrame):
-        return data
-    try:
-        if isinstance(data, pl.LazyFrame):
-            return data.collect()
-        if isinstance(data, pa.Table):
-            return pl.DataFrame(data)
-        if isinstance(data, Mapping):
-            return pl.DataFrame(dict(data))
-        if _is_pandas(data):
-            return pl.from_pandas(data)
-        problem = ""
-    except Exception as error:  # polars, pyarrow and pandas raise whatever they like
-        problem = f", {type(error).__name__}: {error}"
-    raise DataError(
-        expected="a frame of polars or pandas, an Arrow table, or a dict of equally long columns",
-        found=f"{type(data).__module__}.{type(data).__name__}{problem}",
-        where="data to score",
-        ways_out=("give such a frame", "name files instead: ['data.parquet']"),
-    )
-
-
 def like(frame: pl.DataFrame, given: Any) -> Any:
     """A polars frame as the kind of table that was given; a frame of pandas keeps its index."""
     if isinstance(given, pa.Table):
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(given, Mapping):
         return frame.to_dict(as_series=False)
-    if _is_pandas(given):
+    if is_pandas(given):
         found = frame.to_pandas()
         found.index = given.index[frame[ROW].to_numpy()]
         return found
     return frame
-
-
-def _is_pandas(data: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def encoded_chunks(

@@ -10,6 +10,7 @@ runs/movielens_dlrm/
   traffic.json       bytes and messages a step by kind of link, counted; on many ranks
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
+  raw/               the rows, where a table in memory was trained on: train.parquet, and valid and test if given
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
   baseline/          logistic regression on the same rows, a run of its own; where it was asked for
   evaluations/       metrics and calibration of each final evaluation
@@ -98,7 +99,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 _NAMES = {
     *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
-    *("quarantine", "non_finite", ".lock", "run.log", "versus_baseline.json"),
+    *("quarantine", "non_finite", ".lock", "run.log", "raw", "versus_baseline.json"),
 }  # all that a run writes
 
 
@@ -156,6 +157,11 @@ class RunFolder:
     def said(self) -> Path:
         """The file of all that the run has said."""
         return self.path / "run.log"
+
+    @property
+    def raw(self) -> Path:
+        """The folder of the rows of a run that was trained on a table in memory."""
+        return self.path / "raw"
 
     @property
     def tensorboard(self) -> Path:

@@ -90,6 +90,17 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     return {path.stem: read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))}
 
 
+def loss_plot(folder: str | Path) -> str:
+    """Return the plot of the loss of a run as SVG, as its report has it; "" of a run without a log."""
+    run = RunFolder(Path(folder))
+    if not run.metrics.exists():
+        return ""
+    records = read_records(run.metrics)
+    config = CONFIG.read(run.config) if run.config.exists() else {}
+    figures = training_figures(records, best_step=best_step(records, config))
+    return _svg(figures[0]) if figures else ""
+
+
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "ziggurat", "svg.fonttype": "none"}):

@@ -1,4 +1,4 @@
-"""Show a person how a run goes on: a live bar on a terminal, lines elsewhere.
+"""Show a person how a run goes on: a live bar in a notebook or on a terminal, lines elsewhere.
 
 The trainer speaks to a `Progress`; `show_progress()` picks the right one. Silence is `NoProgress`.
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from ziggurat.files.streams import say_to
+from ziggurat.training.report.notebook_progress import bar_in_notebook
 
 _LONGEST_PAUSE_S = 60.0
 
@@ -162,13 +163,15 @@ class LineProgress:
 
 
 def show_progress(*, verbose: bool = False) -> Progress:
-    """Show a bar on a terminal, lines elsewhere and where the package rich is not there; both on standard error.
+    """Show a bar in a notebook or on a terminal, lines elsewhere and where the package rich is not there.
 
-    Standard output stays free for what is piped.
+    Bars of terminals and lines go to standard error: standard output stays free for what is piped.
 
     Args:
         verbose: show details as well; see `Progress.detail`.
     """
+    if (bar := bar_in_notebook(verbose=verbose)) is not None:
+        return bar
     try:
         from ziggurat.training.report.progress_bar import bar_on_terminal
     except ImportError:

@@ -1,0 +1,136 @@
+"""fit: a table in memory becomes a trained run, as the files that the commands train on do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.data.raw.test_frames import columns
+from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.main import main
+from ziggurat.data.inspect.inspect_file import inspect_file
+from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.models import LogisticRegressionConfig
+from ziggurat.recipes.catalogue import table_run
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.load import Run
+from ziggurat.studies import fit as fit_module
+from ziggurat.studies.fit import fit
+from ziggurat.training.report.progress import NoProgress
+
+MODEL = LogisticRegressionConfig()
+QUIET: dict[str, Any] = {"progress": NoProgress(), "model": MODEL}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def weights_of(run: Run) -> dict[str, Any]:
+    return {name: value.numpy() for name, value in run.model.state_dict().items()}
+
+
+def test_a_table_in_memory_trains_to_the_same_weights_as_its_file_and_goes_on(tmp_path: Path) -> None:
+    table = columns(300)
+    ours = fit(table, "bought", **QUIET)
+    assert ours.folder == Path("runs/fit")
+    pl.DataFrame(table).write_parquet("table.parquet")
+    files = fit("table.parquet", label="bought", out="runs/files", **QUIET)
+    assert ours.config.table_schema == files.config.table_schema
+    assert dataclasses.replace(ours.config.data, train=()) == dataclasses.replace(files.config.data, train=())
+    for name, value in weights_of(files).items():
+        np.testing.assert_array_equal(weights_of(ours)[name], value)
+    wanted = ours.predict("table.parquet")["bought"].to_numpy()
+    frame = pl.DataFrame(table)
+    for same in (frame, frame.to_pandas(), frame.to_arrow(), table):
+        np.testing.assert_array_equal(ours.scores(same)[:, 0], wanted)
+        assert ours.evaluate(same).metrics == ours.evaluate("table.parquet").metrics
+    assert ours.importance(table).features == ours.importance("table.parquet").features
+    # The rows are kept with the run, so all that a run of files can do it can.
+    assert ours.evaluate_split("test").num_rows == files.evaluate_split("test").num_rows > 0
+    assert main(["evaluate", "runs/fit", "--split", "test"]) == 0
+    shown = ours._repr_html_()
+    assert "<th>valid</th><th>test</th>" in shown
+    assert "<td>auc</td>" in shown
+    assert "<svg" in shown
+    assert "Loss" in shown
+    assert repr(ours).startswith("Run('runs/fit', logistic_regression on train.parquet, step")
+    longer = dataclasses.replace(ours.config.training, epochs=ours.config.training.epochs + 1, max_steps=0)
+    config = dataclasses.replace(ours.config, training=longer)
+    train_run(config, folder="runs/fit", resume=True, data=table)
+    with pytest.raises(DataError, match="another one"):
+        train_run(config, folder="runs/fit", resume=True, data={**table, "price": table["price"] + 1})
+    with pytest.raises(ConfigError, match="a run that was started before"):
+        fit(table, "bought", out="runs/fit", **QUIET)
+
+
+def test_without_a_model_the_same_is_tried_as_by_train_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def first_model(candidates: Any, *, folder: Path, progress: Any) -> None:
+        asked[str(folder)] = candidates
+
+    monkeypatch.setattr(fit_module, "train_first_model", first_model)
+    monkeypatch.setattr(fit_module, "load_run", lambda folder: folder)
+    monkeypatch.setattr("ziggurat.studies.first_model.train_first_model", first_model)
+    table = columns()
+    pl.DataFrame(table).write_parquet("table.parquet")
+    assert fit(table, label="bought", progress=NoProgress()) == Path("runs/fit")
+    assert main(["data", "inspect", "table.parquet", "--label", "bought", "--write-schema", "s.toml"]) == 0
+    with pytest.raises(AttributeError):  # nothing was trained: there is no result to print
+        main(["train", "auto", "--data.train", "table.parquet", "--schema", "s.toml", "--out", "cli"])
+    ours, theirs = asked["runs/fit"], asked["cli"]
+    assert [each.name for each in ours] == [each.name for each in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.config.data.train == (str(Path("runs/fit/raw/train.parquet").absolute()),)
+        named = dataclasses.replace(one.config, data=dataclasses.replace(one.config.data, train=("table.parquet",)))
+        assert named == other.config
+
+
+def test_validation_tables_of_ones_own_are_kept_and_evaluated() -> None:
+    table = pl.DataFrame(columns())
+    run = fit(table.head(400), "bought", valid=table[400:500], test=table[500:], **QUIET)
+    assert sorted(path.name for path in (run.folder / "raw").iterdir()) == [
+        "test.parquet",
+        "train.parquet",
+        "valid.parquet",
+    ]
+    assert run.evaluate_split("valid").num_rows == 100
+    table[400:500].write_parquet("valid.parquet")
+    with pytest.raises(ConfigError, match="frames for all splits, or files for all"):
+        fit(table, "bought", valid="valid.parquet", **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        ({"data": 3}, ConfigError, "a frame"),
+        ({"data": []}, ConfigError, "a frame"),
+        ({"label": "bougth"}, SchemaError, "bougth"),
+        ({"data": {"user": ["a", "b"] * 9, "item": ["x", "y", "z"] * 6}}, SchemaError, "a column to predict"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
+    given: dict[str, Any], error: Any, match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        fit(**{"data": columns(), **given, **QUIET})
+    assert not Path("runs").exists()
+
+
+def test_files_and_a_table_together_are_refused_and_tables_by_split_need_one_to_train_on() -> None:
+    table = columns()
+    config = table_run(MODEL, inspect_file(table).schema)
+    named = dataclasses.replace(config, data=dataclasses.replace(config.data, train=("table.parquet",)))
+    with pytest.raises(ConfigError, match="either files or a table"):
+        train_run(named, folder="other", data=table)
+    with pytest.raises(ConfigError, match="frames by split"):
+        train_run(config, folder="other", data={"valid": table})
+    assert not Path("other").exists()

@@ -1,0 +1,145 @@
+"""Tables in memory: frames of polars and pandas, Arrow tables and dicts of arrays, through one door.
+
+    polars.DataFrame, LazyFrame ┐
+    pandas.DataFrame            │                    ┌─► looked into, scored       as they are, without a file
+    Arrow tables, readers, …    ├─ as_polars ─► frame ┤
+    dict of NumPy arrays, lists │                    └─► trained on                kept with the run, as Parquet
+    a structured NumPy array    ┘
+
+Whatever has `__arrow_c_stream__` (relations of DuckDB, tables of Ibis and others) is taken too. A column means the same
+in memory as in a file: a categorical one is its texts, rows of an array are lists, half precision is single precision.
+An index of pandas that has a name is a column; one without is not, as in `to_parquet` and back.
+
+pandas is never imported here unless the caller's own frame is one of pandas. Cost: columns of numbers are not copied
+where polars can read them in place; one column at a time is looked at again where polars refuses the table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from ziggurat.errors import DataError
+
+FRAMES = "a frame (polars, pandas, Arrow, a dict of columns)"
+
+
+def is_frame(data: Any) -> bool:
+    """Whether data is a table in memory, and not the names of files."""
+    if isinstance(data, pl.DataFrame | pl.LazyFrame | pa.Table | Mapping):
+        return True
+    is_structured = isinstance(data, np.ndarray) and data.dtype.names is not None
+    return is_structured or hasattr(data, "columns") or hasattr(data, "__arrow_c_stream__")
+
+
+def is_pandas(data: Any) -> bool:
+    """Whether data is a frame of pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def as_polars(data: Any, *, where: str = "data to score") -> pl.DataFrame:
+    """Return a table in memory as a polars frame.
+
+    Args:
+        data: see the module docstring.
+        where: it was given, for the error.
+
+    Raises:
+        DataError: it is nothing that polars can take; names the column.
+    """
+    try:
+        found = _frame_of(data)
+        problem = ""
+        objects = [] if found is None else [name for name, dtype in found.schema.items() if dtype == pl.Object]
+        if objects:
+            found, problem = None, f"column {objects[0]!r} of objects of Python"
+    except Exception as error:  # polars, pyarrow and pandas raise whatever they like
+        found, problem = (
+            None,
+            f"{_refused_column(data)}{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}",
+        )
+    if found is None:
+        raise DataError(
+            expected="a frame of polars or pandas, an Arrow table, or a dict of equally long columns",
+            found=f"a {type(data).__name__} of {type(data).__module__}" + (f", {problem}" if problem else ""),
+            where=where,
+            ways_out=(
+                "let each column have values of one kind: numbers, texts, times, or lists of these",
+                "name files instead: ['data.parquet']",
+            ),
+        )
+    return _with_types_of_files(found)
+
+
+def _frame_of(data: Any) -> pl.DataFrame | None:
+    if isinstance(data, pl.DataFrame):
+        return data
+    if isinstance(data, pl.LazyFrame):
+        return data.collect()
+    if isinstance(data, Mapping):
+        return pl.DataFrame({str(name): _column_of(values) for name, values in data.items()})
+    if is_pandas(data):
+        has_name = any(name is not None for name in data.index.names)
+        return pl.from_pandas(data, include_index=has_name)
+    is_structured = isinstance(data, np.ndarray) and data.dtype.names is not None
+    if is_structured or isinstance(data, pa.Table) or hasattr(data, "__arrow_c_stream__"):
+        return pl.DataFrame(data)
+    return None
+
+
+def _column_of(values: Any) -> Any:
+    """One column of a dict as polars takes it."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind == "O":
+        return values.tolist()
+    is_time = isinstance(values, np.ndarray) and values.dtype.kind in "mM"
+    if is_time and np.datetime_data(values.dtype)[0] in ("s", "m", "h"):
+        return values.astype("datetime64[ms]" if values.dtype.kind == "M" else "timedelta64[ms]")
+    return values
+
+
+def _refused_column(data: Any) -> str:
+    """The column that polars does not take, if it is one alone."""
+    names = list(data) if isinstance(data, Mapping) or is_pandas(data) else []
+    for name in names:
+        try:
+            _frame_of({name: data[name]} if isinstance(data, Mapping) else data[[name]])
+        except Exception:  # the same errors, of one column
+            return f"column {name!r}, "
+    return ""
+
+
+def _with_types_of_files(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with the types that its columns would have if they had been read from a file."""
+    types = {name: _type_of_files(dtype) for name, dtype in frame.schema.items()}
+    changes = [pl.col(name).cast(dtype) for name, dtype in types.items() if dtype != frame.schema[name]]
+    return frame.with_columns(changes) if changes else frame
+
+
+def _type_of_files(dtype: pl.DataType) -> pl.DataType:
+    if isinstance(dtype, pl.Categorical | pl.Enum):
+        return pl.String()
+    if isinstance(dtype, pl.Array | pl.List):
+        inner = dtype.inner if isinstance(dtype.inner, pl.DataType) else dtype.inner()
+        return pl.List(_type_of_files(inner))
+    return pl.Float32() if dtype == pl.Float16 else dtype
+
+
+def write_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a frame as Parquet with checksums of its pages, which readers of ours verify.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)

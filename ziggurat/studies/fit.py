@@ -1,0 +1,164 @@
+"""fit: a table in, a trained run out, in one line; what it does is what the commands do that `data inspect` prints.
+
+    zg.fit(frame, label="bought")
+        │
+        ├─ inspect_file(frame, label)                    schema, guessed
+        ├─ OUT/raw/train.parquet                         rows of a table in memory; files stay where they are
+        ├─ train auto --data.train … --schema …          a few models are tried, the best goes on
+        └─ load_run(OUT)                                 evaluate, predict, importance, …
+
+With a `model` none is tried: that one is trained, with the settings that its recipe `table_*` has for so many rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ziggurat.arguments import check_arguments
+from ziggurat.config import override
+from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
+from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.raw.frames import is_frame
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.schema import Schema
+from ziggurat.models import MODEL_CONFIGS, ModelConfig
+from ziggurat.recipes.catalogue import fit_to_rows, table_run
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.kept_frames import SPLITS, frames_by_split, keep_frames, with_kept_frames
+from ziggurat.runs.load import Run, load_run
+from ziggurat.studies.first_model import candidates_of, train_first_model
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.report.progress import Progress, show_progress
+
+
+@check_arguments
+def fit(
+    data: Any,
+    label: str = "",
+    *,
+    out: str | Path | None = None,
+    model: ModelConfig | None = None,
+    schema: Schema | None = None,
+    valid: Any = None,
+    test: Any = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Train a first model of a table, and return its run.
+
+    Args:
+        data: a frame (polars, pandas, Arrow, a dict of columns), which is kept with the run; or files, as in
+            `DataConfig.train`.
+        label: the column to predict; "" guesses.
+        out: folder of the run; None: the next of runs/fit, runs/fit-2, … that is not there.
+        model: trains this one; None tries a few, and trains the best by validation.
+        schema: what the columns mean; None guesses, as `inspect_file` does.
+        valid: of the same kind as `data`; None: a share of its rows, the latest where there is a time.
+        test: likewise.
+        progress: where to show progress; None: a bar, or lines, on standard error. `NoProgress()` shows nothing.
+
+    Raises:
+        ConfigError: `out` holds a run; or data that is neither a frame nor files.
+        SchemaError: there is no such column, or no label was found.
+        DataError: the table cannot be read, or cannot be trained on.
+
+    Example:
+        >>> frame = {"user": ["ann", "bob"] * 200, "price": range(400), "bought": [1, 0] * 200}
+        >>> run = zg.fit(frame, label="bought", model=zg.LogisticRegressionConfig(), progress=silent)
+        >>> run.scores({"user": ["ann", "bob"], "price": [3, 3]}).shape
+        (2, 1)
+    """
+    shown = show_progress() if progress is None else progress
+    given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
+    _check(given)
+    found = _inspected(data, label=label) if schema is None else None
+    table_schema = schema if found is None else found.schema
+    assert table_schema is not None
+    if schema is not None and label and label not in {each.column or each.name for each in schema.labels}:
+        raise SchemaError(
+            expected=f"a schema with the label {label!r}",
+            found=", ".join(each.name for each in schema.labels) or "no label",
+            where="fit, arguments 'label' and 'schema'",
+            ways_out=("leave label out: the schema says it", "leave schema out: it is guessed"),
+        )
+    run = RunFolder(Path(out) if out is not None else _next_folder(Path("runs")))
+    run.refuse_old_run()
+    run.refuse_unwritable()
+    shown.say(f"run: {run.path}")
+    frames = frames_by_split(given) if is_frame(data) else None
+    if frames is not None:
+        keep_frames(frames, run=run)
+
+    def with_data(config: RunConfig) -> RunConfig:
+        if frames is not None:
+            config = with_kept_frames(config, frames, run=run)
+        else:
+            files = {split: _names(each) for split, each in given.items()}
+            split = dataclasses.replace(config.data.split, by=SplitBy.FILES) if len(given) > 1 else config.data.split
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, split=split, **files))
+        return fit_to_rows(override(config, _settings(found)))
+
+    if model is None:
+        train_first_model(candidates_of(table_schema, change=with_data), folder=run.path, progress=shown)
+        return load_run(run.path)
+    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=shown)
+    return load_run(run.path, models=() if type(model) in MODEL_CONFIGS else (type(model),))
+
+
+def _inspected(data: Any, *, label: str) -> Inspection:
+    """The guess for a table, or for the first of its files, which must have found a label."""
+    is_many = isinstance(data, Sequence) and not isinstance(data, str)
+    found = inspect_file(data[0] if is_many else data, label=label)
+    if found.schema.labels or found.schema.events is not None:
+        return found
+    raise SchemaError(
+        expected="a column to predict",
+        found="none that looks like one, of " + ", ".join(column.column for column in found.columns[:30]),
+        where="fit, argument 'label'",
+        ways_out=('name it: fit(data, label="COLUMN")', "say more with a schema: fit(data, schema=zg.Schema(…))"),
+    )
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Refuse what is neither a frame nor files, and both together."""
+    for split, data in given.items():
+        name = "data" if split == "train" else split
+        names = [data] if isinstance(data, str | os.PathLike) else data
+        are_files = (
+            isinstance(names, Sequence) and bool(names) and all(isinstance(it, str | os.PathLike) for it in names)
+        )
+        if not is_frame(data) and not are_files:
+            raise ConfigError(
+                expected="a frame (polars, pandas, Arrow, a dict of columns), or names of files",
+                found=type(data).__name__,
+                where=f"fit, argument {name!r}",
+                ways_out=('zg.fit(frame, label="bought")', 'zg.fit("shop.parquet", label="bought")'),
+            )
+    if len({is_frame(data) for data in given.values()}) > 1:
+        raise ConfigError(
+            expected="frames for all splits, or files for all",
+            found=", ".join(f"{split}: {'a frame' if is_frame(data) else 'files'}" for split, data in given.items()),
+            where="fit, arguments 'data', 'valid' and 'test'",
+            ways_out="read the files into frames: polars.read_parquet(FILE)",
+        )
+
+
+def _names(data: Any) -> tuple[str, ...]:
+    return (os.fspath(data),) if isinstance(data, str | os.PathLike) else tuple(map(os.fspath, data))
+
+
+def _settings(found: Inspection | None) -> dict[str, str]:
+    """What the guess says of how a text file is read, as settings of a run."""
+    words = () if found is None else found.settings()
+    return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _next_folder(parent: Path) -> Path:
+    """The first of fit, fit-2, … that is not there."""
+    names = itertools.chain(["fit"], (f"fit-{number}" for number in itertools.count(2)))
+    return next(parent / name for name in names if not (parent / name).exists())
