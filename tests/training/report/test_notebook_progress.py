@@ -27,7 +27,7 @@ class Display:
         return types.SimpleNamespace(update=shown.append)
 
 
-def test_a_phase_is_one_output_that_ends_with_its_last_state() -> None:
+def test_a_phase_is_one_output_that_ends_with_its_last_state(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display()
     bar = NotebookProgress(display)
     bar.begin("epoch <1>", total=1000)
@@ -42,9 +42,15 @@ def test_a_phase_is_one_output_that_ends_with_its_last_state() -> None:
     assert "1,000/1,000 loss 0.5" in shown[-1]
     bar.begin("rows", total=None)
     bar.update(7)
+    bar.detail("a detail")
+    bar.say("a warning")
     bar.end()
     (shown,) = display.outputs
     assert "<progress></progress> <code>7</code>" in shown[-1], "the next phase takes its place"
+    assert capsys.readouterr().out == "a warning\n"
+    bar.update(7, total=9)
+    bar.end()
+    assert 'value="7" max="9"' in display.outputs[0][-1]
 
 
 def test_it_is_chosen_in_the_kernel_of_a_notebook_alone(monkeypatch: pytest.MonkeyPatch) -> None:

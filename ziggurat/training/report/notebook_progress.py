@@ -41,8 +41,9 @@ class NotebookProgress:
             self._shown = self._display.display(self._html(), display_id=True)
         self._draw()
 
-    def update(self, done: int, *, note: str = "") -> None:
-        """Move the bar, at most four times a second."""
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        """Move the bar, at most four times a second; see `Progress.update`."""
+        self._total = self._total if total is None else total
         self._done, self._note = done, note
         if time.monotonic() - self._drawn_at >= _EVERY_S:
             self._draw()
