@@ -120,7 +120,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         print_repeats(options.file, session=session, separator=options.separator)
     if options.write_schema:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
-        if not inspection.schema.labels:
+        if not inspection.schema.labels and not inspection.recipe:
             print_line(f"schema written to {options.write_schema}, without a label; name the column to predict:")
             named = ["--session", options.session] if options.session else []
             again = ["data", "inspect", options.file, "--label", "COLUMN", *named]
@@ -128,7 +128,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
             print_line(f"  ziggurat {shlex.join(again)}")
             return 0
         print_line(f"schema written to {options.write_schema}; read it, correct it, then:")
-        command = ["train", "auto", "--data.train", options.file, "--schema", options.write_schema]
+        command = ["train", inspection.recipe or "auto", "--data.train", options.file, "--schema", options.write_schema]
         print_line(f"  ziggurat {shlex.join([*command, *inspection.settings()])}")
     elif inspection.settings():
         print_line(f"to read the file: {shlex.join(inspection.settings())}")

@@ -40,6 +40,7 @@ from ziggurat.data.inspect.column_roles import (
     label_of,
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature
+from ziggurat.data.inspect.interaction_log import InteractionLog, find_log
 from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.arrow_source import ArrowFile
@@ -102,6 +103,7 @@ class Inspection:
         separator: what divides the fields of a text file, if it is not the one that its name says; else "".
         numbers: how the numbers in its texts are written.
         date_order: what stands first in the dates of its time column, where nothing in the file shows it.
+        recipe: that learns from the schema; "": a label is missing, or `auto` tries a few.
     """
 
     schema: Schema
@@ -113,6 +115,7 @@ class Inspection:
     separator: str = ""
     numbers: WrittenNumbers = PLAIN_NUMBERS
     date_order: DateOrder = DateOrder.AUTO
+    recipe: str = ""
 
     def settings(self) -> tuple[str, ...]:
         """What must be given on a command line, besides the schema, to read the file."""
@@ -388,24 +391,26 @@ def _guess(
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
     warnings = [guess.warning for guess in labels if guess.warning]
     warnings += [role.warning for role in roles.values() if role.warning]
-    warnings += [] if labels else [_NO_LABEL]
+    log = None
+    if not labels:
+        log = find_log(
+            columns,
+            user=group.column if group else "",
+            time=roles["time"].column if "time" in roles else "",
+            guesses=guesses,
+            missing_texts=_missing_texts(columns),
+        )
+        warnings.append(_NO_LABEL if log is None else log.note)
     warnings += refuse_leaks(guesses, by_name, labels)
-    warnings += [warning for guess in guesses.values() for warning in guess.warnings]
-    share_tables(guesses, by_name)
+    if log is None:
+        warnings += [warning for guess in guesses.values() for warning in guess.warnings]
+        share_tables(guesses, by_name)
     lines = tuple(_line(facts, roles, labels, guesses.get(facts.name), group) for facts in columns)
-    features = tuple(guess.feature for guess in guesses.values() if guess.feature is not None)
-    if not features:
-        raise _no_features(file, lines)
-    role_columns = {role: guess.column for role, guess in roles.items()}
-    schema = Schema(
-        features=features,
-        labels=tuple(guess.label for guess in labels if guess.label is not None),
-        group=group.column if group else "",
-        time=role_columns.get("time", ""),
-        session=role_columns.get("session", ""),
-        weight=role_columns.get("weight", ""),
-        missing_texts=_missing_texts(columns),
-    )
+    if log is not None:
+        lines = tuple(_line_of_log(line, log) for line in lines)
+        schema = log.schema
+    else:
+        schema = _schema_of(columns, roles=roles, labels=labels, guesses=guesses, group=group, file=file, lines=lines)
     num_rows = columns[0].num_rows
     head = (
         f"Guessed from {file.name}: {'about ' if estimated else ''}{num_rows:,} rows, {num_sampled:,} of them read. "
@@ -415,7 +420,43 @@ def _guess(
     explanations |= {line.column: line.explanation for line in lines}
     is_unclear = schema.time != "" and by_name[schema.time].date_order is None
     order = DateOrder.DAY_FIRST if is_unclear else DateOrder.AUTO
-    return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled, date_order=order)
+    recipe = "" if log is None else log.recipe
+    return Inspection(
+        schema, explanations, lines, tuple(warnings), num_rows, num_sampled, date_order=order, recipe=recipe
+    )
+
+
+def _schema_of(
+    columns: Sequence[ColumnFacts],
+    *,
+    roles: Mapping[str, RoleGuess],
+    labels: Sequence[RoleGuess],
+    guesses: Mapping[str, FeatureGuess],
+    group: RoleGuess | None,
+    file: DataPath,
+    lines: Sequence[ColumnGuess],
+) -> Schema:
+    """The schema of a table of samples."""
+    features = tuple(guess.feature for guess in guesses.values() if guess.feature is not None)
+    if not features:
+        raise _no_features(file, lines)
+    role_columns = {role: guess.column for role, guess in roles.items()}
+    return Schema(
+        features=features,
+        labels=tuple(guess.label for guess in labels if guess.label is not None),
+        group=group.column if group else "",
+        time=role_columns.get("time", ""),
+        session=role_columns.get("session", ""),
+        weight=role_columns.get("weight", ""),
+        missing_texts=_missing_texts(columns),
+    )
+
+
+def _line_of_log(line: ColumnGuess, log: InteractionLog) -> ColumnGuess:
+    becomes, reason = log.becomes[line.column]
+    if becomes == "time" and line.becomes == "time":
+        reason = f"{reason}; {line.reason.removeprefix('no feature: ')}"
+    return replace(line, becomes=becomes, reason=reason)
 
 
 def _find_roles(columns: Sequence[ColumnFacts], *, session: str) -> dict[str, RoleGuess]:
