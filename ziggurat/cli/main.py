@@ -117,7 +117,7 @@ def _add_train(verb: _AddVerb) -> None:
         "--compression", metavar="X", help="N / D of the tower modules; short for --model.tower-module.compression"
     )
     add_model_argument(train, about="config class of a model of your own, in the place of the recipe's model")
-    train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE)")
+    train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE, or runs/RECIPE_TABLE)")
     _rank_arguments(train)
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     train.add_argument(

@@ -163,7 +163,7 @@ def refuse_unknown(changes: Iterable[str], *, known: Sequence[str], listed: str 
         # A name below a known one, or a group itself, is explained by `override`, which knows its type.
         if path in known or path in prefixes or any(path.startswith(f"{each}.") for each in known):
             continue
-        near = nearest(path, known)
+        near = [*(_short_flag(path) if listed == _LISTED else []), *nearest(path, known)]
         raise ConfigError(
             expected="the name of a setting",
             found=f"--{name}",
@@ -173,6 +173,11 @@ def refuse_unknown(changes: Iterable[str], *, known: Sequence[str], listed: str 
                 f"see all settings with what they mean: {listed}",
             ],
         )
+
+
+def _short_flag(path: str) -> list[str]:
+    """Return the short form that a name without a dot was meant to be, as it is typed."""
+    return [] if "." in path else difflib.get_close_matches(path, SHORT, n=1, cutoff=0.7)
 
 
 def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:

@@ -20,13 +20,14 @@ from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ziggurat.features.schema import Schema
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.execute import RunResult
 
 AUTO = "auto"
+FIRST_MODEL = "first_model"
 _PATIENCE = "training.early-stop.patience"
 
 
@@ -111,6 +112,8 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.quality.baselines import check_baseline
     from ziggurat.training.report.progress import show_progress
 
+    if not options.out and not options.resume and not options.config:
+        options.out = _default_out(options, rest)
     if _names_no_recipe(options):
         return _train_first_model(options, rest)
     stored, folder = run_to_train(options)
@@ -140,6 +143,24 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         print_line(f"next     better than logistic regression? ziggurat report {pasted(folder)} --baseline")
     print_line(f"report   {result.report}  log {result.folder / 'run.log'}")
     return 0
+
+
+def _default_out(options: argparse.Namespace, rest: list[str]) -> str:
+    """Return the folder of a run that the command line does not name; "" where it names no recipe either."""
+    from ziggurat.training.records.run_folder import default_folder
+
+    recipe = FIRST_MODEL if _names_no_recipe(options) else options.recipe
+    return str(default_folder(recipe, train=train_files(rest))) if recipe else ""
+
+
+def train_files(rest: Sequence[str]) -> str:
+    """Return the last value of --data.train among words of a command line; "" if there is none."""
+    found = ""
+    for place, word in enumerate(rest):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == "--data.train":
+            found = value if equals else "".join(rest[place + 1 : place + 2])
+    return found
 
 
 def _print_result(result: RunResult, *, verbose: bool) -> None:
@@ -185,7 +206,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
             where="command line",
             ways_out=("name a recipe: ziggurat train table_dlrm …", f"leave {given[0]} out"),
         )
-    folder = Path(options.out or "runs/first_model")
+    folder = Path(options.out)
     RunFolder(folder).refuse_old_run()
     candidates = candidates_of(
         read_schema(options.schema), change=lambda config: apply_settings(fitted(config, changes), changes)
@@ -314,6 +335,7 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     """The config and folder that the command line names."""
     from ziggurat.recipes.catalogue import recipe_named
     from ziggurat.recipes.run_config import load_config
+    from ziggurat.training.records.run_folder import default_folder
 
     if options.resume:
         return _run_to_resume(options)
@@ -329,7 +351,8 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
                     f"train the recipe: ziggurat train {pasted(options.recipe)}, without --config",
                 ),
             )
-        return config, Path(options.out or f"runs/{config.recipe or 'run'}")
+        own = "" if config.dataset.name else ",".join(config.data.train)
+        return config, Path(options.out or default_folder(config.recipe or "run", train=own))
     if not options.recipe:
         raise ConfigError(
             expected="a recipe, --config FILE, or RUN --resume",
@@ -366,7 +389,7 @@ def to_go_on(options: argparse.Namespace) -> str:
     from ziggurat.training.records.run_folder import RunFolder
 
     tries_models = _names_no_recipe(options)
-    folder = Path(options.out or "runs/first_model") if tries_models else run_to_train(options)[1]
+    folder = Path(options.out or f"runs/{FIRST_MODEL}") if tries_models else run_to_train(options)[1]
     if RunFolder(folder).has_begun():
         return f"to go on: ziggurat train {pasted(folder)} --resume"
     if tries_models:

@@ -433,12 +433,15 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
         # `dlrm` alone is the model of a recipe: of the user's own table first.
         near = [each for each in by_name if each.endswith(f"_{name.lower().replace('-', '_')}")]
         near.sort(key=lambda each: not each.startswith("table_"))
-        near = near[:3] or difflib.get_close_matches(name, by_name, n=1)
+        near = near[:3] or difflib.get_close_matches(name, by_name, n=3)
         raise ConfigError(
-            expected="a recipe: " + ", ".join(by_name),
+            expected="a recipe" + (", such as " + ", ".join(near) if near else ""),
             found=repr(name),
             where="command line",
-            ways_out=[*(f"did you mean {match!r}?" for match in near), "see `ziggurat recipes`"],
+            ways_out=[
+                *(f"did you mean {match!r}?" for match in near),
+                f"see what each of the {len(by_name)} trains: ziggurat recipes ({', '.join(by_name)})",
+            ],
         )
     if name.startswith("table_"):
         if schema is None:

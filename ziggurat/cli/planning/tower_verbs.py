@@ -27,7 +27,7 @@ table stay together. Writes FILE, which `ziggurat train RECIPE --towers FILE` ta
 edited by hand, and beside it a picture (FILE with .svg): features in the plane, and the interactions.
 
 In the place of a run a recipe may stand, with its settings as for `ziggurat train`: it is trained flat first,
-in runs/RECIPE (--run), and not again the next time. A run's own data may lie elsewhere now: --data.train FILE.
+in runs/RECIPE_TABLE (--run), and not again the next time. A run's own data may lie elsewhere now: --data.train FILE.
 Every setting of the partitioner and of the probe has a full name: --settings lists them.
 examples:
   ziggurat towers partition runs/first --towers 4
@@ -70,7 +70,9 @@ def add_towers_arguments(parser: argparse.ArgumentParser) -> None:
     partition.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     recipe = partition.add_argument_group("to train a recipe first")
     recipe.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
-    recipe.add_argument("--run", metavar="FOLDER", dest="run_folder", help="of that run (default: runs/RECIPE)")
+    recipe.add_argument(
+        "--run", metavar="FOLDER", dest="run_folder", help="of that run (default: runs/RECIPE, or runs/RECIPE_TABLE)"
+    )
     add_model_argument(partition)
     add_short_forms(partition, leave_out=("seed",))
     add_verbose(partition)
@@ -191,9 +193,11 @@ def _trained_run(options: argparse.Namespace, others: Mapping[str, str]) -> Run:
 def _train(options: argparse.Namespace, config: Any, others: Mapping[str, str]) -> Path:
     """Train a recipe, or go on with it, or take the finished run."""
     from ziggurat.runs.execute import train_run
+    from ziggurat.training.records.run_folder import default_folder
     from ziggurat.training.report.progress import show_progress
 
-    folder = Path(options.run_folder or f"runs/{options.run}")
+    train = others.get("data.train", "")
+    folder = Path(options.run_folder or default_folder(options.run, train=train))
     resume = (folder / "config.json").is_file()
     progress = show_progress(verbose=options.verbose)
     return train_run(apply_settings(config, others), folder=folder, resume=resume, progress=progress).folder

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,24 @@ _NAMES = {
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
     *("quarantine", "non_finite", ".lock", "run.log", "raw", "versus_baseline.json"),
 }  # all that a run writes
+
+
+def default_folder(recipe: str, *, train: str = "") -> Path:
+    """Return the folder of a run that nobody named: after its recipe and, for files of one's own, after the table.
+
+        table_dlrm on shop.csv          runs/table_dlrm_shop
+        auto on s3://logs/2024/*.csv    runs/first_model_2024
+        movielens_dlrm                  runs/movielens_dlrm
+
+    Args:
+        recipe: its name.
+        train: the setting data.train; "" where the recipe has data of its own.
+    """
+    parts = [part for part in train.partition(",")[0].split("/") if part and not set(part) & set("*?[")]
+    table = parts[-1] if parts and not parts[-1].endswith(":") else ""
+    bare = table.partition(".")[0] or table  # of clicks.csv.gz: clicks
+    name = re.sub(r"[^\w-]+", "_", bare).strip("_")
+    return Path("runs") / (f"{recipe}_{name}" if name else recipe)
 
 
 @dataclass(frozen=True)
@@ -226,7 +245,7 @@ class RunFolder:
             ways.append(f"remove it: rm -r {pasted(self.path)}")
         raise ConfigError(
             expected="a folder without a run",
-            found="a run that was started before",
+            found=f"a run that was started before{self._of_what()}",
             where=str(self.path),
             ways_out=ways,
         )
@@ -237,6 +256,17 @@ class RunFolder:
         except ZigguratError:
             return False
         return True
+
+    def _of_what(self) -> str:
+        """Say of which recipe and files the run is, as far as its config tells."""
+        try:
+            config = CONFIG.read(self.config)
+        except ZigguratError:
+            return ""
+        recipe, files = config.get("recipe"), (config.get("data") or {}).get("train") or []
+        text = f", {recipe}" if recipe else ""
+        more = f" and {len(files) - 1} files more" if len(files) > 1 else ""
+        return text + (f", on {files[0]}{more}" if files else "")
 
     def refuse_unwritable(self) -> None:
         """Raise FileError if nothing can be written here: said before data is prepared, not after. Leaves no trace."""
