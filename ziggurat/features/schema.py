@@ -95,6 +95,13 @@ class Pooling(StrEnum):
     NONE = "none"  # not at all: a model that reads sequences gets one vector for each row
 
 
+class Spaces(StrEnum):
+    """What happens to spaces around the ids of a list."""
+
+    KEEP = "keep"  # they are part of the ids
+    STRIP = "strip"
+
+
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Table:
@@ -155,7 +162,8 @@ class Categorical:
 class MultiHot:
     """A list of ids a row, order without meaning; a list column, or text split at `separator`.
 
-    Lists longer than `max_length` keep their first ids. Pooled inside the lookup, unless `pooling` is none.
+    Lists longer than `max_length` keep their first ids. Pooled inside the lookup, unless `pooling` is none. An id
+    `padding` at the ends of a list fills it up, and is none of its ids.
     """
 
     kind: Literal["multi_hot"] = "multi_hot"
@@ -165,12 +173,17 @@ class MultiHot:
     separator: str = ""
     max_length: Length = 1000
     pooling: Pooling = Pooling.MEAN
+    padding: str = ""
+    spaces: Spaces = Spaces.KEEP
 
 
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Sequence:
-    """A list of ids a row in order of time, latest last. Lists longer than `max_length` keep their last ids."""
+    """A list of ids a row in order of time, latest last. Lists longer than `max_length` keep their last ids.
+
+    An id `padding` at the ends of a list fills it up, and is none of its ids.
+    """
 
     kind: Literal["sequence"] = "sequence"
     name: str
@@ -179,6 +192,8 @@ class Sequence:
     separator: str = ""
     max_length: Length = 100
     pooling: Pooling = Pooling.MEAN
+    padding: str = ""
+    spaces: Spaces = Spaces.KEEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +338,11 @@ class Schema:
         for table in state["tables"]:
             if table["encoding"] != Encoding.GROWING:
                 del table["evict"]
+        for feature in state["features"]:
+            if feature.get("padding") == "":
+                del feature["padding"]
+            if feature.get("spaces") == Spaces.KEEP:
+                del feature["spaces"]
         moments = [feature for feature in state["features"] if feature["kind"] == "moments"]
         for feature in moments:
             del feature["seen"]  # of the data, whose files count anyway

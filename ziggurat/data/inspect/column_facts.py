@@ -15,7 +15,7 @@ from functools import cached_property
 import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
-from ziggurat.data.raw.dates import DateOrder, find_order, lack_some_zones, look_like_dates, parse_dates
+from ziggurat.data.raw.dates import DateOrder, ZoneSigns, find_order, look_like_dates, parse_dates
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, MarksFound, WrittenNumbers, find_marks
 from ziggurat.features.schema import MISSING_TEXTS
 from ziggurat.ops.written_decimals import as_float64
@@ -174,7 +174,9 @@ def measure(
         series = series.set(marks, None) if missing else series
         exact = None if missing else exact  # it counted them as values
     dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
-    lacks_zones = dates is not None and lack_some_zones(series)
+    zones = ZoneSigns()
+    if dates is not None:
+        zones.add(series)
     if dates is not None:
         series = dates
     elif from_text or is_marked:
@@ -201,7 +203,7 @@ def measure(
         num_rows=num_rows,
         missing_texts=missing,
         date_order=order,
-        lacks_zones=lacks_zones,
+        lacks_zones=zones.are_mixed,
         is_marked=is_marked,
     )
 

@@ -25,7 +25,17 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent
-from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, NumericTransform, Sequence, Vector
+from ziggurat.data.preprocess.values.list_ends import find_padding, has_spaces
+from ziggurat.features.schema import (
+    Categorical,
+    Dense,
+    Feature,
+    MultiHot,
+    NumericTransform,
+    Sequence,
+    Spaces,
+    Vector,
+)
 
 MIN_ROWS_FOR_ROW_IDS = 20
 # fmt: off
@@ -154,13 +164,29 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
         f"{percent(number((lengths == 0).mean()))} empty, e.g. {shown}"
     )
     named = set(words(facts.name)) & _HISTORY_WORDS
+    spaces = Spaces.STRIP if has_spaces(lists) else Spaces.KEEP
+    padding = find_padding(lists)
+    warnings: list[str] = []
+    if padding:
+        filled = f"{facts.name!r}: lists are filled up to {longest} with {padding!r} at their ends, which is no id"
+        warnings.append(f'{filled}; padding = "{padding}" in the schema takes it away')
+        stripped = lists.list.eval(pl.element().filter(pl.element().cast(pl.String) != padding))
+        repeats = number((stripped.list.n_unique() < stripped.list.len()).mean())
+    if spaces is Spaces.STRIP:
+        warnings.append(f'{facts.name!r}: ids have spaces around them, which spaces = "strip" in the schema takes away')
     if named or repeats >= 0.05:
         why = f"the name says {min(named)}" if named else f"{percent(repeats)} of the lists hold an id more than once"
         feature = Sequence(
-            name=facts.name, separator=separator, max_length=max(longest, 100) if longest <= 200 else 100
+            name=facts.name,
+            separator=separator,
+            max_length=max(longest, 100) if longest <= 200 else 100,
+            padding=padding,
+            spaces=spaces,
         )
-        return FeatureGuess(feature, f"{why}; use multi_hot if order means nothing", evidence=evidence)
-    return FeatureGuess(MultiHot(name=facts.name, separator=separator), how, evidence=evidence)
+        why = f"{why}; use multi_hot if order means nothing"
+        return FeatureGuess(feature, why, warnings=tuple(warnings), evidence=evidence)
+    multi_hot = MultiHot(name=facts.name, separator=separator, padding=padding, spaces=spaces)
+    return FeatureGuess(multi_hot, how, warnings=tuple(warnings), evidence=evidence)
 
 
 def _text(facts: ColumnFacts) -> FeatureGuess:
@@ -201,7 +227,7 @@ def find_separator(unique: pl.Series) -> str:
         share = number(unique.str.contains(separator, literal=True).mean())
         if len(unique) < 3 or share < least_share:
             continue
-        parts = unique.head(20_000).str.split(separator).explode().drop_nulls()
+        parts = unique.head(20_000).str.split(separator).explode().drop_nulls().str.strip_chars()
         if len(parts) / max(parts.n_unique(), 1) >= least_repeat and number(parts.str.len_chars().mean()) <= 40:
             return separator
     return ""

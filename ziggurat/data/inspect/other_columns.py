@@ -64,7 +64,8 @@ def share_tables(guesses: dict[str, FeatureGuess], by_name: Mapping[str, ColumnF
             continue
         lists = by_name[name].values
         elements = (lists.str.split(feature.separator) if feature.separator else lists).drop_nulls().explode()
-        ids = elements.drop_nulls().cast(pl.String).unique()
+        ids = elements.drop_nulls().cast(pl.String).str.strip_chars().unique()
+        ids = ids.filter(ids != feature.padding) if feature.padding else ids
         for other, candidate in guesses.items():
             stem = [word for word in words(other) if word not in ("id", "ids")]
             if not isinstance(candidate.feature, Categorical) or not stem or by_name[other].kind is Values.TRUTH:

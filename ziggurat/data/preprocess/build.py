@@ -35,6 +35,7 @@ from ziggurat.data.preprocess.fit.work import PLAN, PublishedError, Work
 from ziggurat.data.preprocess.prepared import PreparedSummary, SplitSummary, write_prepared
 from ziggurat.data.preprocess.preprocessing import FeatureCounters
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
+from ziggurat.data.preprocess.values.list_ends import doubts_about_lists
 from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import missing_column
@@ -43,7 +44,8 @@ from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.growing import NUM_NUMBERS
 from ziggurat.features.labels import is_number
-from ziggurat.features.schema import Encoding, Schema, column_of
+from ziggurat.features.schema import Encoding, MultiHot, Schema, column_of
+from ziggurat.features.schema import Sequence as ListFeature
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.ops.text.choose import text_kernel
@@ -172,7 +174,7 @@ class Build:
             splitter, starts = self._splitter_and_starts(shards)
             facts = self._fit(shards, splitter, starts)
             parts = self._encode(shards, facts)
-            self._publish_once(fingerprint, facts=facts, parts=parts, split=splitter.describe())
+            self._publish_once(fingerprint, facts=facts, parts=parts, split=splitter)
         except (PublishedError, OSError, ZigguratError):
             # What another process publishes is moved away from under those that still look at it.
             if not self._work.target.exists():
@@ -221,6 +223,16 @@ class Build:
             column = self._schema.columns[0]
             rows = count_rows(source, column=column, progress=lambda done: self._progress("count rows", done, None))
         return {"rows": rows}
+
+    def _doubts_of_first_rows(self) -> list[str]:
+        """What the first rows show of lists that the schema does not say."""
+        lists = [column_of(each) for each in self._schema.features if isinstance(each, MultiHot | ListFeature)]
+        if not lists:
+            return []
+        with self._bad_rows(self._work.folder / "lists") as bad_rows:  # the rows were reported before
+            source = self._config.source(self._sources.by_split[0], bad_rows=bad_rows)
+            first = next(iter(source.frames(columns=lists)), None)
+            return [] if first is None else doubts_about_lists(self._schema, first)
 
     def _rows_hint(self) -> int | None:
         hints = [source.num_rows_hint() for source in self._sources.open(BadRows()) if source is not None]
@@ -332,7 +344,7 @@ class Build:
         *,
         facts: Sequence[ShardFacts],
         parts: dict[str, list[EncodedPart]],
-        split: str,
+        split: Splitter,
     ) -> None:
         while True:
             with self._work.claimed("publish") as is_mine:
@@ -342,7 +354,7 @@ class Build:
             self._work.wait()
 
     def _publish(
-        self, fingerprint: str, *, facts: Sequence[ShardFacts], parts: dict[str, list[EncodedPart]], split: str
+        self, fingerprint: str, *, facts: Sequence[ShardFacts], parts: dict[str, list[EncodedPart]], split: Splitter
     ) -> None:
         preprocessing = self._fitted.preprocessing()
         latest = LatestItems(self._schema, date_order=self._config.split.date_order)
@@ -357,9 +369,10 @@ class Build:
         bad = sum((Counter(each.bad) for each in facts), Counter[str]())
         train, valid = (EncodedDataset(self._out / name.value) for name in SPLITS[:2])
         events = self._made_of
-        warnings = find_leaks(train, valid) if events is None else list(events.warnings)
+        warnings = [*split.notes, *find_leaks(train, valid)] if events is None else list(events.warnings)
+        warnings += self._doubts_of_first_rows() if events is None else []
         summary = PreparedSummary(
-            split=split if events is None else events.split,
+            split=split.describe() if events is None else events.split,
             warnings=(*warnings, *find_flat_numbers(train, preprocessing)),
             left_out=tuple(map(str, self._sources.left_out)) if events is None else events.left_out,
             splits={

@@ -37,7 +37,7 @@ from ziggurat.data.preprocess.values.time_units import two_units
 from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, report_unreadable, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder
+from ziggurat.data.raw.dates import DateOrder, ZoneSigns
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
 from ziggurat.typed import Fraction, checked
@@ -130,6 +130,7 @@ class Splitter:
         test_from: from here on they are test.
         is_date: whether times are dates.
         date_order: of dates like 01/03/2024; AUTO if there are none.
+        notes: what should be known of the times.
     """
 
     config: SplitConfig
@@ -138,6 +139,7 @@ class Splitter:
     test_from: float = np.inf
     is_date: bool = False
     date_order: DateOrder = DateOrder.AUTO
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, JSON]:
         """What was fitted, as plain data; cuts may be infinite."""
@@ -147,6 +149,7 @@ class Splitter:
             "test_from": self.test_from.hex(),
             "is_date": self.is_date,
             "date_order": self.date_order.value,
+            "notes": list(self.notes),
         }
 
     @staticmethod
@@ -159,6 +162,7 @@ class Splitter:
             test_from=float.fromhex(data["test_from"]),
             is_date=data["is_date"],
             date_order=DateOrder(data["date_order"]),
+            notes=tuple(data.get("notes", ())),
         )
 
     def assign(self, chunk: RawChunk, *, bad_rows: BadRows) -> np.ndarray:
@@ -290,7 +294,9 @@ def _fit_time(
     counts = _DistinctCounts()
     is_date: bool | None = None
     order = config.date_order
+    zones = ZoneSigns()
     for chunk in chunks:
+        zones.add(chunk.frame[column])
         if is_date is None:
             is_date = kind_of_times(chunk.frame[column])
         if is_date and order is DateOrder.AUTO:
@@ -325,6 +331,7 @@ def _fit_time(
         test_from=float(cuts[test]),
         is_date=bool(is_date),
         date_order=order if is_date else DateOrder.AUTO,
+        notes=(f"split by time, {zones.note(column)}",) if zones.are_mixed else (),
     )
 
 

@@ -34,6 +34,9 @@ _CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?" + _ZONE + r"?)
 _DATE = r"^(\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{4})" + _CLOCK
 
 
+_DATE_WITH_CLOCK = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}[T ]+\d{1,2}:"
+
+
 class DateOrder(StrEnum):
     """What stands first in dates like 01/03/2024; dates with the year first or with points need no order."""
 
@@ -109,10 +112,44 @@ class OrderSigns:
         return DateOrder.DAY_FIRST if self.day_first > self.month_first else DateOrder.MONTH_FIRST
 
 
-def lack_some_zones(texts: pl.Series) -> bool:
-    """Whether some of the dates name a zone and others do not, which then count as UTC; nulls aside."""
-    zoned = texts.drop_nulls().str.strip_chars().str.contains(r":\d{2}([.,]\d+)?" + _ZONE + "$")
-    return bool(zoned.any() and not zoned.all())
+@dataclass(kw_only=True)
+class ZoneSigns:
+    """How many of the dates seen so far name a zone, for columns that come in chunks.
+
+    Args:
+        zoned: dates with a zone, and columns of a type that has one.
+        plain: dates without; they count as UTC.
+    """
+
+    zoned: int = 0
+    plain: int = 0
+
+    def add(self, series: pl.Series) -> None:
+        """Look at more dates of the column; numbers have no zone and need none."""
+        present = series.drop_nulls()
+        if series.dtype == pl.String:
+            texts = present.str.strip_chars()
+            dates = texts.filter(texts.str.contains(_DATE_WITH_CLOCK))
+            zoned = int(dates.str.contains(r":\d{2}([.,]\d+)?" + _ZONE + "$").sum())
+        elif isinstance(series.dtype, pl.Datetime):
+            dates = present
+            zoned = len(present) if series.dtype.time_zone else 0
+        else:
+            return
+        self.zoned += zoned
+        self.plain += len(dates) - zoned
+
+    @property
+    def are_mixed(self) -> bool:
+        """Whether some name a zone and others do not."""
+        return bool(self.zoned and self.plain)
+
+    def note(self, column: str) -> str:
+        """Say what is done with those without a zone."""
+        return (
+            f"column {column!r}: {self.plain:,} of {self.zoned + self.plain:,} dates name no time zone, and others do; "
+            "those count as UTC, write the zone into them where that is wrong"
+        )
 
 
 def parse_dates(texts: pl.Series, *, order: DateOrder) -> pl.Series:

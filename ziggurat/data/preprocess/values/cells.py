@@ -31,12 +31,14 @@ import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
+from ziggurat.data.preprocess.values.list_ends import without_padding
 from ziggurat.data.preprocess.values.vocabulary import hash_series
 from ziggurat.data.preprocess.values.written_lists import refuse_brackets
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.written_numbers import WrittenNumbers, ways_to_read
 from ziggurat.errors import SchemaError
+from ziggurat.features.schema import Spaces
 from ziggurat.ops.written_decimals import as_float64, with_decimals
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -364,10 +366,13 @@ def _decoded(series: pl.Series, faults: Faults) -> pl.Series:
     return _canonical_string(pl.Series(series.name, texts, dtype=pl.String))
 
 
-def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: str) -> IdLists:
+def read_id_lists(
+    series: pl.Series, *, separator: str, faults: Faults, role: str, spaces: Spaces = Spaces.KEEP, padding: str = ""
+) -> IdLists:
     """Read lists of ids from a list column, or from text split at `separator`; null or empty text is an empty list.
 
-    A null or empty *element* stays in the list, as a missing id, so that parallel lists keep their places.
+    A null or empty *element* stays in the list, as a missing id, so that parallel lists keep their places. Elements
+    that are `padding` at the ends of a list are none of it.
 
     Raises:
         SchemaError: a column of scalars (without separator), or lists of things that are no ids.
@@ -388,6 +393,8 @@ def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: st
         raise wrong_type(series, faults.chunk, role=role, expected="lists of ids", way_out=way_out)
     lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
     values = series.filter(pl.Series(lengths > 0)).explode()
+    if spaces is Spaces.STRIP and values.dtype == pl.String:
+        values = values.str.strip_chars()
     text = canonical_text(values)
     if text is None or isinstance(values.dtype, pl.List | pl.Array):
         raise wrong_type(series, faults.chunk, role=role, expected="lists of text, integers, booleans or categories")
@@ -401,6 +408,8 @@ def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: st
                 expected="a list of ids",
                 found=series[index].to_list(),
             )
+    if padding:
+        text, lengths = without_padding(text, lengths, padding=padding)
     return IdLists(values=text, lengths=lengths)
 
 

@@ -236,7 +236,14 @@ def _parse_list(
 ) -> None:
     role = f"{feature.kind} feature {feature.name!r}"
     separator = feature.separator or faults.chunk.list_separator
-    lists = read_id_lists(series, separator=separator, faults=faults, role=role)
+    lists = read_id_lists(
+        series,
+        separator=separator,
+        faults=faults,
+        role=role,
+        spaces=feature.spaces,
+        padding=feature.padding,
+    )
     if len(lists.lengths) and int(lists.lengths.max()) > feature.max_length:
         parsed.truncated[feature.name] = int((lists.lengths > feature.max_length).sum())
         lists = _cut_lists(lists, max_length=feature.max_length, keep_last=isinstance(feature, Sequence))
