@@ -1,6 +1,7 @@
 """Every guess on a zoo of columns, with its reason; and what is guessed can be trained on as it is."""
 
 import gzip
+import subprocess
 import tempfile
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,11 +16,14 @@ from polars.testing.parametric import dataframes
 from ziggurat.data.inspect.column_facts import measure
 from ziggurat.data.inspect.column_rules import find_separator, guess_feature, words
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError, MissingFileError, SchemaError, ZigguratError
+from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import (
     Categorical,
     Dense,
@@ -537,3 +541,100 @@ def test_ids_of_more_digits_than_a_float_has_are_ids(tmp_path: Path) -> None:
         for column in ("unsigned", "exact"):
             facts = measure(frame[column], from_text=False, num_rows=ROWS)
             assert (facts.num_distinct, facts.null_share) == (90, 0.0)
+
+
+def _rows(num_rows: int = 400) -> pl.DataFrame:
+    rng = np.random.default_rng(3)
+    return pl.DataFrame(
+        {
+            "user_id": rng.integers(0, 40, num_rows),
+            "item_id": rng.integers(0, 30, num_rows),
+            "click": rng.integers(0, 2, num_rows),
+        }
+    )
+
+
+def _inspected(frame: pl.DataFrame, folder: Path) -> Inspection:
+    frame.write_csv(folder / "t.csv")
+    return inspect_file(folder / "t.csv")
+
+
+def test_a_label_that_is_known_of_some_rows_keeps_the_others(tmp_path: Path) -> None:
+    buys = pl.when(pl.col("click") == 1).then(pl.col("item_id") % 2)
+    found = _inspected(_rows().with_columns(buy=buys), tmp_path)
+    assert {label.name: label.missing for label in found.schema.labels} == {
+        "click": MissingLabel.BAD_ROW,
+        "buy": MissingLabel.LEFT_OUT,
+    }
+    assert any("'buy' is known of" in warning for warning in found.warnings)
+    config = DataConfig(train=(str(tmp_path / "t.csv"),))
+    data = prepare(config, schema=found.schema, folder=tmp_path / "prepared")
+    assert sum(split.rows for split in data.summary.splits.values()) == 400
+
+
+def test_further_outcomes_and_weights_are_named(tmp_path: Path) -> None:
+    frame = _rows().with_columns(love=pl.col("click").reverse(), like=pl.col("click"), premium=1 - pl.col("click"))
+    found = _inspected(frame.drop("click").with_columns(weight=pl.int_range(400) % 7 + 0.5), tmp_path)
+    assert [label.name for label in found.schema.labels] == ["love", "like"]
+    flags = _rows().with_columns(premium=pl.col("click").reverse(), is_new=pl.col("click").shuffle(1))
+    found = _inspected(flags, tmp_path)
+    (note,) = (warning for warning in found.warnings if "0 or 1" in warning)
+    assert note.startswith("'premium': 0 or 1, as the label 'click' is")
+    found = _inspected(_rows().with_columns(weight=pl.int_range(400) % 7 + 0.5), tmp_path)
+    assert any('weight = "weight" under [roles]' in warning for warning in found.warnings)
+
+
+def test_minus_one_among_ids_is_a_mark(tmp_path: Path) -> None:
+    marked = pl.when(pl.int_range(400) % 9 == 0).then(-1).otherwise(1000 + pl.col("item_id") * 37)
+    found = _inspected(_rows().with_columns(thing=marked), tmp_path)
+    assert found.schema.feature("thing").kind == "categorical"
+    assert any("'thing': -1 stands in 11.2% of the rows" in warning for warning in found.warnings)
+    found = _inspected(_rows().with_columns(change=pl.col("item_id") - 9), tmp_path)
+    assert found.schema.feature("change").kind == "dense"
+    assert not any("-1 stands" in warning for warning in found.warnings)
+
+
+def test_a_cell_with_a_line_end_stays_in_its_line(tmp_path: Path) -> None:
+    found = _inspected(_rows().with_columns(note=pl.Series(["a\nb", "c\r\nd"] * 200)), tmp_path)
+    (line,) = (column for column in found.columns if column.column == "note")
+    assert line.examples == ("a\\nb", "c\\r\\nd")
+    read_schema(_written(found, tmp_path))
+
+
+def _written(found: Inspection, folder: Path) -> Path:
+    write_schema(found.schema, folder / "t.toml", comments=found.explanations)
+    return folder / "t.toml"
+
+
+@pytest.mark.parametrize("prefix", ["", "u"])
+def test_a_file_without_a_header_is_named_with_the_line_that_adds_one(prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "it's.csv"
+    frame = _rows().with_columns(user_id=prefix + pl.col("user_id").cast(pl.String))
+    frame = frame.with_columns(item_id=(prefix and "i") + pl.col("item_id").cast(pl.String))
+    frame.write_csv(path, include_header=False)
+    with pytest.raises(DataError, match="names that look like values") as raised:
+        inspect_file(path)
+    command = raised.value.ways_out[0].partition(": ")[2]
+    command = command.replace("column_1,column_2,column_3", "user_id,item_id,click")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert inspect_file(tmp_path / "data.csv").schema.labels == (Label(name="click"),)
+    assert inspect_file(tmp_path / "data.csv").num_rows == 400
+
+
+def test_names_that_are_numbers_are_names_where_the_file_shows_it_or_somebody_says_so(tmp_path: Path) -> None:
+    found = _inspected(_rows().rename({"user_id": "101", "item_id": "121"}), tmp_path)
+    assert {feature.name for feature in found.schema.features} == {"101", "121"}
+    _rows().rename({"user_id": "101", "item_id": "121", "click": "100"}).write_csv(tmp_path / "t.csv")
+    with pytest.raises(DataError, match="--label 100"):
+        inspect_file(tmp_path / "t.csv")
+    assert inspect_file(tmp_path / "t.csv", label="100").schema.labels == (Label(name="100"),)
+
+
+def test_a_header_that_comes_again_is_named_with_the_line_that_takes_it_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    text = _rows().write_csv()
+    path.write_text(text + text)
+    with pytest.raises(DataError, match="the same line again as row 400") as raised:
+        inspect_file(path)
+    subprocess.run(raised.value.ways_out[0].partition(": ")[2], shell=True, check=True, cwd=tmp_path)
+    assert inspect_file(tmp_path / "data.csv").num_rows == 800

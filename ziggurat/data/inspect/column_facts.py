@@ -89,6 +89,7 @@ class ColumnFacts:
         found: list[str] = []
         for value in self.present.head(200).to_list():
             text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = text.replace("\r", "\\r").replace("\n", "\\n")
             text = text if len(text) <= 30 else text[:27] + "…"
             if text not in found:
                 found.append(text)

@@ -13,18 +13,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
 from ziggurat.data.preprocess.values.time_units import two_units
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.synthetic.best_metrics import pair_share
 from ziggurat.errors import DataError
+from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import Label, Task
 
 LEAK_AUC = 0.99
@@ -34,7 +35,7 @@ _LABEL_WORDS = (
     ("click", "clicked", "clk", "isclick"),
     ("conversion", "converted", "conv", "purchase", "purchased", "bought", "buy", "install", "installed", "order"),
     ("churn", "churned", "subscribed", "responded", "response", "sold", "fraud", "survived"),
-    ("like", "liked", "favorite", "favourite", "upvote", "follow", "share", "finish", "finished"),
+    ("like", "liked", "love", "loved", "favorite", "favourite", "upvote", "follow", "share", "finish", "finished"),
 )
 _RATING_WORDS = frozenset(["rating", "ratings", "stars", "star"])
 # fmt: off
@@ -108,6 +109,51 @@ def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
     why = f"the only column that answers yes or no, though its name does not say so; {guess.reason}"
     warning = f"{facts.name!r} is taken for the label though its name does not say so: name yours with --label COLUMN"
     return [replace(guess, reason=why, warning=warning)]
+
+
+def known_of_some(labels: list[RoleGuess], by_name: Mapping[str, ColumnFacts]) -> list[RoleGuess]:
+    """Say of labels with empty cells that they are known of some rows only: the others stay for the other labels."""
+    found: list[RoleGuess] = []
+    for guess in labels:
+        null_share = by_name[guess.column].null_share
+        if guess.label is None or not null_share:
+            found.append(guess)
+            continue
+        known = percent(1 - null_share)
+        notes = [guess.warning] if guess.warning else []
+        if len(labels) > 1:
+            notes.append(
+                f"{guess.column!r} is known of {known} of the rows: the others stay for the other labels, as "
+                'missing = "left_out" in its block says'
+            )
+            label = replace(guess.label, missing=MissingLabel.LEFT_OUT)
+        else:
+            notes.append(
+                f"{guess.column!r} is known of {known} of the rows: the others are bad rows, which "
+                "--data.bad-rows quarantine puts aside"
+            )
+            label = guess.label
+        found.append(replace(guess, label=label, warning="; ".join(notes)))
+    return found
+
+
+def other_outcomes(columns: Sequence[ColumnFacts], labels: Sequence[RoleGuess]) -> str:
+    """Name further columns of 0 and 1, which may be outcomes as the label is; "" if there are none."""
+    if not labels:
+        return ""
+    taken = {guess.column for guess in labels}
+    names: list[str] = []
+    for facts in columns:
+        named = set(words(facts.name))
+        if facts.name not in taken and _is_binary(facts) and not named & (_FLAG_WORDS | _PAST_WORDS):
+            names.append(repr(facts.name))
+    if not names:
+        return ""
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return (
+        f"{listed}: 0 or 1, as the label {labels[0].column!r} is; what is known only afterwards is no feature: take it "
+        "out, or give it a [[label]] block of its own"
+    )
 
 
 def is_outcome(facts: ColumnFacts) -> bool:
@@ -274,6 +320,18 @@ def find_weight(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
         if "weight" in named and named & {"sample", "importance", "example", "loss", "row"} and numbers:
             return RoleGuess(facts.name, "of the sample, by the name")
     return None
+
+
+def other_weight(columns: Sequence[ColumnFacts]) -> str:
+    """Name a column that may weigh samples, though its name does not say of what; "" if there is none."""
+    for facts in columns:
+        numbers = facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.minimum >= 0 and facts.null_share == 0
+        if words(facts.name) in (["weight"], ["weights"], ["w"]) and numbers:
+            return (
+                f"{facts.name!r} is taken for a feature; if it says how much a row counts, take its block out and "
+                f'write weight = "{facts.name}" under [roles]'
+            )
+    return ""
 
 
 def label_values(facts: ColumnFacts, label: Label) -> np.ndarray:

@@ -19,7 +19,7 @@ Whole numbers are the hard case: user 17 is not "more" than user 16, but 17 clic
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -234,6 +234,23 @@ def find_separator(unique: pl.Series) -> str:
 
 
 def _whole(facts: ColumnFacts) -> FeatureGuess:
+    values = facts.present
+    minus_one = values == -1
+    # One negative number alone, −1, means nothing more often than it measures something.
+    is_mark = facts.minimum == -1 and facts.num_distinct > 2 and number(values.filter(~minus_one).min()) >= 0
+    if not is_mark:
+        return _whole_numbers(facts, values)
+    guess = _whole_numbers(facts, values.filter(~minus_one))
+    note = (
+        f"{facts.name!r}: -1 stands in {percent(number(minus_one.mean()))} of the rows, among numbers from 0 on; if it "
+        'means that there is no value, write missing = ["-1"] above the first block of the schema, with other texts '
+        "that mean nothing: it holds for all columns"
+    )
+    return replace(guess, warnings=(*guess.warnings, note))
+
+
+def _whole_numbers(facts: ColumnFacts, values: pl.Series) -> FeatureGuess:
+    """Guess by the values given, which are those of the column but for a mark of nothing."""
     named = words(facts.name)
     last = next((word for word in reversed(named) if word in _ID_WORDS or word in _NUMBER_WORDS), "")
     categorical = Categorical(name=facts.name)
@@ -243,9 +260,9 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
         return FeatureGuess(categorical, f"ids, the name says {last}")
     if last in _NUMBER_WORDS and facts.num_distinct > 20:
         return _dense(facts, f"a quantity, the name says {last}")
-    if facts.minimum < 0 and facts.num_distinct > 10:
+    if number(values.min()) < 0 and facts.num_distinct > 10:
         return _dense(facts, "whole numbers below zero, which ids rarely are")
-    if _counts(facts.present):
+    if _counts(values):
         return _dense(facts, "whole numbers whose small values are the frequent ones, as counts are")
     if facts.num_distinct <= _FEW:
         return FeatureGuess(categorical, "few whole numbers")

@@ -37,7 +37,10 @@ from ziggurat.data.inspect.column_roles import (
     find_session,
     find_time,
     find_weight,
+    known_of_some,
     label_of,
+    other_outcomes,
+    other_weight,
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature
 from ziggurat.data.inspect.interaction_log import InteractionLog, find_log
@@ -185,10 +188,10 @@ def inspect_file(
     dtypes = source.columns()
     refuse_too_many_columns(len(dtypes), what="columns to look at", where=str(file))
     from_text = source.is_text(file)
-    if from_text:
-        _require_header(file, list(dtypes))
     _refuse_wrong_names(label, session, columns=tuple(dtypes), file=file)
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
+    if from_text:
+        _require_header(file, sample, separator=source.separator_of(file), is_known=bool(label or session))
     found = _measured_and_guessed(
         sample,
         file=file,
@@ -344,15 +347,57 @@ def _exact_counts(lazy: pl.LazyFrame, schema: pl.Schema) -> dict[str, tuple[int,
     return {name: (counts[f"d{i}"], counts[f"n{i}"]) for i, name in enumerate(scalars)}
 
 
-def _require_header(file: DataPath, names: list[str]) -> None:
-    numbers = [name for name in " ".join(names).split() if name.replace(".", "", 1).replace("-", "", 1).isdigit()]
-    if names and len(numbers) * 2 > len(" ".join(names).split()):
+def _require_header(file: DataPath, sample: pl.DataFrame, *, separator: str, is_known: bool) -> None:
+    """Refuse a text file whose first line looks like a row, or comes again.
+
+    Args:
+        file: the file.
+        sample: its first rows, texts alone.
+        separator: what divides its fields.
+        is_known: somebody named one of the columns, so that they do have names.
+
+    Raises:
+        DataError: there is no header, or it stands between rows as well.
+    """
+    names = sample.columns
+    again = sample.with_row_index("").filter(pl.all_horizontal(pl.col(name) == name for name in names))
+    others = sample.filter(~pl.all_horizontal(pl.col(name) == name for name in names).fill_null(value=False))
+    named = [name for name in names if not _is_number(name) and _are_numbers(others[name])]
+    if len(again) and (named or is_known):
+        code = "NR == 1 {header = $0} NR == 1 || $0 != header"
         raise DataError(
-            expected="a first line with the names of the columns",
-            found=f"names that look like values: {', '.join(names[:8])}",
-            where=f"{file}, line 1",
-            ways_out=("add a header line", "write the table as Parquet, which has names and types"),
+            expected="a header in the first line alone",
+            found=f"the same line again as row {again[''][0]}"
+            + (f", and {len(again) - 1} more" if len(again) > 1 else ""),
+            where=str(file),
+            ways_out=f"take such lines out: awk {pasted(code)} {pasted(file)} > data.csv",
         )
+    if is_known or named:
+        return
+    words = " ".join(names).split()
+    as_values = [name for name in names if (sample[name] == name).any()]
+    numbers = [word for word in words if _is_number(word)]
+    if len(numbers) * 2 <= len(words) and (len(names) < 2 or len(as_values) * 2 < len(names)):
+        return
+    header = separator.join(f"column_{place + 1}" for place in range(len(names)))
+    raise DataError(
+        expected="a first line with the names of the columns",
+        found=f"names that look like values: {', '.join(names[:8])}",
+        where=f"{file}, line 1",
+        ways_out=(
+            f"add a header line, with names of your own: (echo {pasted(header)}; cat {pasted(file)}) > data.csv",
+            f"if these are the names, name one: --label {pasted(names[-1])}",
+        ),
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("-", "", 1).isdigit()
+
+
+def _are_numbers(series: pl.Series) -> bool:
+    present = series.filter((series != "").fill_null(value=False))
+    return bool(len(present)) and present.cast(pl.Float64, strict=False).null_count() == 0
 
 
 def _no_rows(file: DataPath) -> DataError:
@@ -385,7 +430,7 @@ def _guess(
     by_name = {facts.name: facts for facts in columns}
     roles = _find_roles([facts for facts in columns if facts.name != label], session=session)
     rest = [facts for facts in columns if facts.name not in {role.column for role in roles.values()}]
-    labels = [label_of(by_name[label])] if label else find_labels(rest)
+    labels = known_of_some([label_of(by_name[label])] if label else find_labels(rest), by_name)
     group = find_group([facts for facts in rest if facts.name != label])
     outcomes = {label.column for label in labels}
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
@@ -403,6 +448,8 @@ def _guess(
         warnings.append(_NO_LABEL if log is None else log.note)
     warnings += refuse_leaks(guesses, by_name, labels)
     if log is None:
+        kept = [by_name[name] for name, guess in guesses.items() if guess.feature is not None]
+        warnings += [note for note in (other_outcomes(kept, labels), other_weight(kept)) if note]
         warnings += [warning for guess in guesses.values() for warning in guess.warnings]
         share_tables(guesses, by_name)
     lines = tuple(_line(facts, roles, labels, guesses.get(facts.name), group) for facts in columns)
