@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import QUICK, ROOT, Entry, Measured, RoundsConfig, measure, say
-from benchmarks.report import Case, Report, by_round
+from benchmarks.report import Case, Report, compare
 from benchmarks.train import OURS
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.errors import ConfigError
@@ -91,15 +91,10 @@ def entries(workload: Workload, *, older: Path) -> list[Entry]:
 def cases(workload: Workload, results: dict[str, Measured]) -> list[Case]:
     """Today over older by CPU seconds and by the clock, and the older one over itself."""
     return [
-        _case(f"{workload.case}_cpu_seconds", results, ours=TODAY, by_cpu=True, goal=GOAL),
-        _case(f"{workload.case}_clock", results, ours=TODAY, by_cpu=False),
-        _case(f"{workload.case}_cpu_seconds_older_again", results, ours=AGAIN, by_cpu=True),
+        compare(f"{workload.case}_cpu_seconds", results, ours=TODAY, peer=OLDER, by_cpu=True, goal=GOAL),
+        compare(f"{workload.case}_clock", results, ours=TODAY, peer=OLDER),
+        compare(f"{workload.case}_cpu_seconds_older_again", results, ours=AGAIN, peer=OLDER, by_cpu=True),
     ]
-
-
-def _case(name: str, results: dict[str, Measured], *, ours: str, by_cpu: bool, goal: float = 0.0) -> Case:
-    mine, theirs = ((each, results[each].cpu_rates if by_cpu else results[each].rates) for each in (ours, OLDER))
-    return by_round(name, ours=mine, peer=theirs, goal=goal, unit="samples/CPU s" if by_cpu else "samples/s")
 
 
 def checkout(commit: str) -> Path:

@@ -28,7 +28,10 @@ from benchmarks.workload import Workload
 from ziggurat.errors import ConfigError, MissingDependencyError
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS, RECTOOLS = ".venv-bench", ".venv-rectools"  # interpreters; the second has the versions that RecTools asks for
+# Interpreters: of most contestants; with the versions that RecTools asks for; with the newest TorchRec and its torch.
+PEERS = ".venv-bench"
+RECTOOLS = ".venv-rectools"
+NEWEST_PEERS = ".venv-bench-newest"
 PEER_PYTHON = ROOT / PEERS / "bin" / "python"
 
 
@@ -94,6 +97,7 @@ class Measured:
         rates: samples a second, one a round (steps a second of `samples_per_step`).
         cpu_rates: samples per CPU second, one a round.
         others_cpu_share: CPU time of other processes during its turns, as a share of all cores, one a round.
+        versions: of the packages that its process has imported, see `worker.VERSIONED`.
     """
 
     entry: Entry
@@ -105,6 +109,13 @@ class Measured:
     others_cpu_share: list[float] = field(default_factory=list)
     peak_rss_bytes: float = 0.0
     last_value: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def versioned_name(self) -> str:
+        """Its name and the versions in its process: "TorchRec: FP32 eager (torchrec 1.8.0, torch 2.13.0+cpu)"."""
+        versions = ", ".join(f"{package} {version}" for package, version in self.versions.items())
+        return f"{self.entry.name} ({versions})" if versions else self.entry.name
 
     @property
     def rate(self) -> float:
@@ -119,6 +130,7 @@ class Measured:
             "group": self.entry.group_name,
             "settings": self.entry.settings,
             "info": self.info,
+            "versions": dict(self.versions),
             "samples_per_s": {
                 "median": self.rate,
                 "p10": low,
@@ -234,6 +246,7 @@ def measure(entries: Sequence[Entry], config: RoundsConfig) -> dict[str, Measure
                 info=worker.built["info"],
                 build_s=worker.built["build_s"],
                 first_step_s=worker.built["first_step_s"],
+                versions=worker.built.get("versions", {}),  # the worker of an older commit does not say
             )
         _expect_same_network(results)
         steps = {name: _calibrate(worker, config) for name, worker in workers.items()}

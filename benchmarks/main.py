@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 NAMES = {
     "train": "training against TorchRec and plain torch, batches in memory",
+    "peer_versions": "training against TorchRec as pinned and as new as it loads, both in one run",
     "against": "the step on a CPU against that of an older commit, in turns: nothing became slower",
     "multi_hot": "the same with lists of ids, and the lookup's share",
     "scoring": "forward only, against TorchRec and plain torch",
@@ -50,6 +51,7 @@ NAMES = {
 }
 # These have `parse_options`.
 WITH_OPTIONS = (
+    "peer_versions",
     "against",
     "towers",
     "exchange",

@@ -52,9 +52,16 @@ class Case:
 
 
 def compare(
-    name: str, results: dict[str, Measured], *, ours: str, peer: str, goal: float = 0.0, limit: float | None = None
+    name: str,
+    results: dict[str, Measured],
+    *,
+    ours: str,
+    peer: str,
+    goal: float = 0.0,
+    limit: float | None = None,
+    by_cpu: bool = False,
 ) -> Case:
-    """A case from two contestants of one interleaved run.
+    """Make a case from two contestants of one interleaved run; it names both with their versions.
 
     Args:
         name: of the case.
@@ -63,10 +70,18 @@ def compare(
         peer: name of the other.
         goal: the promised ratio.
         limit: samples/s that the machine's matrix products allow.
+        by_cpu: compare samples per CPU second, where other processes share the cores.
     """
-    mine, theirs = ((each, results[each].rates) for each in (ours, peer))
-    limit_ratio = results[ours].rate / limit if limit else None
-    return replace(by_round(name, ours=mine, peer=theirs, goal=goal), limit_ratio=limit_ratio)
+    mine = results[ours]
+    theirs = results[peer]
+    case = by_round(
+        name,
+        ours=(mine.versioned_name, mine.cpu_rates if by_cpu else mine.rates),
+        peer=(theirs.versioned_name, theirs.cpu_rates if by_cpu else theirs.rates),
+        goal=goal,
+        unit="samples/CPU s" if by_cpu else "samples/s",
+    )
+    return replace(case, limit_ratio=results[ours].rate / limit if limit else None)
 
 
 def by_round(name: str, *, ours: Contestant, peer: Contestant, goal: float = 0.0, unit: str = "samples/s") -> Case:
@@ -182,6 +197,8 @@ def to_markdown(report: Report, data: dict) -> str:
     if report.cases:
         lines += ["| case | ours | peer | ratio (p10 to p90) | goal | of the limit |", "|---|---:|---:|---:|---:|---:|"]
         lines += [_case_row(case) for case in report.cases] + [""]
+        versions_of_peers = dict.fromkeys(f"- {case.peer_name}" for case in report.cases)
+        lines += ["Peers:", "", *versions_of_peers, ""]
     for table in report.tables:
         lines += [table, ""]
     lines += [f"![{name}]({name})\n" for name, _ in report.plots]

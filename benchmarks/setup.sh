@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv-bench beside this folder's parent: the interpreter in which the peers (TorchRec, FuxiCTR) and our own
 # contestant run, so that both sides have the same torch. Complete on its own; nothing is done when it is up to date.
-# `setup.sh rectools` makes .venv-rectools instead, with the same torch and the older numpy and pandas that RecTools needs.
+# `setup.sh rectools` makes .venv-rectools instead, with the same torch and the older numpy and pandas that RecTools needs;
+# `setup.sh newest` makes .venv-bench-newest: TorchRec and FBGEMM as new as they load, with the torch that FBGEMM belongs to.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
@@ -12,6 +13,23 @@ if [[ ${1:-} == rectools ]]; then
   [[ -x .venv-rectools/bin/python ]] || "$python" -m venv .venv-rectools
   .venv-rectools/bin/pip install -qq --disable-pip-version-check --no-deps -r benchmarks/next_item/requirements.txt
   .venv-rectools/bin/python -W ignore -c 'import torch, rectools.models; print(f"torch {torch.__version__}")'
+  touch "$stamp"
+  exit 0
+fi
+if [[ ${1:-} == newest ]]; then
+  venv=.venv-bench-newest
+  stamp="$venv/.ready"
+  [[ -e $stamp && $stamp -nt benchmarks/newest_torchrec.txt && $stamp -nt requirements/cpu.txt ]] && exit 0
+  echo "setting up $venv: the newest TorchRec (about 3 minutes; a build of torch with CUDA takes 4 GB)"
+  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+  # torch with what its build asks for, then exact versions; FBGEMM and TorchRec without what they ask for (requirements/bench.txt says why).
+  "$venv/bin/pip" install -qq --disable-pip-version-check "$(grep '^torch==' benchmarks/newest_torchrec.txt)"
+  grep -hvE '^(torch|fbgemm-gpu-cpu)==' requirements/cpu.txt > "$venv/others.txt"
+  "$venv/bin/pip" install -qq --disable-pip-version-check --no-deps -r "$venv/others.txt" -r benchmarks/newest_torchrec.txt
+  "$venv/bin/python" -W ignore - <<'CHECK'
+import fbgemm_gpu, torch, torchrec
+print(f"torch {torch.__version__}, fbgemm-gpu {fbgemm_gpu.__version__}, torchrec {torchrec.__version__}")
+CHECK
   touch "$stamp"
   exit 0
 fi

@@ -57,6 +57,16 @@ class LoopContestant(Protocol):
         ...
 
 
+# Packages whose version decides how fast a contestant is, by the name they are imported by.
+VERSIONED = ("torchrec", "fbgemm_gpu", "fuxictr", "rectools", "torch")
+
+
+def loaded_versions() -> dict[str, str]:
+    """Return versions of what this process has imported of `VERSIONED`; "unknown" where a package has none."""
+    loaded = {name: sys.modules[name] for name in VERSIONED if sys.modules.get(name) is not None}
+    return {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
+
+
 class Pipes:
     """The worker's end of the pipes."""
 
@@ -137,6 +147,7 @@ def serve(build: Callable[[Workload, dict[str, object]], Contestant | LoopContes
                 clock = Clock()
                 contestant = build(Workload.from_json(command["workload"]), command["settings"])
                 reply: dict[str, object] = {"info": contestant.info, "build_s": clock.reply(0.0)["seconds"]}
+                reply["versions"] = loaded_versions()
                 first_steps = int(command["first_steps"])
                 if isinstance(contestant, LoopContestant):
                     contestant.loop(Turns(pipes, first_steps=first_steps, built=reply))

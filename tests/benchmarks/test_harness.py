@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import machine
 from benchmarks.harness import Entry, Measured, WorkerError, _expect_same_network, paired_ratio, percentiles
@@ -59,6 +60,20 @@ def test_report_has_what_the_json_promises(monkeypatch):
     assert found["limit_ratio"] == pytest.approx(0.5)
     assert found["verdict"] == "missed"
     assert "| speed | 30.5 | 10.0 | **3.05**" in to_markdown(report, data)
+
+
+def test_a_case_names_its_peer_with_the_versions_that_ran(monkeypatch):
+    ours, peer = measured("ours", [30.0]), measured("TorchRec: FP32 eager", [10.0])
+    ours.cpu_rates, peer.cpu_rates = [20.0], [10.0]
+    peer.versions = {"torchrec": "1.9.2", "torch": "2.14.1"}
+    case = compare("speed", {"ours": ours, "peer": peer}, ours="ours", peer="peer", by_cpu=True)
+    assert (case.ours_name, case.peer_name) == ("ours", "TorchRec: FP32 eager (torchrec 1.9.2, torch 2.14.1)")
+    assert (case.ratio, case.unit) == (2.0, "samples/CPU s")
+    monkeypatch.setattr("benchmarks.report.describe_run", lambda: machine.describe_run() | {"versions": {}})
+    report = Report(benchmark="toy", claim="toy", command="none", cases=[case], contestants=[ours, peer])
+    data = report.to_json()
+    assert data["contestants"][1]["versions"] == {"torchrec": "1.9.2", "torch": "2.14.1"}
+    assert "- TorchRec: FP32 eager (torchrec 1.9.2, torch 2.14.1)\n" in to_markdown(report, data)
 
 
 def test_the_machine_is_described_without_names_of_hosts_or_folders():
@@ -132,6 +147,7 @@ def test_worker_answers_over_pipes_and_reports_errors(tmp_path, monkeypatch):
     commands = [{"op": "run", "steps": 4}, {"op": "run", "steps": 101}]
     built, ran, failed = talk(Doubler, commands, tmp_path, monkeypatch)
     assert built["info"] == {"kind": "toy", "settings": {"a": 1}}
+    assert built["versions"]["torch"] == torch.__version__
     assert ran["value"] == 8.0
     assert failed["error"] == "ValueError: too many"
 
