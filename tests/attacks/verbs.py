@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.test_main_job import events
+
 _TRAINING = (
     *("--training.loader.batch-size", "64", "--training.checkpoint-every", "3", "--training.precision", "fp32"),
     *("--training.learning-rate", "0.01", "--model.embedding-dim", "4", "--model.embedding.kernel", "torch"),
@@ -348,15 +350,10 @@ def verbs_in_turn(chosen: str) -> list[str]:
 
 def make_victim() -> None:
     """Fill the working folder with data, a schema, two runs and two exports; prepared data is not left in the cache."""
-    import polars as pl
-
     import ziggurat
     from ziggurat.cli.main import main
 
-    rows = pl.int_range(600, eager=True)
-    frame = pl.DataFrame({"user_id": rows * 7 % 40, "item": "m" + (rows * 11 % 25).cast(pl.String)})
-    price = (rows % 13).cast(pl.Float64) / 4
-    frame = frame.with_columns(price=price, timestamp=978_300_000 + 60 * rows, click=(rows * 5 % 7 < 3).cast(pl.Int64))
+    frame = events(600)
     frame.write_parquet("log.parquet")
     frame.select("user_id").unique(maintain_order=True).write_parquet("users.parquet")
     schema = ziggurat.Schema(
@@ -364,6 +361,7 @@ def make_victim() -> None:
             ziggurat.Categorical(name="user_id"),
             ziggurat.Categorical(name="item"),
             ziggurat.Dense(name="price"),
+            ziggurat.MultiHot(name="tags"),
         ),
         labels=(ziggurat.Label(name="click"),),
         time="timestamp",
