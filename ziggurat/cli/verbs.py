@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ziggurat.features.schema import Schema
     from ziggurat.recipes.run_config import RunConfig
+    from ziggurat.runs.demo.towers import RanksRow
     from ziggurat.runs.execute import RunResult
 
 AUTO = "auto"
@@ -38,28 +39,45 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     if options.sequences:
         return _demo_sequences(options)
     from ziggurat.runs.demo.models import run_demo
-    from ziggurat.runs.demo.towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
+    from ziggurat.runs.demo.towers import run_tower_demo
     from ziggurat.training.report.progress import show_progress
 
-    result = run_demo(Path(options.out), progress=show_progress(verbose=options.verbose))
+    progress = show_progress(verbose=options.verbose)
+    folder = Path(options.out)
+    result = run_demo(folder, progress=progress)
     print_line(f"\nMovieLens-1M, time split, like = rating of 4 or more ({result.num_test_rows:,} test rows)\n")
     print_table(("model", "test AUC", "test log loss", "calibration", "weights", "samples/s"), result.rows)
-    for name, path in result.reports.items():
-        print_line(f"{name} report: {path}")
-    if options.no_ranks:
-        return 0
-    ranks = run_tower_demo(
-        Path(options.out), probe=Path(options.out) / "movielens_dlrm", progress=show_progress(verbose=options.verbose)
-    )
-    print_line(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_PER_HOST} ranks (embeddings and their gradients)\n")
-    rows = [
-        (entry.name, f"{entry.test_auc:.4f}", f"{entry.cross_host_bytes / 1024:,.0f}", f"{entry.step_ms:.1f}")
-        for entry in ranks
-    ]
-    print_table(("model", "test AUC", "KiB between hosts a step", "ms a step"), rows)
-    for entry in ranks:
-        print_line(f"{entry.name} report: {entry.report}")
+    reports = dict(result.reports)
+    if not options.no_ranks:
+        ranks = run_tower_demo(folder, probe=folder / "movielens_dlrm", progress=progress)
+        _print_ranks(ranks)
+        reports |= {entry.name: entry.report for entry in ranks}
+    print_table(("report of", "file"), [(name, str(path)) for name, path in reports.items()])
     return 0
+
+
+def _print_ranks(ranks: Sequence[RanksRow]) -> None:
+    """Print what flat model and towers send between hosts, and how long their steps take over which link."""
+    from ziggurat.runs.demo.links import bars, emulated, explained, simulated
+    from ziggurat.runs.demo.towers import NUM_HOSTS, RANKS_PER_HOST
+
+    print_line(f"\nDLRM on {NUM_HOSTS} emulated hosts × {RANKS_PER_HOST} ranks, embeddings and their gradients\n")
+    drawn = bars([entry.cross_host_bytes for entry in ranks])
+    rows = [
+        (entry.name, f"{entry.test_auc:.4f}", f"{entry.cross_host_bytes / 1024:,.0f}", bar)
+        for entry, bar in zip(ranks, drawn, strict=True)
+    ]
+    print_table(("model", "test AUC", "KiB between hosts a step", "between hosts"), rows)
+    flat, towers = [(entry.step_ms, entry.leaving_bytes) for entry in ranks]
+    links = [*emulated(flat, towers), *simulated()]
+    print_line("how long a step takes, by what is between the hosts\n")
+    print_table(
+        ("between hosts", "flat, ms", "towers, ms", ""),
+        [(each.link, f"{each.flat_ms:.1f}", f"{each.towers_ms:.1f}", each.verdict) for each in links],
+    )
+    for line in explained(flat, towers):
+        print_line(line)
+    print_line("")
 
 
 def _demo_sequences(options: argparse.Namespace) -> int:

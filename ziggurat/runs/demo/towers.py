@@ -5,7 +5,8 @@
 
 Both jobs train the recipe `movielens_dlrm` with the same global batch as on one device. The hosts are emulated: four
 processes of this machine, told that two of them make a host, so bytes between hosts are counted as they would cross,
-while the times are those of this machine. `ziggurat bench towers` puts real (rate-limited) links between them.
+while the times are those of this machine. What a link between hosts adds stands in `links.py`; `ziggurat bench towers`
+puts real (rate-limited) links between them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from ziggurat.errors import DataError
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.runs.demo.links import bytes_out_of_a_host
 from ziggurat.runs.planning.partition import partition_run
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder, read_evaluation
@@ -38,6 +40,7 @@ class RanksRow:
         name: for people.
         test_auc: of the best weights.
         cross_host_bytes: of embeddings and their gradients, between hosts, a step, all ranks together.
+        leaving_bytes: all that leaves a host in a step, sums of dense gradients included.
         step_ms: median over log intervals of the duration of a step.
         report: the run's report.
     """
@@ -45,6 +48,7 @@ class RanksRow:
     name: str
     test_auc: float
     cross_host_bytes: int
+    leaving_bytes: float
     step_ms: float
     report: Path
 
@@ -106,6 +110,7 @@ def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> Ran
         name=name,
         test_auc=read_evaluation(run.evaluation("test"))["metrics"]["auc"],
         cross_host_bytes=sum(row["bytes_per_step"] for row in hops),
+        leaving_bytes=bytes_out_of_a_host(traffic, num_hosts=NUM_HOSTS),
         step_ms=1e3 * global_batch / statistics.median(rates),
         report=run.report,
     )
