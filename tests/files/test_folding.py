@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 
@@ -52,3 +59,18 @@ def test_a_command_is_one_line_however_long(width: int) -> None:
 def test_lines_of_a_text_fold_each_by_itself_and_wide_marks_count_twice() -> None:
     assert folded("one\n\ntwo three", width=5) == "one\n\ntwo\n  three"
     assert columns_of("映画 1") == 6
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_an_error_on_a_narrow_terminal_breaks_between_words(width: int) -> None:
+    reading, writing = pty.openpty()
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    command = [sys.executable, "-m", "ziggurat", "train"]
+    subprocess.run(command, stderr=writing, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, check=False)
+    os.close(writing)
+    said = os.read(reading, 65_536).decode()
+    os.close(reading)
+    lines = [line for line in said.splitlines() if "ziggurat " not in line]
+    assert max(map(columns_of, lines)) <= width
+    assert "ziggurat train auto --data.train FILE --schema SCHEMA" in said
+    assert "expected: a recipe, --config FILE, or" in said

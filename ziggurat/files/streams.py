@@ -56,9 +56,18 @@ def answering() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Write to standard error, if there is one that takes it."""
+    """Write to standard error, if there is one that takes it; on a terminal folded between words."""
     if sys.stderr is not None:
-        say_to(sys.stderr, text)
+        width = _terminal_columns(sys.stderr)
+        say_to(sys.stderr, folded(text, width=width) if width else text)
+
+
+def _terminal_columns(stream: TextIO) -> int:
+    """Return how wide the terminal is that a stream leads to; 0 where it is none, or does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # ValueError: it was closed
+        return 0
 
 
 def say_to(stream: TextIO, text: str) -> None:
