@@ -17,7 +17,7 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.tables.growth import limits_of, logged_growth, short_of_rows
-from ziggurat.runs.tables.table_report import tables_report
+from ziggurat.runs.tables.table_report import tables_report, why_not_measured
 from ziggurat.runs.tables.touched_rows import touched_rows
 
 LOADER = LoaderConfig(batch_size=32, shuffle_buffer_rows=200, prefetch=0, seed=3)
@@ -195,3 +195,13 @@ def test_shuffles_of_a_run_are_taken() -> None:
     ordered = touched_rows(dataset, loader=LoaderConfig(batch_size=32, shuffle=Shuffle.NONE, prefetch=0), samples=64)
     first = dataset.read_group(0).column("user").to_numpy()[:32]
     assert np.repeat(*ordered.batches["user"][0]).tolist() == sorted(first.tolist())
+
+
+def test_a_run_that_is_shorter_than_the_steps_between_lines_of_its_log_is_told_so(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    assert why_not_measured(None, log_every=50) == "the run has no log"
+    log.write_text('{"kind": "valid", "step": 12}\n')
+    told = "not in the log, which has a line every 50 steps, and the run has 12"
+    assert why_not_measured(log, log_every=50) == told
+    log.write_text('{"kind": "train", "step": 50}\n')
+    assert why_not_measured(log, log_every=50) == "not in the log"

@@ -58,6 +58,7 @@ class TablesReport:
         logged: by table whose ids come and go, what the log says of the whole run.
         measured_held: share of the rows of lookups on a disk that were held, likewise.
         measured_device: share of the rows of batches that the device held of tables on the host, likewise.
+        why_not_measured: why one of them is None, for people.
     """
 
     tables: tuple[TableUse, ...]
@@ -71,6 +72,7 @@ class TablesReport:
     logged: dict[str, LoggedGrowth] = field(default_factory=dict)
     measured_held: float | None = None
     measured_device: float | None = None
+    why_not_measured: str = "no run"
 
     @property
     def _caches(self) -> tuple[TableUse, ...]:
@@ -106,7 +108,7 @@ class TablesReport:
         for place, name, measured in measures:
             caches = [each for each in self._caches if each.own_hits is not None and each.place is place]
             own = [f"{each.own_hits.text} ({each.name})" for each in caches if each.own_hits is not None]
-            log = "the log has no rate yet" if measured is None else f"{100 * measured:.1f} % in the log"
+            log = self.why_not_measured if measured is None else f"{100 * measured:.1f} % in the log"
             found += [f"{name:<9} the run's own: predicted {', '.join(own)}; measured: {log}"] if own else []
         new = {each.name: each.first_touches for each in self.tables if each.first_touches >= 0.005}
         if new:
@@ -177,6 +179,21 @@ def measured_hits(log: Path | None, *, name: str) -> float | None:
     return statistics.fmean(rates[len(rates) // 2 :]) if rates else None
 
 
+def why_not_measured(log: Path | None, *, log_every: int) -> str:
+    """Say why a training log has no rate.
+
+    Args:
+        log: its metrics.jsonl, where there may be one.
+        log_every: steps between two lines of it.
+    """
+    steps = [each["step"] for each in read_records(log) if "step" in each] if log is not None else []
+    if not steps:
+        return "the run has no log"
+    if max(steps) < log_every:
+        return f"not in the log, which has a line every {log_every:,} steps, and the run has {max(steps):,}"
+    return "not in the log"
+
+
 def tables_report(
     config: RunConfig, touched: TouchedRows, *, names: Sequence[str] = (), log: Path | None = None
 ) -> TablesReport:
@@ -228,6 +245,7 @@ def tables_report(
         measured=measured_hits(log, name="cache_hit_rate"),
         measured_held=measured_hits(log, name="disk_hit_rate"),
         measured_device=measured_hits(log, name="device_hit_rate"),
+        why_not_measured=why_not_measured(log, log_every=config.training.log_every),
     )
 
 
