@@ -264,7 +264,8 @@ class _Clustering:
                 for (bucket,), part in frame.partition_by(_FIRST, as_dict=True, include_key=False).items():
                     buckets.write(bucket, self._conform(part))
                 self.num_rows += frame.height
-                self._progress("reading", self.num_rows, total)
+                self._progress("reading", self.num_rows, None if total is None else max(total, self.num_rows))
+        self._progress("reading", self.num_rows, self.num_rows)
         if not self.num_rows:
             raise DataError(
                 expected="at least one row", found="none", where=str(source.paths[0]), ways_out="name files with rows"

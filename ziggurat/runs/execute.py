@@ -180,7 +180,7 @@ def prepare_run(
             progress.begin(what, total=total)
             phase = what
         latest = done
-        progress.update(done)
+        progress.update(done, total=total)
 
     def prepared_with(numbers: Mapping[str, NumericState] | None) -> PreparedData:
         return prepare(

@@ -214,6 +214,22 @@ def test_after_an_interruption_the_next_one_goes_on(tmp_path, raw, phase):
     assert entries(cache) == [prepared.folder.name]
 
 
+@pytest.mark.parametrize("longer_first", [True, False])
+def test_progress_of_estimated_rows_ends_whole_and_never_passes_its_total(tmp_path, longer_first):
+    # The first megabyte has lines of another length than the rest, so the rows are more, or fewer, than estimated.
+    lengths = [(40, 30_000), (8, 100_000)]
+    rows = [f"{'x' * length}{row % 9},{row % 2}\n" for length, count in lengths for row in range(count)]
+    path = tmp_path / "t.csv"
+    path.write_text("id,y\n" + "".join(rows if longer_first else rows[::-1]))
+    schema = Schema(features=(Categorical(name="id"),), labels=(Label(name="y"),))
+    seen: list[tuple[str, int, int | None]] = []
+    config = DataConfig(train=(str(path),))
+    prepare(config, schema=schema, folder=tmp_path / "cache", progress=lambda *now: seen.append(now))
+    assert all(total is None or done <= total for _, done, total in seen)
+    for phase in ("fit", "encode"):
+        assert [each for each in seen if each[0] == phase][-1] == (phase, 130_000, 130_000)
+
+
 def test_progress_is_reported_by_phase(tmp_path, raw, monkeypatch):
     seen: list[tuple[str, int, int | None]] = []
     prepare(time_split(raw), schema=SCHEMA, folder=tmp_path / "cache", progress=lambda *now: seen.append(now))

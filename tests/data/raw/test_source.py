@@ -396,6 +396,11 @@ def test_hints(tmp_path: Path):
     hint = RawSource(path).num_rows_hint()
     assert hint is not None
     assert abs(hint - 400_000) < 8000
+    for end in ("\n", ""):  # a file that is read whole for the hint has no more rows than it says
+        path.write_text("a,b\n" + "\n".join(["1,2"] * 5000) + end)
+        assert RawSource(path).num_rows_hint() == 5000
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * 5000)
+    assert RawSource(tmp_path / "a.jsonl").num_rows_hint() == 5000
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"a\n1\n"))
     assert RawSource(tmp_path / "a.csv.gz").num_rows_hint() is None
 

@@ -184,8 +184,12 @@ class RawSource:
                 if stream.is_gzip:
                     return None
                 sample = stream.read(_HINT_BYTES)
-            lines = max(sample.count(b"\n"), 1)
-            total += round(path.stat().st_size / max(len(sample), 1) * lines)
+            lines = sample.count(b"\n")
+            size = path.stat().st_size
+            if size <= len(sample):
+                lines += bool(sample) and not sample.endswith(b"\n")
+            has_header = self._format_of(path) not in (FileFormat.CRITEO, FileFormat.JSONL)
+            total += max(round(size / max(len(sample), 1) * max(lines, 1)) - has_header, 0)
         return total
 
     def frames(

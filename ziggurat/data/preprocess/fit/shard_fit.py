@@ -133,10 +133,11 @@ class ShardReader:
         ids = [name for name in id_columns(self._schema) if name != self._split_column]
         done = 0
         for chunk in in_background(read(), depth=2, name="ziggurat-read"):
-            self._progress(phase, done, self._total)
+            self._progress(phase, done, None if self._total is None else max(self._total, done))
             yield chunk
             done += chunk.num_rows
-        self._progress(phase, done, self._total or done)
+        # The rows of text files were an estimate, until all of the last shard were read.
+        self._progress(phase, done, max(self._total or done, done))
 
     def fit(self, shard: Shard, *, folder: Path, splitter: Splitter, start: int) -> tuple[ShardFacts, Fitter]:
         """Read, check and keep the rows of a shard, one draft a split; learn from the training rows.
