@@ -186,6 +186,17 @@ def test_files_of_a_folder_of_events_that_are_no_data_are_told(tmp_path: Path) -
     assert summary.left_out == (str(tmp_path / "log" / "README.txt"),)
 
 
+def test_files_of_events_with_and_without_a_zone_are_said(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    dated = random_log(0).with_columns(pl.from_epoch(pl.int_range(pl.len()) + 1_700_000_000).alias("time"))
+    first, second = dated.head(40), dated.slice(40)
+    first.write_parquet(tmp_path / "log" / "1.parquet")
+    second.with_columns(pl.col("time").dt.replace_time_zone("UTC")).write_parquet(tmp_path / "log" / "2.parquet")
+    config = DataConfig(train=(str(tmp_path / "log"),), split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT))
+    warnings = prepare(config, schema=schema_of(), folder=tmp_path / "cache").summary.warnings
+    assert any(f"40 of {dated.height:,} dates name no time zone" in warning for warning in warnings)
+
+
 def test_samples_change_with_the_number_of_their_rules_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever changes the samples of a log, or what is refused, raises the number; older samples are then left."""
     random_log(0).write_parquet(tmp_path / "events.parquet")

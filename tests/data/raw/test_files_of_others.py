@@ -60,12 +60,12 @@ def test_a_text_file_of_another_form_is_converted_by_the_line_that_is_printed(ki
     assert pl.read_csv(tmp_path / "data.csv").equals(TABLE)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_partitions_become_one_file_with_their_keys_by_the_line_that_is_printed(suffix: str, tmp_path: Path) -> None:
     for day in ("1", "2"):
         (tmp_path / "hive" / f"day={day}").mkdir(parents=True)
         file = tmp_path / "hive" / f"day={day}" / f"part{suffix}"
-        TABLE.write_csv(file) if suffix == ".csv" else TABLE.write_parquet(file)
+        {".csv": TABLE.write_csv, ".jsonl": TABLE.write_ndjson, ".parquet": TABLE.write_parquet}[suffix](file)
     with pytest.raises(ZigguratError) as raised:
         RawSource(tmp_path / "hive").columns()
     run_way_out(raised.value, folder=tmp_path)

@@ -32,6 +32,7 @@ from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
 from ziggurat.data.preprocess.values.time_units import far_from_seen, is_modern, of_another_unit, per_second, unit_of
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.dates import ZoneSigns
 from ziggurat.errors import DataError
 from ziggurat.features.events import HISTORY_TIMES, EqualTimes, FutureTimes
 from ziggurat.features.schema import Moments, Schema, column_of
@@ -52,6 +53,7 @@ class EventLog:
         rows: (N,) where each event stands in the files, if rows were asked for.
         num_unsorted: events that stood in the files after a later one of their user.
         num_equal: events at the time of the one before of their user.
+        zones_note: what to say of times with a zone beside times without; "" where there are none.
     """
 
     users: Int64[np.ndarray, " N"]
@@ -62,6 +64,7 @@ class EventLog:
     rows: Int64[np.ndarray, " N"] | None = None
     num_unsorted: int = 0
     num_equal: int = 0
+    zones_note: str = ""
 
     @property
     def num_users(self) -> int:
@@ -111,8 +114,13 @@ def read_events(
     """
     of_labels = tuple(dict.fromkeys(column_of(label) for label in schema.labels))
     names = of_labels if carried is None else tuple(dict.fromkeys(carried))
-    parts = [_read_chunk(chunk, schema, bad_rows, carried=names, is_asked=carried is not None) for chunk in chunks]
-    parts = [part for part in parts if part.height]
+    parts: list[pl.DataFrame] = []
+    zones = ZoneSigns()
+    for chunk in chunks:
+        zones.add(needed_column(chunk, schema.time, role="time"))
+        part = _read_chunk(chunk, schema, bad_rows, carried=names, is_asked=carried is not None)
+        if part.height:
+            parts.append(part)
     if not parts:
         raise DataError(
             expected="at least one event",
@@ -139,6 +147,7 @@ def read_events(
         rows=None if carried is None else frame["row:"].to_numpy()[order],
         num_unsorted=int((same_user & (np.diff(times[by_user]) < 0)).sum()),
         num_equal=int((same_user & (np.diff(times[order]) == 0)).sum()),
+        zones_note=zones.note(schema.time) if zones.are_mixed else "",
     )
     _refuse_two_units(log)
     _refuse_equal_times(log, schema)

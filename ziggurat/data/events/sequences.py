@@ -289,7 +289,7 @@ def _nothing_to_train(log: EventLog, config: DataConfig, expected: str) -> DataE
 
 
 def _warnings_of_log(log: EventLog) -> Iterator[str]:
-    yield from filter(None, (log.sorted_note, log.equal_times_note))
+    yield from filter(None, (log.sorted_note, log.equal_times_note, log.zones_note))
 
 
 def _put_aside(bad_rows: BadRows) -> list[str]:

@@ -183,7 +183,8 @@ def _refuse_tree(folder: Path, suffixes: set[str], *, beside: bool) -> None:
             read = f"pl.scan_parquet({pattern!r}, hive_partitioning=True)"
         else:
             columns = ", ".join(f"pl.col('_path').str.extract('{key}=([^/]*)').alias('{key}')" for key in keys)
-            read = f"pl.scan_csv({pattern!r}, include_file_paths='_path').with_columns({columns}).drop('_path')"
+            scan = "scan_ndjson" if deep.suffix in (".jsonl", ".ndjson") else "scan_csv"
+            read = f"pl.{scan}({pattern!r}, include_file_paths='_path').with_columns({columns}).drop('_path')"
         code = f"import polars as pl; {read}.sink_parquet('data.parquet')"
         ways.insert(0, f"write it as one file, with {', '.join(keys)} as columns: python -c {pasted(code)}")
     raise DataError(
