@@ -26,7 +26,7 @@ QUESTION_WORDS = ("What", "Where", "Which", "Who", "Whose", "Whether", "How", "W
 KINDS = {
     "Placement": "placements/",
     "RowFormat": "ops/row_formats/",
-    "TableOptimizerKind": "ops/lookup/kernel.py",
+    "TableOptimizerKind": "ops/table_optimizers/",
     "WireFormat": "parallel/exchange/wire.py",
     "Precision": "training/config.py",
 }

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind, UpdateRule
+from ziggurat.ops.table_optimizers import USUAL
 from ziggurat.typed import checked
 
 
@@ -57,7 +58,7 @@ class EmbeddingConfig:
     """
 
     dim: int = 16
-    optimizer: TableOptimizerKind = TableOptimizerKind.ROWWISE_ADAGRAD
+    optimizer: TableOptimizerKind = USUAL
     kernel: KernelChoice = KernelChoice.AUTO
     init: TableInit = TableInit.UNIFORM
     init_std: float = 1e-4
@@ -77,9 +78,9 @@ class EmbeddingConfig:
         _expect(self.initial_sum >= 0, "initial_sum >= 0", f"initial_sum = {self.initial_sum}")
         betas_fit = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1
         _expect(betas_fit, "0 <= beta1 < 1 and 0 <= beta2 < 1", f"beta1 = {self.beta1}, beta2 = {self.beta2}")
-        if self.optimizer is TableOptimizerKind.ADAM_DENSE and self.weight_decay:
+        if self.optimizer.is_dense and self.weight_decay:
             raise ConfigError(
-                expected='weight_decay = 0 with optimizer = "adam_dense"',
+                expected=f'weight_decay = 0 with optimizer = "{self.optimizer}"',
                 found=f"weight_decay = {self.weight_decay}",
                 where="EmbeddingConfig",
                 ways_out=(
@@ -102,8 +103,8 @@ class EmbeddingConfig:
     @property
     def only_read(self) -> EmbeddingConfig:
         """The same for tables that are read and no longer trained: in any format, by whichever kernel reads it best."""
-        rule = TableOptimizerKind.ROWWISE_ADAGRAD  # never used: tables that learn densely would be parameters in FP32
-        return replace(self, kernel=KernelChoice.AUTO, optimizer=rule, weight_decay=0.0)
+        # The rule is never used: tables that learn densely would be parameters in FP32.
+        return replace(self, kernel=KernelChoice.AUTO, optimizer=USUAL, weight_decay=0.0)
 
 
 def _expect(fits: bool, expected: str, found: str) -> None:

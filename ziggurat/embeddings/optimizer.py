@@ -28,7 +28,7 @@ from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, tabl
 from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
+from ziggurat.ops.lookup import Step, SummedGradient
 from ziggurat.ops.lookup.gradient import every_sum_is_finite
 from ziggurat.ops.lookup.triton import finite_without_waiting, sums_without_waiting
 
@@ -41,18 +41,21 @@ class TableOptimizer:
         config: constants of the rule; the tables' own config unless given. The kind must be the tables' own.
 
     Raises:
-        ConfigError: the tables have dense gradients, the kinds differ, or the memory does not hold the state.
+        ConfigError: the tables have dense gradients, the kinds differ, the memory does not hold the state, or a rule of
+            the user's own breaks a promise of `TableOptimizerKind`.
     """
 
     def __init__(self, tables: EmbeddingTables, config: EmbeddingConfig | None = None) -> None:
         self.config = config or tables.config
         if tables.has_dense_gradients or self.config.optimizer is not tables.config.optimizer:
             raise ConfigError(
-                expected=f"tables and optimizer of one kind other than {TableOptimizerKind.ADAM_DENSE.value!r}",
+                expected="tables and optimizer of one kind, which updates touched rows",
                 found=f"tables: {tables.config.optimizer.value!r}, optimizer: {self.config.optimizer.value!r}",
                 where="TableOptimizer",
                 ways_out="give tables with dense gradients to a torch optimizer: they are in model.parameters()",
             )
+        if self.config.optimizer.cpp_code is None:  # one of the user's own, which no test of ours has tried
+            self.config.optimizer.check(Step(rule=self.config.rule, learning_rate=0.1))
         self._tables = tables
         self._scale = 1.0
         self._summed: list[SummedGradient | None] | None = None

@@ -66,7 +66,7 @@ class TableSize:
     @property
     def state_bytes(self) -> int:
         """Of the optimizer's numbers, those of rows in a cache once more, and of the lower halves of split weights."""
-        if self.optimizer is TableOptimizerKind.ADAM_DENSE:  # torch's Adam, over parameters
+        if self.optimizer.is_dense:  # torch's Adam, over parameters
             return 2 * self.weight_bytes
         shapes = state_shapes(self.optimizer, num_rows=self.num_rows, dim=self.dim).values()
         beside = self.num_rows * self.row_format.beside_bytes(self.dim)
@@ -76,7 +76,7 @@ class TableSize:
     @property
     def gradient_bytes(self) -> int:
         """Of gradients as large as the table."""
-        return self.weight_bytes if self.optimizer is TableOptimizerKind.ADAM_DENSE else 0
+        return self.weight_bytes if self.optimizer.is_dense else 0
 
     def bytes_for(self, use: TableUse) -> int:
         """All that `use` needs."""
@@ -139,7 +139,7 @@ def no_room(
     more = f"; and {len(largest) - _SHOWN} more" if len(largest) > _SHOWN else ""
     total = size_text(bytes_of(tables.values(), use=use))
     first = tables[largest[0]]
-    adam = first.optimizer in (TableOptimizerKind.ADAM_DENSE, TableOptimizerKind.SPARSE_ADAM)
+    has_many = first.optimizer.weight_state_bytes > 0
     cheaper = ("--model.embedding.optimizer rowwise_adagrad keeps one number for each row",)
     fewer = ("--tables.weights int8 keeps a row in about a quarter of its bytes, int4 in an eighth",)
     return ConfigError(
@@ -149,7 +149,7 @@ def no_room(
         ways_out=(
             "fewer rows: num_rows of a hashing table, or min_count and max_rows of a vocabulary, in the schema",
             f"fewer columns: --model.embedding-dim, or embedding_dim of the table in the schema (now {first.dim})",
-            *(cheaper if adam and use is not TableUse.SCORING else ()),
+            *(cheaper if has_many and use is not TableUse.SCORING else ()),
             *(fewer if use is TableUse.TRAINING and first.row_format.is_plain else ()),
             "more ranks, each with a part of the rows: torchrun --nproc-per-node N, on more hosts; "
             "`ziggurat plan` says how many",

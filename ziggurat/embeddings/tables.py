@@ -44,7 +44,6 @@ from ziggurat.ops.lookup import (
     LookupKernel,
     LookupLayout,
     Lookups,
-    TableOptimizerKind,
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
@@ -224,7 +223,7 @@ class EmbeddingTables(nn.Module):
     @property
     def has_dense_gradients(self) -> bool:
         """True if tables are ordinary parameters, to be given to a torch optimizer."""
-        return self.config.optimizer is TableOptimizerKind.ADAM_DENSE
+        return self.config.optimizer.is_dense
 
     @property
     def num_weights(self) -> int:

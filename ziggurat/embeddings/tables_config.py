@@ -16,7 +16,6 @@ from ziggurat.embeddings.storage.disk import DiskTables
 from ziggurat.embeddings.storage.host import HostTables
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
-from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_file import RowFile
@@ -133,7 +132,7 @@ class TablesConfig:
         self.check_names(sorted(set(tables)))
         self._check_cache()
         self._check_rounding()
-        if (self.disk or self.device_memory) and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+        if (self.disk or self.device_memory) and embedding.optimizer.is_dense:
             setting, place = ("tables.disk", "on a disk") if self.disk else (_DEVICE_MEMORY, "on the host")
             raise ConfigError(
                 expected=f"an optimizer of touched rows, for tables {place}",
@@ -158,7 +157,7 @@ class TablesConfig:
         Raises:
             ConfigError: it has.
         """
-        if embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+        if embedding.optimizer.is_dense:
             raise ConfigError(
                 expected="an optimizer of touched rows, for tables that are not kept in FP32",
                 found=f"--{setting} and {embedding.optimizer.value}, which has a gradient for every row of every table",

@@ -31,7 +31,7 @@ from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
-from ziggurat.ops.lookup import LookupLayout, Lookups, TableOptimizerKind
+from ziggurat.ops.lookup import LookupLayout, Lookups
 from ziggurat.ops.row_formats import PLAIN, RowFormat, RowOrigin
 from ziggurat.ops.to_device import to_device
 
@@ -104,7 +104,7 @@ class TableWeights(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.make_storage = config, make_storage
-        self._are_parameters = config.optimizer is TableOptimizerKind.ADAM_DENSE
+        self._are_parameters = config.optimizer.is_dense
         # Not buffers: what walks over buffers (snapshots, broadcasts) would take them for small state of the network.
         self.places, self._storages = group_tables(tables, dim=config.dim, make_storage=make_storage)
         self.name_rows({name: RowOrigin(table=name, first_row=0, num_rows=0) for name in self.places})
@@ -260,7 +260,7 @@ class TableWeights(nn.Module):
         storage.scatter(rows_N, to_device(values_ND, storage.device))
         for key in state_keys(self.config.optimizer):
             like = storage.read(0, 0, key=key)
-            initial = self.config.initial_sum if key == "sum" else 0.0
+            initial = self.config.optimizer.initial(key, initial_sum=self.config.initial_sum)
             storage.scatter(rows_N, like.new_full((len(rows_N), *like.shape[1:]), initial), key=key)
 
     def mark_filled(self) -> None:

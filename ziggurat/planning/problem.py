@@ -40,6 +40,7 @@ class TableProfile:
         reuse: share of the distinct rows of a batch that occur 1, 2, 3 to 4, 5 to 8, … times; () where unknown.
         num_features: features that look the table up, each of which gets `dim` columns of the result.
         row_format: what its rows are kept as; rows of codes are not cut by columns.
+        keeps_rows_whole: its optimizer needs all columns of a row in one place.
         optimizer_bytes_per_row: state for each row of each shard (4 for row-wise Adagrad in FP32).
         optimizer_bytes_per_element: state for each weight (8 for Adam in FP32).
     """
@@ -51,6 +52,7 @@ class TableProfile:
     reuse: tuple[float, ...] = ()
     num_features: int = 1
     row_format: RowFormat = PLAIN
+    keeps_rows_whole: bool = False
     optimizer_bytes_per_row: int = 0
     optimizer_bytes_per_element: int = 0
 
@@ -171,13 +173,14 @@ class PlanningProblem:
     def column_parts(self, table: int) -> tuple[int, ...]:
         """Numbers of equal parts that a table may be cut into by columns: 1, 2, 4, …; (1,) if it may not be cut.
 
-        Rows of codes are not: their two ends belong to all columns.
+        Rows of codes are not: their two ends belong to all columns. Nor are rows whose optimizer needs them whole.
         """
         most = len(self.devices_of(table))
         most = min(most, self.max_parts) if self.max_parts else most
-        parts, dim = [1], self.tables[table].dim
+        profile = self.tables[table]
+        parts, dim = [1], profile.dim
         may_cut = any(each.cuts_columns for each in self.placements)
-        if may_cut and not self.tables[table].row_format.keeps_rows_whole:
+        if may_cut and not profile.row_format.keeps_rows_whole and not profile.keeps_rows_whole:
             while parts[-1] * 2 <= most and dim % (parts[-1] * 2 * self.column_multiple) == 0:
                 parts.append(parts[-1] * 2)
         return tuple(parts)

@@ -52,10 +52,9 @@ from ziggurat.models.build import kind_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
 from ziggurat.models.sequence.next_item import NextItemConfig
-from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
-from ziggurat.recipes.protocols import bars_tables, bars_training
+from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
 from ziggurat.recipes.rankers import RANKER_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import AS_VALIDATION, Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
@@ -278,7 +277,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
         model = replace(SMALL_DLRM, top_start=TopStart.DRAWN)
     training = _training_for(rows, config.training)
     if _learns_by_default(config):
-        embedding = replace(model.embedding, optimizer=TableOptimizerKind.SPARSE_ADAM, weight_decay=_ADAM_DECAY)
+        embedding = replace(model.embedding, optimizer=SPARSE_TABLES.optimizer, weight_decay=_ADAM_DECAY)
         model = replace(cast(Any, model), embedding=embedding)
         training = replace(training, table_learning_rate=_ADAM_RATE)
     return replace(config, model=model, training=training)

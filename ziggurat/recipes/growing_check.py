@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding
-from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.prioritised.choice import Exchange
 
 if TYPE_CHECKING:
@@ -34,11 +33,11 @@ def check_growing(config: RunConfig) -> None:
             else "a schema with [events], whose sequences are made of a fixed catalogue",
             ways_out=(_OTHER, "train a ranker: ziggurat train table_dlrm"),
         )
-    if config.model.embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+    if config.model.embedding.optimizer.is_dense:
         _refuse(
             tables,
             expected="an optimizer of touched rows: a row that changes its id begins anew",
-            found="--model.embedding.optimizer adam_dense",
+            found=f"--model.embedding.optimizer {config.model.embedding.optimizer}",
             ways_out=("--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)", _OTHER),
         )
     if config.parallel.exchange is not Exchange.PLAIN or config.parallel.context > 1:

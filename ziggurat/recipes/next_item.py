@@ -21,7 +21,6 @@ from ziggurat.data.datasets import schema_for
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
-from ziggurat.embeddings.config import EmbeddingConfig, TableInit
 from ziggurat.features.schema import Schema
 from ziggurat.models import ModelConfig
 from ziggurat.models.retrieval.encoders import VectorLength
@@ -30,24 +29,23 @@ from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.next_item_loss import NextItemLoss
-from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
 Recipe = Callable[[], RunConfig]
 
-SMALL_EVENTS = EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=0.02)
+SMALL_EVENTS = replace(bars_tables(), init_std=0.02)
 EVENTS_HSTU = NextItemConfig(embedding_dim=50, layers=LayerPreset.HSTU, embedding=SMALL_EVENTS)
 EVENTS_SASREC = NextItemConfig(embedding_dim=50, layers=LayerPreset.SASREC, embedding=SMALL_EVENTS)
 _OF_GSASREC = {"loss": NextItemLoss.GBCE, "num_negatives": 256, "length": VectorLength.FREE, "temperature": 1.0}
 EVENTS_GSASREC = replace(EVENTS_SASREC, **_OF_GSASREC)
 EVENTS_HSTU_LARGE = replace(EVENTS_HSTU, num_layers=8, num_heads=2)
 EVENTS_SASREC_WIDE = replace(EVENTS_SASREC, embedding_dim=128, num_layers=1, dropout=0.5, num_negatives=256)
-_SPARSE = EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)
 TABLE_EVENTS = (
-    NextItemConfig(layers=LayerPreset.HSTU, embedding=_SPARSE),
-    NextItemConfig(layers=LayerPreset.SASREC, embedding=_SPARSE),
-    NextItemConfig(layers=LayerPreset.SASREC, embedding=_SPARSE, **_OF_GSASREC),
+    NextItemConfig(layers=LayerPreset.HSTU, embedding=SPARSE_TABLES),
+    NextItemConfig(layers=LayerPreset.SASREC, embedding=SPARSE_TABLES),
+    NextItemConfig(layers=LayerPreset.SASREC, embedding=SPARSE_TABLES, **_OF_GSASREC),
 )
 _NEXT_FILM = "{} on MovieLens-1M: the next film of each user, leave one out, full ranking."
 

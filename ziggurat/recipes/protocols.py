@@ -113,6 +113,9 @@ def scale_training(*, num_rows: int, settings: ScaleSettings | None = None) -> T
     )
 
 
+SPARSE_TABLES = EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)  # what small tables of recipes learn by
+
+
 def bars_tables() -> EmbeddingConfig:
     """The tables of `bars`: dense gradients, N(0, 1e-4)."""
     return EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=1e-4)
@@ -139,7 +142,7 @@ def scale_model(model: M) -> M:
 def protocol_of(config: RunConfig) -> Protocol | None:
     """Which protocol a run follows, or None if it is none of them."""
     training, tables = config.training, config.model.embedding
-    dense = tables.optimizer is TableOptimizerKind.ADAM_DENSE
+    dense = tables.optimizer.is_dense
     plateau = training.schedule.decay is Decay.PLATEAU and training.early_stop.patience > 0
     if dense and plateau and tables.init is TableInit.NORMAL and training.clip_norm == 10.0:
         return Protocol.BARS_AVERAGED if training.weight_average else Protocol.BARS

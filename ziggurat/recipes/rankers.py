@@ -23,17 +23,17 @@ from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
-from ziggurat.embeddings import EmbeddingConfig, TableInit
+from ziggurat.embeddings import TableInit
 from ziggurat.models import SequenceRankerConfig
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.ranker import ActionInput
-from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.recipes.protocols import SPARSE_TABLES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 
-_SMALL = EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM, init=TableInit.NORMAL, init_std=0.02)
+_SMALL = replace(SPARSE_TABLES, init=TableInit.NORMAL, init_std=0.02)
 HSTU_RANKER = SequenceRankerConfig(
     embedding_dim=32,
     layers=LayerPreset.HSTU,
@@ -94,7 +94,6 @@ def yambda_stu() -> RunConfig:
         num_heads=4,
         dropout=0.0,
         actions=ActionInput.MAPPED,
-        embedding=EmbeddingConfig(optimizer=TableOptimizerKind.ROWWISE_ADAGRAD),
     )
     return RunConfig(
         recipe="yambda_stu",

@@ -47,7 +47,7 @@ class PagedStorage(TableStorage):
         """Pages appear when they are written."""
         for key, shape in state_shapes(kind, num_rows=self.num_rows, dim=self.dim).items():
             self._pages[key], self._tails[key] = {}, shape[1:]
-            self._initial[key] = initial_sum if key == "sum" else 0.0
+            self._initial[key] = kind.initial(key, initial_sum=initial_sum)
 
     def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
         """Row by row."""

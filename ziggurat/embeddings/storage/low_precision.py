@@ -40,7 +40,6 @@ from ziggurat.ops.lookup import (
     Step,
     SummedGradient,
     TableOptimizerKind,
-    state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel, is_too_large
 from ziggurat.ops.lookup.triton import TritonKernel
@@ -126,8 +125,8 @@ class LowPrecisionStorage(TableStorage):
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """See `TableStorage.add_state`."""
-        shapes = state_shapes(kind, num_rows=self.num_rows, dim=self.dim)
-        self._state = new_state(shapes, like=torch.empty(0, device=self._device), initial_sum=initial_sum)
+        empty = torch.empty(0, device=self._device)
+        self._state = new_state(kind, num_rows=self.num_rows, dim=self.dim, like=empty, initial_sum=initial_sum)
 
     def tensor(self, key: str = WEIGHT) -> Tensor | None:
         """The optimizer's arrays are tensors; weights in few bits are none that may be changed in place."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,9 +95,8 @@ class MemoryStorage(TableStorage):
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """See `TableStorage.add_state`."""
-        shapes = state_shapes(kind, num_rows=self.num_rows, dim=self.dim)
         empty = torch.empty(0, dtype=self._dtype, device=self._device)
-        self._state = new_state(shapes, like=empty, initial_sum=initial_sum)
+        self._state = new_state(kind, num_rows=self.num_rows, dim=self.dim, like=empty, initial_sum=initial_sum)
 
     def tensor(self, key: str = WEIGHT) -> Tensor:
         """The whole array, sharing memory."""
@@ -169,19 +168,23 @@ class MemoryStorage(TableStorage):
         return {key: self._state[key] for key in state_keys(step.rule.kind)}
 
 
-def new_state(shapes: Mapping[str, tuple[int, ...]], *, like: Tensor, initial_sum: float) -> dict[str, Tensor]:
-    """What an optimizer keeps of rows, at its initial values.
+def new_state(
+    kind: TableOptimizerKind, *, num_rows: int, dim: int, like: Tensor, initial_sum: float
+) -> dict[str, Tensor]:
+    """Return what an optimizer keeps of rows, at its initial values.
 
     Args:
-        shapes: of its arrays, by name; see `state_shapes`.
+        kind: which optimizer.
+        num_rows: R.
+        dim: D.
         like: a tensor of the dtype and on the device that they shall have.
         initial_sum: of row-wise Adagrad's accumulator.
     """
     state = {}
-    for key, shape in shapes.items():
+    for key, shape in state_shapes(kind, num_rows=num_rows, dim=dim).items():
         tensor = like.new_empty(shape)
         advise_huge_pages(tensor)
-        state[key] = tensor.fill_(initial_sum if key == "sum" else 0.0)
+        state[key] = tensor.fill_(kind.initial(key, initial_sum=initial_sum))
     return state
 
 

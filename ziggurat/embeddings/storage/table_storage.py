@@ -46,7 +46,6 @@ from ziggurat.ops.lookup import (
     Step,
     SummedGradient,
     TableOptimizerKind,
-    state_shapes,
 )
 from ziggurat.ops.lookup.layout import check_rows
 from ziggurat.ops.lookup.reference import jagged_rows, pool_fields, single_rows
@@ -289,4 +288,4 @@ MakeStorage = Callable[[int, int], TableStorage]  # (num_rows, dim) → an empty
 
 def state_keys(kind: TableOptimizerKind) -> tuple[str, ...]:
     """Names of what an optimizer keeps for each row."""
-    return tuple(state_shapes(kind, num_rows=0, dim=0))
+    return kind.state_keys

@@ -7,12 +7,12 @@ from ziggurat.ops.lookup.kernel import (
     LookupKernel,
     Step,
     SummedGradient,
-    TableOptimizerKind,
     UpdateRule,
     state_shapes,
 )
 from ziggurat.ops.lookup.layout import FieldKind, FieldSlot, LookupLayout, Lookups
 from ziggurat.ops.lookup.reference import TorchKernel
+from ziggurat.ops.table_optimizers import TableOptimizerKind
 
 __all__ = [
     "FieldKind",

@@ -41,7 +41,6 @@ from ziggurat.ops.lookup.kernel import (
     KernelSetting,
     LookupKernel,
     Step,
-    TableOptimizerKind,
     UpdateRule,
     state_shapes,
 )
@@ -52,6 +51,7 @@ from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS
 from ziggurat.ops.machine.launches import launch_line
 from ziggurat.ops.machine.measured_choice import machine_line, source_hash
+from ziggurat.ops.table_optimizers import PLAIN
 
 CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
 _SMALL = 2**15
@@ -273,8 +273,8 @@ class _Problem:
             for slot in layout.slots
         )
         scratch = dataclasses.replace(layout, slots=slots)
-        if rule.kind is TableOptimizerKind.ADAM_DENSE:  # its tables are summed and copied; SGD costs about as much
-            rule = UpdateRule(kind=TableOptimizerKind.SGD)
+        if rule.kind.is_dense:  # its tables are summed and copied; SGD costs about as much
+            rule = UpdateRule(kind=PLAIN)
         shapes = state_shapes(rule.kind, num_rows=total, dim=layout.dim)
         return _Problem(
             layout=scratch,

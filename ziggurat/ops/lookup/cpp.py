@@ -26,16 +26,9 @@ from ziggurat.ops.lookup.kernel import (
     KernelSetting,
     Step,
     SummedGradient,
-    TableOptimizerKind,
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows
-from ziggurat.ops.lookup.reference import TorchKernel, adam_step_size
-
-_RULE_KINDS = {
-    TableOptimizerKind.SGD: 0,
-    TableOptimizerKind.ROWWISE_ADAGRAD: 1,
-    TableOptimizerKind.SPARSE_ADAM: 2,
-}
+from ziggurat.ops.lookup.reference import TorchKernel
 
 
 class CppKernel:
@@ -76,7 +69,8 @@ class CppKernel:
         largest = max((slot.num_rows for layout in setting.layouts for slot in layout.slots), default=0)
         if largest >= 2**31:
             return f"a table has {largest} rows, and it counts to 2^31"
-        return ""
+        kind = setting.rule.kind
+        return f"it does not know the rule of {kind}" if kind.cpp_code is None and not kind.is_dense else ""
 
     def lookup(
         self, weight: Float[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
@@ -247,10 +241,10 @@ def state_pointers(state: dict[str, Tensor]) -> tuple[int | None, int | None]:
 def rule_of(step: Step) -> CRule:
     """The rule of a step with its constants, for C++."""
     rule = step.rule
-    is_adam = rule.kind is TableOptimizerKind.SPARSE_ADAM
+    assert rule.kind.cpp_code is not None, rule.kind
     return CRule(
-        _RULE_KINDS[rule.kind],
-        adam_step_size(step) if is_adam else step.learning_rate,
+        rule.kind.cpp_code,
+        rule.kind.step_size(step),
         step.scale,
         rule.eps,
         rule.weight_decay,

@@ -25,12 +25,12 @@ from ziggurat.ops.lookup.kernel import (
     LookupKernel,
     Step,
     SummedGradient,
-    TableOptimizerKind,
     UpdateRule,
 )
+from ziggurat.ops.table_optimizers import PLAIN
 from ziggurat.ops.to_device import to_device
 
-PLAIN_STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.SGD), learning_rate=1.0)
+PLAIN_STEP = Step(rule=UpdateRule(kind=PLAIN), learning_rate=1.0)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ from ziggurat.ops.lookup.kernel import (
     KernelSetting,
     Step,
     SummedGradient,
-    TableOptimizerKind,
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, mean_scale
 from ziggurat.ops.lookup.reference import TorchKernel
@@ -114,7 +113,7 @@ class FbgemmKernel:
             return f"the tables are on {setting.device.type!r}, and these are its CPU operators"
         if setting.dtype != torch.float32:
             return f"the tables are {setting.dtype}; only float32 is fast and exact in FBGEMM on the CPU"
-        if rule.kind not in (TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.SGD):
+        if not rule.kind.fbgemm_rule:
             return f"FBGEMM on the CPU has no exact {rule.kind.value!r}"
         if rule.weight_decay:
             return "FBGEMM on the CPU ignores weight_decay"
@@ -207,7 +206,7 @@ class FbgemmKernel:
             False,  # stochastic rounding
         )
         learning_rate = torch.tensor(step.learning_rate)
-        if step.rule.kind is TableOptimizerKind.ROWWISE_ADAGRAD:
+        if step.rule.kind.fbgemm_rule == "rowwise_adagrad":
             padding_sums = state["sum"][plan.first_rows]
             torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
                 *shared,

@@ -16,13 +16,7 @@ Contract of every kernel, checked by tests/ops:
     - `update` equals `sum_gradients` followed by `apply`.
 Kernels agree with each other up to the rounding of float32 sums.
 
-Rules (η: learning rate, λ: weight decay, on the rows touched by the step only; g ← scale·g + λ·w first):
-    SGD               w ← w − η·g
-    row-wise Adagrad  m ← m + mean_j(g_j²);  w ← w − η·g / (√m + ε)            one number m a row
-    sparse Adam       a ← β₁a + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − η·√(1−β₂ᵗ)/(1−β₁ᵗ) · a / (√v + ε)
-Row-wise Adagrad: Mudigere et al., "Software-hardware co-design for fast and scalable training of deep learning
-recommendation models", ISCA 2022, section 4.1. Sparse Adam decays the moments of a row only when the row is touched
-(as `torch.optim.SparseAdam` does), so it differs from dense Adam, which moves every row at every step.
+Which rules there are is said in `ops/table_optimizers/`, one file each.
 """
 
 from __future__ import annotations
@@ -37,15 +31,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
-
-
-class TableOptimizerKind(StrEnum):
-    """How embedding tables learn."""
-
-    ROWWISE_ADAGRAD = "rowwise_adagrad"  # exact, one number of state a row; what large systems use
-    SGD = "sgd"  # exact, no state
-    SPARSE_ADAM = "sparse_adam"  # Adam on the rows of the batch only; differs from dense Adam
-    ADAM_DENSE = "adam_dense"  # tables are ordinary parameters with dense gradients; slow, for small tables
+from ziggurat.ops.table_optimizers import TableOptimizerKind
 
 
 class KernelChoice(StrEnum):
@@ -60,7 +46,7 @@ class KernelChoice(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """A rule and its constants; see the module's docstring for the formulas.
+    """A rule and its constants; see `ops/table_optimizers/` for the formulas.
 
     Args:
         kind: which rule.
@@ -206,9 +192,6 @@ class LookupKernel(Protocol):
 
 
 def state_shapes(kind: TableOptimizerKind, *, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a rule's state for a storage of (num_rows, dim)."""
-    if kind is TableOptimizerKind.ROWWISE_ADAGRAD:
-        return {"sum": (num_rows,)}
-    if kind is TableOptimizerKind.SPARSE_ADAM:
-        return {"exp_avg": (num_rows, dim), "exp_avg_sq": (num_rows, dim)}
-    return {}
+    """Return names and shapes of a rule's state for a storage of (num_rows, dim)."""
+    of_rows = dict.fromkeys(kind.row_state, (num_rows,))
+    return {**of_rows, **dict.fromkeys(kind.weight_state, (num_rows, dim))}

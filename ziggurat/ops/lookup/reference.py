@@ -16,7 +16,6 @@ O(N + U·D). Nothing depends on the number of rows of a table.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -31,10 +30,10 @@ from ziggurat.ops.lookup.kernel import (
     KernelSetting,
     Step,
     SummedGradient,
-    TableOptimizerKind,
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, list_of_values, mean_scale, padding_mask
 from ziggurat.ops.lookup.sorted_reads import PlannedRead, Read, SortedReads, sorted_before
+from ziggurat.ops.table_optimizers import TouchedRows
 
 
 class TorchKernel:
@@ -90,27 +89,12 @@ class TorchKernel:
         if step.applies is not None:
             _apply_if(weight, state=state, gradient=gradient, step=step, applies=step.applies)
             return
-        rows, grad = gradient.rows, gradient.sums
-        rule = step.rule
-        if step.scale != 1.0:
-            grad = grad * step.scale
-        if rule.weight_decay:
-            grad = grad + rule.weight_decay * weight[rows]
-        if rule.kind is TableOptimizerKind.ROWWISE_ADAGRAD:
-            accumulated = state["sum"][rows] + grad.square().mean(dim=1)
-            state["sum"].index_copy_(0, rows, accumulated)
-            factor = -step.learning_rate / (accumulated.sqrt() + rule.eps)
-            weight.index_add_(0, rows, grad * factor.unsqueeze(1))
-        elif rule.kind is TableOptimizerKind.SPARSE_ADAM:
-            first = torch.lerp(state["exp_avg"][rows], grad, 1 - rule.beta1)
-            second = torch.lerp(state["exp_avg_sq"][rows], grad.square(), 1 - rule.beta2)
-            state["exp_avg"].index_copy_(0, rows, first)
-            state["exp_avg_sq"].index_copy_(0, rows, second)
-            factor = -float(adam_step_size(step))
-            weight.index_add_(0, rows, first / (second.sqrt() + rule.eps), alpha=factor)
-        else:
-            assert rule.kind is TableOptimizerKind.SGD, rule.kind
-            weight.index_add_(0, rows, grad, alpha=-float(step.learning_rate))
+        rows = gradient.rows
+        kind = step.rule.kind
+        change = kind.change(_touched(weight, state=state, gradient=gradient, step=step))
+        for key, numbers in change.state.items():
+            state[key].index_copy_(0, rows, numbers)
+        weight.index_add_(0, rows, change.direction, alpha=1.0 if change.factor is None else float(change.factor))
 
     def update(
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
@@ -190,40 +174,29 @@ def sums_of_fixed_size(parts: Sequence[GradientPart]) -> SummedGradient:
 def _apply_if(
     weight: Tensor, *, state: dict[str, Tensor], gradient: SummedGradient, step: Step, applies: Tensor
 ) -> None:
-    """The rules of `TorchKernel.apply` where a device decides whether they apply; rows may repeat a padding row."""
-    rows, rule = gradient.rows, step.rule
-    grad, before = gradient.sums * step.scale, weight[rows]
-    if rule.weight_decay:
-        grad = grad + rule.weight_decay * before
-
-    def write(array: Tensor, now: Tensor, then: Tensor) -> None:
-        array.index_copy_(0, rows, torch.where(applies, now, then))
-
-    if rule.kind is TableOptimizerKind.ROWWISE_ADAGRAD:
-        known = state["sum"][rows]
-        accumulated = known + grad.square().mean(dim=1)
-        write(state["sum"], accumulated, known)
-        change = grad * (-step.learning_rate / (accumulated.sqrt() + rule.eps)).unsqueeze(1)
-    elif rule.kind is TableOptimizerKind.SPARSE_ADAM:
-        knowns = state["exp_avg"][rows], state["exp_avg_sq"][rows]
-        first = torch.lerp(knowns[0], grad, 1 - rule.beta1)
-        second = torch.lerp(knowns[1], grad.square(), 1 - rule.beta2)
-        write(state["exp_avg"], first, knowns[0])
-        write(state["exp_avg_sq"], second, knowns[1])
-        change = first / (second.sqrt() + rule.eps) * -adam_step_size(step)
-    else:
-        assert rule.kind is TableOptimizerKind.SGD, rule.kind
-        change = grad * -step.learning_rate
-    write(weight, before + change, before)
+    """Apply a rule where a device decides whether it applies; rows may repeat a padding row."""
+    rows = gradient.rows
+    touched = _touched(weight, state=state, gradient=gradient, step=step)
+    change = step.rule.kind.change(touched)
+    before = touched.weight()
+    moved = change.direction if change.factor is None else change.direction * change.factor
+    weight.index_copy_(0, rows, torch.where(applies, before + moved, before))
+    for key, numbers in change.state.items():
+        state[key].index_copy_(0, rows, torch.where(applies, numbers, touched.state[key]))
 
 
-def adam_step_size(step: Step) -> float | Tensor:
-    """The learning rate with Adam's bias correction, η·√(1−β₂ᵗ)/(1−β₁ᵗ) (Kingma and Ba 2015, section 2)."""
-    number = step.number.double() if isinstance(step.number, Tensor) else step.number
-    first, second = 1.0 - step.rule.beta1**number, 1.0 - step.rule.beta2**number
-    if isinstance(second, Tensor):
-        return (step.learning_rate * second.sqrt() / first).float()
-    return step.learning_rate * math.sqrt(second) / first
+def _touched(weight: Tensor, *, state: dict[str, Tensor], gradient: SummedGradient, step: Step) -> TouchedRows:
+    """Return the rows of a summed gradient as rules see them."""
+    rows = gradient.rows
+    rule = step.rule
+    grad = gradient.sums
+    # A scale that is a tensor of the device is multiplied by unseen; 1.0 changes no bit.
+    if isinstance(step.scale, Tensor) or step.scale != 1.0:
+        grad = grad * step.scale
+    if rule.weight_decay and rule.kind.decays_gradient:
+        grad = grad + rule.weight_decay * weight[rows]
+    known = {key: state[key][rows] for key in rule.kind.state_keys}
+    return TouchedRows(grad=grad, state=known, step=step, weight=lambda: weight[rows])
 
 
 def single_rows(layout: LookupLayout, lookups: Lookups) -> Int64[Tensor, "S B"]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage
-from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
+from ziggurat.ops.lookup import Step, SummedGradient
 from ziggurat.ops.lookup.cut_rows import (
     PLAIN_STEP,
     CutRows,
@@ -67,8 +67,8 @@ class ShardedTableOptimizer:
         self._topology, self._traffic = topology, traffic
         self._rows, self._columns, self._copies = (TableOptimizer(tables) for tables in self._tables.local)
         self._all = (self._rows, self._columns, self._copies)
-        rowwise = self.config.optimizer is TableOptimizerKind.ROWWISE_ADAGRAD
-        self._any_cut = rowwise and any(share.columns.shards for share in self._tables.shares)
+        self._mean_squares = self.config.optimizer.mean_squares
+        self._any_cut = bool(self._mean_squares) and any(share.columns.shards for share in self._tables.shares)
         self._scale = 1.0
 
     def zero_grad(self) -> None:
@@ -210,8 +210,8 @@ class ShardedTableOptimizer:
             place = tables.tables.places[cut.shard.table]
             storage = tables.tables.storage(place.storage)
             rows = torch.where(cut.part.rows > 0, cut.part.rows + place.first_row, 0)  # kernels pass padding over
-            accumulated = storage.gather(rows, key="sum") + total / cut.shard.table_columns
-            storage.scatter(rows, accumulated, key="sum")
+            accumulated = storage.gather(rows, key=self._mean_squares) + total / cut.shard.table_columns
+            storage.scatter(rows, accumulated, key=self._mean_squares)
             gradient = plain_gradient(cut.part, accumulated=accumulated, step=step)
             storage.apply(tables.kernel, gradient=SummedGradient(rows=rows, sums=gradient.sums), step=plain)
         for recorded in tables.recorded:

@@ -29,7 +29,6 @@ from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import PADDING_ROW
-from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_formats import RowOrigin
 from ziggurat.parallel.tables.ids import LocalIds
 from ziggurat.parallel.tables.room import check_room_of_ranks
@@ -79,7 +78,7 @@ class ShardedTables(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if config.optimizer is TableOptimizerKind.ADAM_DENSE:
+        if config.optimizer.is_dense:
             raise PlanError(
                 expected="a table optimizer that updates touched rows",
                 found=f"{config.optimizer.value!r}, which has a gradient for every row of every table",
@@ -93,7 +92,7 @@ class ShardedTables(nn.Module):
         self.shards = cut_tables(plan, inputs, dim=config.dim)
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
-        _check_cuts(self.shards, make_storage)
+        _check_cuts(self.shards, config, make_storage)
         check_room_of_ranks(
             self.shares, config=config, topology=topology, device=self.device, make_storage=make_storage
         )
@@ -330,10 +329,20 @@ def _rows_sent_to(tables: TableWeights, *, device: torch.device) -> SentRows | N
     return SentRows() if device.type == "cuda" and holds_all else None
 
 
-def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage) -> None:
-    """Refuse to cut columns of rows that are codes between two ends of the whole row, or that a cache holds whole."""
+def _check_cuts(shards: Mapping[str, Sequence[Shard]], config: EmbeddingConfig, make_storage: MakeStorage) -> None:
+    """Refuse to cut columns of rows whose format, cache or optimizer needs them whole."""
     for name, parts in shards.items():
         shard = parts[0]
+        if shard.placement.cuts_columns and config.optimizer.keeps_rows_whole:
+            raise PlanError(
+                expected=f"a placement that keeps rows whole, for table optimizer {config.optimizer}",
+                found=shard.placement.name,
+                where=f"plan, table {name!r}",
+                ways_out=(
+                    "place the table row_wise or table_wise",
+                    "--model.embedding.optimizer rowwise_adagrad, whose parts add up what they keep of a row",
+                ),
+            )
         share = cache_of(make_storage, table=name, dim=shard.table_columns).share
         if shard.placement.cuts_columns and share:
             raise PlanError(

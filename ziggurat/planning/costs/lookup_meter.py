@@ -29,13 +29,13 @@ from ziggurat.ops.lookup import (
     LookupLayout,
     Lookups,
     Step,
-    TableOptimizerKind,
     UpdateRule,
 )
 from ziggurat.ops.lookup.cut_rows import apply_cut, cut_rows, in_order, spans_of
+from ziggurat.ops.table_optimizers import USUAL
 from ziggurat.planning.costs.probe_tables import TableDraw
 
-_STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.ROWWISE_ADAGRAD), learning_rate=1e-3)
+_STEP = Step(rule=UpdateRule(kind=USUAL), learning_rate=1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)

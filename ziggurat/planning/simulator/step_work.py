@@ -26,7 +26,7 @@ from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import BatchedLinear
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.costs.model_cost import Flops, count_flops, flops_of, flops_per_sample
-from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
+from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Towers
 from ziggurat.planning.problem import TableProfile
 
@@ -181,6 +181,7 @@ def table_profiles(
                 pooling_factor=rows,
                 num_features=len(users),
                 row_format=kept.format_of(table.name, dim=dim),
+                keeps_rows_whole=optimizer.keeps_rows_whole,
                 optimizer_bytes_per_row=per_row,
                 optimizer_bytes_per_element=per_element,
             )
@@ -190,11 +191,7 @@ def table_profiles(
 
 def state_bytes(optimizer: TableOptimizerKind) -> tuple[int, int]:
     """Bytes of FP32 optimizer state for each row, and for each weight."""
-    if optimizer is TableOptimizerKind.ADAM_DENSE:
-        return 0, 8
-    shapes = state_shapes(optimizer, num_rows=1, dim=1).values()
-    a_row = sum(1 for shape in shapes if len(shape) == 1)
-    return 4 * a_row, 4 * (len(shapes) - a_row)
+    return optimizer.row_state_bytes, optimizer.weight_state_bytes
 
 
 def _towers(model: Model) -> tuple[TowerWork, ...]:

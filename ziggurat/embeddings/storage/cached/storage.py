@@ -50,7 +50,6 @@ from ziggurat.ops.lookup import (
     Step,
     SummedGradient,
     TableOptimizerKind,
-    state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.ops.row_cache import HIT, NO_WAY, NUM_WAYS, Admission, CacheSize, Ways
@@ -126,8 +125,8 @@ class CachedStorage(TableStorage):
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """See `TableStorage.add_state`."""
         self.backing.add_state(kind, initial_sum=initial_sum)
-        shapes = state_shapes(kind, num_rows=self._num_places, dim=self.dim)
-        state = new_state(shapes, like=torch.empty(0), initial_sum=initial_sum)
+        empty = torch.empty(0)
+        state = new_state(kind, num_rows=self._num_places, dim=self.dim, like=empty, initial_sum=initial_sum)
         weight = self._array(WEIGHT)
         self._arrays = {WEIGHT: weight, **state}
         self._tails = {key: tuple(array.shape[1:]) for key, array in self._arrays.items()}

@@ -109,7 +109,7 @@ class DiskRows(RowBacking):
             width = columns[key].stop
             self._flat |= {key} if len(shape) == 1 else set()
         self._columns = columns
-        self._initial_state = {key: initial_sum if key == "sum" else 0.0 for key in columns if key != WEIGHT}
+        self._initial_state = {key: kind.initial(key, initial_sum=initial_sum) for key in kind.state_keys}
         self.unsaved.begin(range(self.num_rows))
         if old_keys == 1 and len(columns) == 1:
             return

@@ -10,16 +10,9 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two
-from ziggurat.ops.lookup.kernel import Step, TableOptimizerKind
-from ziggurat.ops.lookup.reference import adam_step_size
+from ziggurat.ops.lookup.kernel import Step
 from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS, Runs, chunk_sums
 from ziggurat.ops.machine.launches import Launch, tile_rows
-
-_RULES = {
-    TableOptimizerKind.SGD: "sgd",
-    TableOptimizerKind.ROWWISE_ADAGRAD: "adagrad",
-    TableOptimizerKind.SPARSE_ADAM: "adam",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +35,11 @@ class RuleTarget:
         """What the kernel wants."""
         step, rule, any_tensor = self.step, self.step.rule, self.weight
         first, second, *_ = [*self.state.values(), any_tensor, any_tensor]
-        is_adam = rule.kind is TableOptimizerKind.SPARSE_ADAM
         rounding = "none"
         if self.weight.dtype == torch.int16:
             rounding = "nearest" if self.origins is None else "stochastic"
         numbers = _numbers(
-            learning_rate=adam_step_size(step) if is_adam else step.learning_rate,
+            learning_rate=rule.kind.step_size(step),
             scale=step.scale,
             applies=1.0 if step.applies is None else step.applies,
             step_number=step.number,
@@ -64,7 +56,7 @@ class RuleTarget:
             "rest2": 1.0 - rule.beta2,
             "origins": any_tensor if self.origins is None else self.origins,
             "num_origins": 0 if self.origins is None else len(self.origins),
-            "rule": _RULES[rule.kind],
+            "rule": rule.kind.triton_rule,
             "has_decay": bool(rule.weight_decay),
             "rounding": rounding,
         }

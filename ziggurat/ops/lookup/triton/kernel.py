@@ -96,7 +96,10 @@ class TritonKernel:
         if setting.dtype != torch.float32:
             return f"the tables are {setting.dtype}, and it works in float32"
         most = max((len(layout.slots) for layout in setting.layouts), default=0)
-        return f"a storage has {most} fields, and a launch has {_MOST_FIELDS}" if most > _MOST_FIELDS else ""
+        if most > _MOST_FIELDS:
+            return f"a storage has {most} fields, and a launch has {_MOST_FIELDS}"
+        kind = setting.rule.kind
+        return "" if kind.triton_rule or kind.is_dense else f"it does not know the rule of {kind}"
 
     def lookup(
         self,
