@@ -1,0 +1,172 @@
+"""A table optimizer from outside the package: its equation, every storage, checkpoints, plans, and ranks."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.embeddings import test_low_precision as on_tables
+from tests.parallel.test_parity import TOWERS, check, inputs, placed
+from ziggurat.config import from_json, override, to_json
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer, TableOptimizerKind
+from ziggurat.embeddings.storage import MemoryStorage
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.errors import ConfigError, PlanError
+from ziggurat.ops.lookup import Step, SummedGradient, TorchKernel
+from ziggurat.ops.lookup.choose import BatchShape
+from ziggurat.ops.table_optimizers import RowChange, TouchedRows
+from ziggurat.parallel.tables.sharded_tables import _check_cuts
+from ziggurat.parallel.tables.shards import cut_tables
+from ziggurat.placements import Placement
+from ziggurat.planning.problem import PlanningProblem
+from ziggurat.planning.simulator.step_work import table_profiles
+from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.checkpoint import CheckpointStore
+
+
+@pytest.fixture(scope="module")
+def lion() -> Iterator[TableOptimizerKind]:
+    """The optimizer, listed while these tests run: others of this process ask for all that are listed."""
+    yield importlib.import_module("examples.extensions.lion").LION
+    del TableOptimizerKind._members["lion"]
+
+
+def make(kind: TableOptimizerKind, **kept: Any) -> EmbeddingTables:
+    config = EmbeddingConfig(dim=16, optimizer=kind, kernel=KernelChoice.TORCH, weight_decay=0.01, beta2=0.99)
+    made = TablesConfig(**kept).make_storage(seed=7)
+    return EmbeddingTables(on_tables.MIXED, config, seed=5, make_storage=made)
+
+
+@pytest.mark.parametrize("late", [None, True, False])
+def test_it_is_the_equation_row_by_row(lion: TableOptimizerKind, late: bool | None) -> None:
+    draw = torch.Generator().manual_seed(1)
+    weight, momentum = torch.randn(9, 3, generator=draw), torch.randn(9, 3, generator=draw)
+    rows, grad = torch.tensor([4, 2, 7]), torch.randn(3, 3, generator=draw)
+    wanted = {"weight": weight.clone(), "momentum": momentum.clone()}
+    rule = EmbeddingConfig(optimizer=lion, weight_decay=0.1, beta2=0.99).rule
+    for place, row in enumerate(rows.tolist()):
+        for column in range(3):
+            w, m, g = float(weight[row, column]), float(momentum[row, column]), 0.5 * float(grad[place, column])
+            if late is not False:
+                moved = w - 0.03 * (math.copysign(1.0, 0.9 * m + 0.1 * g) + 0.1 * w)
+                wanted["weight"][row, column] = moved
+                wanted["momentum"][row, column] = 0.99 * m + 0.01 * g
+    applies = None if late is None else torch.tensor(late)
+    numbers: dict[str, Any] = {"learning_rate": 0.03, "scale": 0.5}
+    if late is not None:
+        numbers = {name: torch.tensor(number) for name, number in numbers.items()}
+    step = Step(rule=rule, number=3, applies=applies, **numbers)
+    summed = SummedGradient(rows=rows, sums=grad)
+    TorchKernel().apply(weight, state={"momentum": momentum}, gradient=summed, step=step)
+    assert torch.allclose(weight, wanted["weight"], atol=1e-6)
+    assert torch.allclose(momentum, wanted["momentum"], atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [{}, {"weights": "bf16"}, {"weights": "int8", "cache": 0.3}, {"disk": "."}])
+def test_every_storage_keeps_its_state(lion: TableOptimizerKind, kept: dict[str, Any], tmp_path: Path) -> None:
+    """A checkpoint of any storage goes on bit for bit; storages of exact rows agree with memory bit for bit."""
+    if "disk" in kept:
+        kept = {"disk": str(tmp_path)}
+
+    def state(tables: EmbeddingTables, optimizer: TableOptimizer) -> dict[str, torch.Tensor]:
+        return tables.state_dict() | {f"state.{name}": value for name, value in optimizer.state_dict().items()}
+
+    first, again, plain = (make(lion, **each) for each in (kept, kept, {}))
+    optimizers = [TableOptimizer(tables) for tables in (first, again, plain)]
+    on_tables.train(first, optimizers[0])
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        store.save(1, tensors=state(first, optimizers[0]), state={})
+    into = state(again, optimizers[1])
+    assert any(name.endswith("user.momentum") for name in into)
+    again.tables.about_to_load()
+    CheckpointStore(tmp_path / "checkpoints").load(into=into)
+    optimizers[1].load_state_dict({key[6:]: value for key, value in into.items() if key.startswith("state.")})
+    more = range(4, 6)
+    found = [on_tables.train(first, optimizers[0], steps=more), on_tables.train(again, optimizers[1], steps=more)]
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+    if "weights" not in kept:
+        on_tables.train(plain, optimizers[2], steps=range(6))
+        assert torch.equal(first.table("user"), plain.table("user"))
+
+
+def test_kernels_that_do_not_know_it_say_so(lion: TableOptimizerKind) -> None:
+    config = EmbeddingConfig(dim=16, optimizer=lion, kernel=KernelChoice.CPP)
+    with pytest.raises(ConfigError, match="it does not know the rule of lion"):
+        EmbeddingTables(on_tables.MIXED, config, seed=5).choose_kernel(BatchShape())
+    chosen = EmbeddingTables(on_tables.MIXED, EmbeddingConfig(dim=16, optimizer=lion), seed=5)
+    on_tables.train(chosen, TableOptimizer(chosen))
+    assert chosen.kernel_name is KernelChoice.TORCH
+
+
+def test_settings_and_planners_take_it(lion: TableOptimizerKind) -> None:
+    config = override(EmbeddingConfig(), {"optimizer": "lion"})
+    assert config.optimizer is lion
+    assert from_json(EmbeddingConfig, to_json(config), where="test") == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    profile = table_profiles(inputs(), dims={"user": 8}, optimizer=lion, list_lengths={})[0]
+    assert (profile.optimizer_bytes_per_row, profile.optimizer_bytes_per_element) == (0, 4)
+
+
+def check_with_extension(rank: int, plan: dict[str, Any], case: dict[str, Any]) -> None:
+    """Runs on every rank, whose process has to import the optimizer before it reads settings."""
+    importlib.import_module("examples.extensions.lion")
+    check(rank, plan, case)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "column_wise", "data_parallel"])
+def test_four_ranks_equal_one_device(lion: TableOptimizerKind, kind: str) -> None:
+    case = {"optimizer": lion.name, "fields": 1e-6 if kind == "row_wise" else 0.0}
+    run_ranks(check_with_extension, 4, to_json(placed(4, Placement(kind))), case)
+
+
+def test_it_learns_above_towers(lion: TableOptimizerKind) -> None:
+    case = {"optimizer": lion.name, "tower_modules": True, "fields": 1e-6}
+    run_ranks(check_with_extension, 4, to_json(placed(4, Placement("table_wise"), TOWERS, 2)), case)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("forgets", "each array that it declares"), ("padding", "which is padding"), ("neighbours", "depend on others")],
+)
+def test_a_rule_that_breaks_a_promise_is_refused(lion: TableOptimizerKind, damage: str, message: str) -> None:
+    class Damaged(type(lion)):
+        name = "damaged"
+
+        def change(self, rows: TouchedRows) -> RowChange:
+            made = super().change(rows)
+            if damage == "forgets":
+                return RowChange(direction=made.direction, factor=made.factor)
+            direction = made.direction + 1 if damage == "padding" else made.direction * len(rows.grad)
+            return RowChange(direction=direction, factor=made.factor, state=made.state)
+
+    with pytest.raises(ConfigError, match=message):
+        TableOptimizer(make(Damaged()))
+
+
+def test_the_optimizer_of_the_guide_keeps_its_promises() -> None:
+    guide = Path("docs/guides/extending.md").read_text()
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "TableOptimizerKind" in each)
+    known = dict(TableOptimizerKind._members)
+    try:
+        exec(code, {})
+        tables = make(TableOptimizerKind("floored_adagrad"))
+        on_tables.train(tables, TableOptimizer(tables))
+        floored = TableOptimizerKind("floored_adagrad")
+        profile = table_profiles(inputs(), dims={"user": 8}, optimizer=floored, list_lengths={})[0]
+        problem = PlanningProblem(tables=(profile,), num_devices=4, memory_bytes=(1 << 20,), placements=(*Placement,))
+        assert problem.column_parts(0) == (1,)
+        shards = cut_tables(placed(4, Placement("column_wise")), inputs(), dim=8)
+        with pytest.raises(PlanError, match="keeps rows whole, for table optimizer floored_adagrad"):
+            _check_cuts(shards, EmbeddingConfig(optimizer=floored), MemoryStorage)
+    finally:
+        TableOptimizerKind._members.clear()
+        TableOptimizerKind._members.update(known)
