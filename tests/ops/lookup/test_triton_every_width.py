@@ -75,7 +75,7 @@ def test_lookups(row_format: RowFormat, architecture: int) -> None:
             constants=constants,
             architecture=architecture,
             num_warps=launch.warps,
-            enable_fp_fusion=not row_format.has_codes,
+            enable_fp_fusion=not row_format.keeps_rows_whole,
         )
 
 

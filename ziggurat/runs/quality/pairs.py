@@ -37,7 +37,6 @@ from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import DLRMConfig, LogisticRegressionConfig, Model
 from ziggurat.models.dlrm import TopStart
-from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.quality.paired import paired_differences
@@ -151,7 +150,7 @@ def _settings(config: RunConfig, *, num_rows: int) -> list[str]:
     if isinstance(config.model, DLRMConfig) and config.model.top_start is TopStart.DRAWN:
         settings.append("--model.top-start sum_of_pairs")
     embedding: EmbeddingConfig = config.model.embedding
-    if embedding.optimizer in (TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.SGD):
+    if not embedding.optimizer.weight_state_bytes:  # one rate for all weights of a row
         settings.append("--model.embedding.optimizer sparse_adam --training.table-learning-rate 0.01")
     settings.append(f"--training.epochs {epochs} --training.early-stop.patience 0")
     return settings
