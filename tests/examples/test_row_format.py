@@ -8,10 +8,12 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import ziggurat as zg
 from tests.embeddings import test_low_precision as on_tables
 from tests.ops.row_formats import test_row_formats as on_rows
 from tests.parallel.tables import test_low_precision_tables as on_ranks
@@ -28,6 +30,8 @@ from ziggurat.placements import Placement
 from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.problem import PlanningProblem, TableProfile
 from ziggurat.planning.tiers.rungs import TieredTable
+from ziggurat.runs.tables.quantisation import QuantisationConfig, quantisation_report
+from ziggurat.runs.tables.quantisation_plot import quantisation_figure
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 
@@ -111,6 +115,21 @@ def test_settings_and_planners_take_it(log8: RowFormat) -> None:
     profile = TableProfile(name="user", num_rows=1000, dim=16, row_format=log8)
     problem = PlanningProblem(tables=(profile,), num_devices=4, memory_bytes=(1 << 20,), placements=(*Placement,))
     assert problem.tables[0].bytes_of(num_rows=1000, dim=16) < 1000 * (20 + 64)
+
+
+def test_an_export_and_its_quantisation_report_take_it(log8: RowFormat, shop: Any, tmp_path: Path) -> None:
+    config = zg.ExportConfig(tables=log8, parity_rows=300, golden=2, program=False, allow=True)
+    zg.export_run(shop.ranker, out=tmp_path / "export", config=config)
+    ranker = zg.Recommender.load(tmp_path / "export").chain.ranker
+    assert ranker is not None
+    kept = ranker.packed.model.embeddings.tables
+    assert {kept.storage(place.storage).row_format for place in kept.places.values()} == {log8}
+    rounded = zg.load_run(shop.ranker, tables=TablesConfig(weights=log8)).model.embeddings
+    assert all(torch.equal(rounded.table(name), kept.view(name)) for name in kept.places)
+    report = quantisation_report(shop.ranker, config=QuantisationConfig(formats=(log8,)))
+    assert [each.row_format for each in report.tried] == ["log8"]
+    assert report.tried[0].weight_bytes < report.run.weight_bytes
+    assert quantisation_figure(report, title="log8").axes
 
 
 def check(rank: int, plan_json: dict[str, object]) -> None:

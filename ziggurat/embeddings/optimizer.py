@@ -10,7 +10,7 @@ backward and `step` everything that a trainer wants to know or change is exact a
     optimizer.step(lr)                       each distinct row once; forgets what was recorded
 
 Several backward passes before one step accumulate, exactly as with dense gradients. The rules and their formulas are
-in `ziggurat.ops.lookup.kernel`. State is named by table (`<table>.sum`), whatever the storage or the kernel.
+in `ziggurat.ops.table_optimizers`. State is named by table (`<table>.sum`), whatever the storage or the kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Row-wise Adagrad of tables of which only some columns are here: the update in two halves.
 
-The rule keeps one number a row, the sum of mean squared gradients over *all* columns (`kernel.py`), so whoever holds
-other columns of the row has to be asked in between:
+The rule keeps one number a row, the sum of mean squared gradients over *all* columns
+(`ops/table_optimizers/rowwise_adagrad.py`), so whoever holds other columns of the row has to be asked in between:
 
     summed gradient ──► `cut_rows`: rows of one table, their gradient, Σ g² over the columns here
                           … the other holders' Σ g² …

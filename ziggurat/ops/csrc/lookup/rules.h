@@ -55,7 +55,7 @@ inline void step_factors(const State& state, int64_t first_row, const int64_t* a
   std::copy(sums, sums + count, factors);
 }
 
-// The rule for one row, as in the formulas of ziggurat/ops/lookup/kernel.py. `w` are its numbers, `row` its place in
+// The rule for one row, as in the formulas of ziggurat/ops/table_optimizers/. `w` are its numbers, `row` its place in
 // the state; `scaled` has room for one row.
 template <int D>
 inline void apply_row(float* w, const State& state, int64_t row, const float* grad, int64_t dim, const Rule& rule,

@@ -278,7 +278,7 @@ def _updated(
     w, g, squares, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2,
     rule: tl.constexpr, dim: tl.constexpr,
 ):  # fmt: skip
-    """The weights after the rule; its state is written. The formulas are in `ops/lookup/kernel.py`.
+    """The weights after the rule; its state is written. The formulas are in `ops/table_optimizers/`.
 
     `squares` is the sum that Adagrad has kept so far.
     """
