@@ -456,6 +456,22 @@ KEYS = {
 }
 
 
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_the_bias_of_the_output_moves_the_logits_of_a_label_alike(name):
+    model = build(name).eval()
+    batch = random_batch(RICH, 6)
+    shifts = [-2.0 - index for index in range(len(RICH.labels))]
+    with torch.no_grad():
+        before = model(batch)
+        biases = model.output_biases()
+        for bias, shift in zip(biases, shifts, strict=bool(biases)):
+            bias.add_(shift)
+        after = model(batch)
+    assert bool(biases) is not name.startswith("final")
+    wanted = before + torch.tensor(shifts) if biases else before
+    torch.testing.assert_close(after, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", list(KEYS))
 def test_names_of_weights_stay(name):
     """Checkpoints are keyed by them: a renamed module makes saved runs unreadable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
@@ -17,10 +18,10 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_p
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.schema import MissingLabel, Task
-from ziggurat.models import Model
+from ziggurat.models import Model, Outputs
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.training.config import EarlyStopConfig, TrainingConfig
-from ziggurat.training.label_gradients import drowned_labels
+from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import r2
 from ziggurat.training.metrics.suspicion import suspicious
 
@@ -125,6 +126,17 @@ def test_a_number_in_large_units_takes_nothing_from_a_click_beside_it(tmp_path: 
         found.append(result.evaluations["test"].metrics["auc/click"])
     assert found[0] == pytest.approx(found[1], abs=2e-3)
     assert found[1] > 0.75
+
+
+def test_a_model_of_ones_own_that_computes_the_units_of_a_number_is_told(tmp_path: Path) -> None:
+    own, data = model_and_rows(DWELL, folder=tmp_path)
+    assert far_labels(own, data.train) == []
+    with patch.object(type(own), "as_outputs", lambda self, computed, named=None: Outputs(logits=computed)):
+        (line,) = far_labels(own, data.train)
+    assert "label 'dwell' is 40,0" in line
+    assert "self.as_outputs(x)" in line
+    clicks, rows_of_clicks = model_and_rows(CLICK, folder=tmp_path)
+    assert far_labels(clicks, rows_of_clicks.train) == []
 
 
 def model_and_rows(*labels: zg.Label, folder: Path) -> tuple[Model, PreparedData]:

@@ -14,6 +14,7 @@ Cost of a layer: 8·n·d·A + 4·n²·A FLOPs a sample.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -28,6 +29,7 @@ from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
 from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
 from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, AutoIntLayer
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
@@ -118,6 +120,10 @@ class AutoInt(RankingModel):
         self.output = nn.Linear(num_fields * attention.dim, num_labels)
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
+
+    def output_biases(self) -> Sequence[Tensor]:
+        """See `Model.output_biases`."""
+        return biases_of([self.output]) or super().output_biases()
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Attention, MLP, first order."""

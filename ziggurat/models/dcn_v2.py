@@ -14,6 +14,7 @@ Cost a sample and cross layer: 2·d² FLOPs full, 4·d·r low rank, with d = F·
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -29,6 +30,7 @@ from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
+from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
@@ -169,6 +171,10 @@ class DCNv2(RankingModel):
             outputs = [nn.Linear(width, num_labels // num_networks) for _ in range(num_networks)]
         self.outputs = nn.ModuleList(outputs)
         initialise([child for child in self.children() if child not in (embeddings, towers)], config.init)
+
+    def output_biases(self) -> Sequence[Tensor]:
+        """See `Model.output_biases`."""
+        return biases_of(self.outputs) or super().output_biases()
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Cross and deep network on x₀."""

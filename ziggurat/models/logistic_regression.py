@@ -11,6 +11,7 @@ Cost: a lookup of F numbers and 2·N FLOPs a sample and label.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import Init, initialise
+from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import checked
@@ -67,6 +69,10 @@ class LogisticRegression(RankingModel):
         self.linear = nn.Linear(width, self.num_labels) if width else None
         self.bias = nn.Parameter(torch.zeros(self.num_labels)) if self.linear is None else None
         initialise([self.linear] if self.linear is not None else [], config.init)
+
+    def output_biases(self) -> Sequence[Tensor]:
+        """See `Model.output_biases`."""
+        return list(self.bias.unbind()) if self.bias is not None else biases_of([self.linear])
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of all weights that a sample touches."""

@@ -15,6 +15,7 @@ Cost of a block: 2·(|x₀|·r·|h| + r·|h|² + |h|·out) FLOPs a sample.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -30,6 +31,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise
+from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
@@ -183,6 +185,10 @@ class MaskNet(RankingModel):
             MaskBlock(width, hidden_dim=hidden, output_dim=output, config=config) for hidden, output in pairs
         )
         initialise([self.stack, self.blocks, self.output], config.init)
+
+    def output_biases(self) -> Sequence[Tensor]:
+        """See `Model.output_biases`."""
+        return biases_of([self.output]) or super().output_biases()
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Blocks one after the other, or side by side below an MLP."""

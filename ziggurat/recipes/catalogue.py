@@ -232,6 +232,7 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
         early_stop=EarlyStopConfig(patience=1),
         loader=loader,
         unknown_ids=() if schema.events is not None or getattr(model, "finds_items", False) else (AS_VALIDATION,),
+        start_at_base_rate=schema.events is None and not getattr(model, "finds_items", False),
     )
     return RunConfig(
         recipe=recipe or f"table_{model.kind}",
@@ -332,6 +333,7 @@ def logistic_training(training: TrainingConfig, *, rows: int, epochs: int = 10) 
     return TrainingConfig(
         epochs=epochs,
         unknown_ids=training.unknown_ids,
+        start_at_base_rate=training.start_at_base_rate,
         learning_rate=1e-3,
         table_learning_rate=0.1,
         precision=Precision.FP32,

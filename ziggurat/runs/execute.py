@@ -56,13 +56,14 @@ from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.quality.below_chance import BelowChance
 from ziggurat.runs.quality.pairs import gain_of_pairs, plateau_text
 from ziggurat.runs.resume import config_to_resume, sources_text
+from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
-from ziggurat.training.label_gradients import drowned_labels
+from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
@@ -274,7 +275,7 @@ def train_run(
         config = _with_unknown_ids(config, prepared)
         config, rung_lines = _with_rungs(config, prepared, ranks=ranks)
         functions = {"loss": loss, "metrics": metrics, "progress": progress, "lock": lock}
-        trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=has_begun, given=functions)
+        trainer, facts, starts_at = _trainer(config, prepared, ranks=ranks, run=run, resume=has_begun, given=functions)
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
         if trainer.growing is not None:
@@ -290,6 +291,7 @@ def train_run(
             config = resolved(config, trainer=trainer)
             report = startup_report(trainer.step, data=_data_lines(prepared, trainer), facts=facts, decision=decision)
             report.sections.update({"Formats of tables": rung_lines} if rung_lines else {})
+            report.sections["Training"] |= {"scores start at": starts_at} if starts_at else {}
             _complete(report, config, trainer=trainer, ranks=ranks)
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
             if ranks.is_first:
@@ -300,7 +302,8 @@ def train_run(
                 progress.say(line)
             progress.detail(report.text())
             if trainer.team.parallel is None and not trainer.position.step:
-                for line in drowned_labels(trainer.model, prepared.train, loss=loss):
+                warnings = drowned_labels(trainer.model, prepared.train, loss=loss)
+                for line in [*warnings, *far_labels(trainer.model, prepared.train)]:
                     progress.say(f"warning: {line}")
         fit = trainer.fit(resume=resume, callbacks=callbacks)
         evaluations = _final_evaluations(trainer, prepared)
@@ -451,8 +454,8 @@ def _check_folder(run: RunFolder, *, lock: RunLock, resume: bool) -> None:
 
 def _trainer(
     config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, given: Mapping[str, Any]
-) -> tuple[Trainer, ModelFacts]:
-    """The trainer of a run, its model on the ranks; and the facts of the model as a whole."""
+) -> tuple[Trainer, ModelFacts, str]:
+    """The trainer of a run, its model on the ranks; the facts of the model as a whole, and what its logits start at."""
     device, embedding = choose_device(config.device).device, config.model.embedding
     if resume:  # perhaps on another machine
         embedding = dataclasses.replace(embedding, kernel=usable_kernel(embedding.kernel, device=device))
@@ -464,6 +467,7 @@ def _trainer(
         draw_tables=False,
         make_storage=config.tables.make_storage(seed=config.training.seed),
     ).to(device)
+    starts_at = start_at_base_rates(model, prepared) if config.training.start_at_base_rate else ""
     facts = ModelFacts.of(model)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
@@ -482,7 +486,7 @@ def _trainer(
         parallel=parallel,
         **given,
     )
-    return trainer, facts
+    return trainer, facts, starts_at
 
 
 def _data_lines(prepared: PreparedData, trainer: Trainer) -> dict[str, str]:

@@ -160,6 +160,8 @@ class TrainingConfig:
         damaged_records: see `DamagedRecords`.
         unknown_ids: how often ids are made unknown in training, as "FEATURE=SHARE"; `as_validation`: as often as
             validation rows have unknown ids; none: never. See `unknown_ids.py`.
+        start_at_base_rate: whether a new model starts at the share of positives among the training rows, by the bias of
+            its output, and not at 50 %; published protocols start at 50 %.
     """
 
     epochs: Count = 1
@@ -188,6 +190,7 @@ class TrainingConfig:
     token_budget: CountOrNone = 0
     damaged_records: DamagedRecords = DamagedRecords.STOP
     unknown_ids: tuple[str, ...] = ()
+    start_at_base_rate: bool = False
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)

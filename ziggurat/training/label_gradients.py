@@ -19,12 +19,14 @@ import torch
 
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.features.batch import Batch
+from ziggurat.features.schema import Task
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.step.own_loss import LossFunction
 
 _ROWS = 1024
 _DROWNED = 20.0
+_FAR = 3.0  # deviations of a label
 
 
 def gradients_of_labels(model: Model, batch: Batch, *, loss: LossFunction | None = None) -> dict[str, float]:
@@ -75,5 +77,37 @@ def drowned_labels(model: Model, dataset: EncodedDataset, *, loss: LossFunction 
             lines.append(
                 f"the gradient of label {strong!r} is {norms[strong] / norms[weak]:,.0f} times that of {weak!r}, which "
                 f"will hardly be learned: give label {strong!r} a smaller weight in the schema"
+            )
+    return lines
+
+
+def far_labels(model: Model, dataset: EncodedDataset) -> list[str]:
+    """Say which labels that are numbers a model starts far from: it computes their own units, and learns slowly.
+
+    Args:
+        model: on one device, before its first step.
+        dataset: training rows.
+    """
+    numbers = [index for index, label in enumerate(model.inputs.labels) if label.task is Task.REGRESSION]
+    if not numbers or not dataset.num_rows:
+        return []
+    device = next(iter(model.parameters()), torch.zeros(())).device
+    batch = next(iter(ordered_batches(dataset, batch_size=_ROWS).batches(epoch=0))).to(device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            means_L = model(batch).double().mean(dim=0)
+    finally:
+        model.train(was_training)
+    lines: list[str] = []
+    for index in numbers:
+        label, mean = model.inputs.labels[index], float(means_L[index])
+        if abs(mean - label.offset) > _FAR * label.scale:
+            lines.append(
+                f"label {label.name!r} is {label.offset:,.6g} ± {label.scale:,.6g} in the training rows, and "
+                f"{type(model).__name__} starts at {mean:,.6g}: a network learns numbers about as large as 1. Return "
+                "self.as_outputs(x) from forward_dense, which makes mean + deviation · x of what it computes (the "
+                "output of a module in zg.wrap is taken as it is, so let the module do that)"
             )
     return lines

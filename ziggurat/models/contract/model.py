@@ -18,7 +18,7 @@ A model is written for one device: no process group, optimizer or file appears i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -291,6 +291,14 @@ class Model(nn.Module, ABC):
             named: as in `Outputs`.
         """
         return Outputs(logits=in_label_units(computed_BL, inputs=self.inputs), named=named or {})
+
+    def output_biases(self) -> Sequence[Tensor]:
+        """Views of parameters whose change by 1 moves the logit of a label by 1 in every sample, one for each label.
+
+        A new run starts at the share of positives by them (`TrainingConfig.start_at_base_rate`). () where there are
+        none, or nobody knows them: the run then starts at 50 %, and says so.
+        """
+        return ()
 
     @abstractmethod
     def forward_dense(self, embedded: Embedded) -> Outputs:

@@ -11,6 +11,7 @@ What every model is to the layers above it stands in `model.py`; `interact` is h
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -20,6 +21,7 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.blocks.output_biases import output_biases_of
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.towers.layer import TowerLayer
 
@@ -53,6 +55,10 @@ class RankingModel(Model):
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The dense network on numbers, fields and vectors."""
         return self.as_outputs(self.interact(embedded.dense, embedded.fields, embedded.vectors))
+
+    def output_biases(self) -> Sequence[Tensor]:
+        """Those of the first-order term, else of the heads; a model whose output is another one says where they are."""
+        return output_biases_of(self, num_labels=len(self.inputs.labels))
 
     @abstractmethod
     def interact(
