@@ -47,9 +47,16 @@ def test_sessions_lie_together_in_their_order_of_time(tmp_path: Path, bucket_byt
     else:
         frame.write_parquet(tmp_path / "log.parquet")
     out = tmp_path / "out.parquet"
+    told: list[tuple[Any, ...]] = []
     done = cluster_by_session(
-        [tmp_path / f"log.{suffix}"], session="session", time="at", out=out, bucket_bytes=bucket_bytes
+        [tmp_path / f"log.{suffix}"],
+        session="session",
+        time="at",
+        out=out,
+        bucket_bytes=bucket_bytes,
+        progress=lambda *parts: told.append(parts),
     )
+    assert [each for each in told if each[0] == "reading"][-1] == ("reading", 400, 400), "no row is missing at the end"
     found = pl.read_parquet(out)
     if suffix == "csv":
         found = found.with_columns(pl.col("at").cast(pl.Int64), pl.col("price").cast(pl.Float64))

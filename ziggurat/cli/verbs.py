@@ -159,8 +159,16 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         _train_baseline(options, folder)
     elif _has_baseline(config):
         print_line(f"next     better than logistic regression? ziggurat report {pasted(folder)} --baseline")
-    print_line(f"report   {result.report}  log {result.folder / 'run.log'}")
+    _print_files(result)
     return 0
+
+
+def _print_files(result: RunResult) -> None:
+    """Print where the report is, and all that was said."""
+    from ziggurat.training.records.run_folder import RunFolder
+
+    log = RunFolder(result.folder).said
+    print_line(f"report   {result.report}" + (f"  log {log}" if log.exists() else ""))
 
 
 def _default_out(options: argparse.Namespace, rest: list[str]) -> str:
@@ -249,7 +257,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     print_line(f"the best one's whole training, {found.config.recipe}:")
     _print_result(found.result, verbose=options.verbose)
     print_line(f"next     train it again: ziggurat train --config {pasted(folder / 'config.json')} --out FOLDER")
-    print_line(f"report   {found.result.report}  log {folder / 'run.log'}")
+    _print_files(found.result)
     return 0
 
 

@@ -270,6 +270,7 @@ class _Clustering:
             raise DataError(
                 expected="at least one row", found="none", where=str(source.paths[0]), ways_out="name files with rows"
             )
+        self._progress("reading", self.num_rows, self.num_rows)  # before, the rows of text files were an estimate
         return buckets.paths()
 
     def _conform(self, frame: pl.DataFrame) -> pa.Table:
