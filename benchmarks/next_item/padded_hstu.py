@@ -25,10 +25,10 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.sequence.next_item_inputs import question_times
+from ziggurat.precision.choice import resolve_precision
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.execute import prepare_run
 from ziggurat.training.config import Precision
-from ziggurat.training.step.precision_choice import resolve_precision
 
 USERS, DIM, LENGTH, SHARED, TEMPERATURE, DROPOUT = 128, 50, 200, 128, 0.05, 0.2
 

@@ -10,8 +10,8 @@ import torch
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.machine.matmul_rate import MatmulRates, measure_ratio
+from ziggurat.precision.choice import resolve_precision, whole_products
 from ziggurat.training.config import Precision
-from ziggurat.training.step.precision_choice import resolve_precision, use_precision, whole_products
 
 CPU = torch.device("cpu")
 
@@ -75,16 +75,16 @@ def test_asked_for_is_asked_for() -> None:
 
 
 def test_tf32_needs_a_gpu_and_is_the_gpus_alone() -> None:
-    with pytest.raises(ConfigError, match="a GPU for precision tf32"):
+    with pytest.raises(ConfigError, match="for precision tf32, a GPU"):
         resolve_precision(Precision.TF32, device=CPU)
     cuda, products = torch.device("cuda"), torch.backends.cuda.matmul
     assert resolve_precision(Precision.TF32, device=cuda) == (Precision.TF32, "as asked")
     before = products.fp32_precision
     try:
-        use_precision(Precision.TF32, device=CPU)
+        Precision.TF32.use(CPU)
         assert products.fp32_precision == before
         for precision, expected in ((Precision.TF32, "tf32"), (Precision.BF16, "ieee")):
-            use_precision(precision, device=cuda)
+            precision.use(cuda)
             assert products.fp32_precision == expected
             with whole_products():
                 assert products.fp32_precision == "ieee"

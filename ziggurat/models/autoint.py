@@ -33,6 +33,7 @@ from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
 
 
@@ -117,7 +118,7 @@ class AutoInt(RankingModel):
         self.layers = nn.ModuleList(
             AutoIntLayer(num_fields, input_dim=width, config=attention) for width, _ in itertools.pairwise(widths)
         )
-        self.output = nn.Linear(num_fields * attention.dim, num_labels)
+        self.output = Linear(num_fields * attention.dim, num_labels)
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
 

@@ -34,6 +34,7 @@ from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
 
 
@@ -163,12 +164,12 @@ class DCNv2(RankingModel):
             self.stacked = Heads(dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
             outputs = []
         elif config.structure is Structure.CROSS_ONLY:
-            outputs = [nn.Linear(dim, num_labels)]
+            outputs = [Linear(dim, num_labels)]
         else:
             num_networks = num_labels if config.heads is HeadSharing.SEPARATE else 1
             self.deep.extend(MLP(dim, config=config.deep) for _ in range(num_networks))
             width = dim + config.deep.hidden_dims[-1]
-            outputs = [nn.Linear(width, num_labels // num_networks) for _ in range(num_networks)]
+            outputs = [Linear(width, num_labels // num_networks) for _ in range(num_networks)]
         self.outputs = nn.ModuleList(outputs)
         initialise([child for child in self.children() if child not in (embeddings, towers)], config.init)
 

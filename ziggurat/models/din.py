@@ -50,6 +50,7 @@ from ziggurat.models.sequence.rankers.history import History, HistoryInput, pair
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.repeat import ListCopies
+from ziggurat.precision.products import DenseProducts, Linear
 from ziggurat.typed import Dim, checked
 
 
@@ -148,7 +149,7 @@ class Dice(nn.Module):
         return inputs_PH * (p_PH + (1 - p_PH) * self.alpha)
 
 
-class TargetAttention(nn.Module):
+class TargetAttention(DenseProducts):
     """Σ_t score_t e_t over a history, the scores by an MLP from history and target.
 
     Args:
@@ -160,10 +161,10 @@ class TargetAttention(nn.Module):
         super().__init__()
         self.config = config
         widths = (4 * dim, *config.attention_dims)
-        self.layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(Linear(wide, narrow) for wide, narrow in itertools.pairwise(widths))
         has_dice = config.attention_activation is AttentionActivation.DICE
         self.dice = nn.ModuleList(Dice(width) for width in config.attention_dims if has_dice)
-        self.output = nn.Linear(widths[-1], 1)
+        self.output = Linear(widths[-1], 1)
         if config.weights is AttentionWeights.SOFTMAX:
             without_gradient(self.output.bias)  # one number, added to all scores of a history
 
@@ -192,13 +193,14 @@ class TargetAttention(nn.Module):
 
     def _first_layer(self, target_BD: Tensor, keys_ND: Tensor, keys_PD: Tensor, *, copies: ListCopies) -> Tensor:
         """The first layer: what depends on the history, and on the target, alone is computed once for each."""
-        first = cast(nn.Linear, self.layers[0] if len(self.layers) else self.output)
+        first = cast(Linear, self.layers[0] if len(self.layers) else self.output)
+        linear = first.arithmetic.linear
         of_query, of_key, of_difference, of_product = first.weight.chunk(4, dim=1)
-        from_query_BH = nn.functional.linear(target_BD, of_query + of_difference, first.bias)
-        from_key_NH = nn.functional.linear(keys_ND, of_key - of_difference)
+        from_query_BH = linear(target_BD, of_query + of_difference, first.bias)
+        from_key_NH = linear(keys_ND, of_key - of_difference)
         products_PD = copies.of_samples(target_BD) * keys_PD
         apart_PH = copies.of_events(from_key_NH) + copies.of_samples(from_query_BH)
-        return nn.functional.linear(products_PD, of_product) + apart_PH
+        return linear(products_PD, of_product) + apart_PH
 
 
 def weighted_sums(

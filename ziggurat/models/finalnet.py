@@ -53,6 +53,7 @@ from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
 
 
@@ -148,11 +149,11 @@ class FactorizedBlock(nn.Module):
         self.layers, self.norms = nn.ModuleList(), nn.ModuleList()
         wide = input_dim
         for width in config.hidden_dims:
-            self.layers.append(nn.Linear(wide, 2 * width if residual is Residual.SUM else width))
+            self.layers.append(Linear(wide, 2 * width if residual is Residual.SUM else width))
             if config.normalization is not Normalization.NONE:
                 self.norms.append(norm_of_width(config.normalization, width))
             wide = width
-        self.output = nn.Linear(wide, num_labels)
+        self.output = Linear(wide, num_labels)
 
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B L"]:
         """Logits of this block."""

@@ -24,6 +24,7 @@ from ziggurat.models.blocks.mlp import Init, initialise
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.precision.products import Linear
 from ziggurat.typed import checked
 
 
@@ -66,7 +67,7 @@ class LogisticRegression(RankingModel):
         assert all(columns == self.num_labels for columns in embeddings.field_dims), "one column for each label"
         self.vector_names = tuple(spec.name for spec in inputs.vectors)
         width = len(inputs.dense) + sum(spec.dim for spec in inputs.vectors)
-        self.linear = nn.Linear(width, self.num_labels) if width else None
+        self.linear = Linear(width, self.num_labels) if width else None
         self.bias = nn.Parameter(torch.zeros(self.num_labels)) if self.linear is None else None
         initialise([self.linear] if self.linear is not None else [], config.init)
 

@@ -36,6 +36,7 @@ from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
 
 
@@ -143,9 +144,9 @@ class MaskBlock(nn.Module):
         super().__init__()
         self.mlp = config.deep
         wide = max(1, int(hidden_dim * config.reduction_ratio))
-        self.mask_in = nn.Linear(input_dim, wide)
-        self.mask_out = nn.Linear(wide, hidden_dim)
-        self.linear = nn.Linear(hidden_dim, output_dim, bias=False)
+        self.mask_in = Linear(input_dim, wide)
+        self.mask_out = Linear(wide, hidden_dim)
+        self.linear = Linear(hidden_dim, output_dim, bias=False)
         self.norm = nn.LayerNorm(output_dim) if config.block_norm is Normalization.LAYER else None
 
     def forward(self, inputs_BI: Float[Tensor, "B I"], hidden_BH: Float[Tensor, "B H"]) -> Float[Tensor, "B O"]:
@@ -176,7 +177,7 @@ class MaskNet(RankingModel):
         self.output: nn.Module
         if config.structure is MaskStructure.SERIAL:
             pairs = itertools.pairwise((width, *config.deep.hidden_dims))
-            self.output = nn.Linear(config.deep.hidden_dims[-1], num_labels)
+            self.output = Linear(config.deep.hidden_dims[-1], num_labels)
         else:
             pairs = [(width, config.block_dim)] * config.num_blocks
             blocks_width = config.num_blocks * config.block_dim

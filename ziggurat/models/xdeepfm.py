@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
@@ -28,6 +28,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
 
 
@@ -95,7 +96,7 @@ class XDeepFM(RankingModel):
         )
         num_fields, dim = self.stack.num_fields, self.stack.dim
         self.cin = CompressedInteraction(num_fields, dim=dim, layer_dims=config.cin)
-        self.cin_output = nn.Linear(self.cin.output_dim, num_labels)
+        self.cin_output = Linear(self.cin.output_dim, num_labels)
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
 

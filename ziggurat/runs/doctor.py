@@ -24,9 +24,9 @@ from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
 from ziggurat.parallel.process_groups import nccl_version
+from ziggurat.precision.choice import resolve_precision
 from ziggurat.training.config import Precision
 from ziggurat.training.report.startup import StartupReport, machine_lines, version_lines
-from ziggurat.training.step.precision_choice import resolve_precision
 
 _LARGE = 4096  # side of a product that keeps a large GPU busy
 

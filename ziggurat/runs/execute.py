@@ -40,6 +40,7 @@ from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
 from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, build_model
+from ziggurat.models.converted import take_precision
 from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
@@ -469,6 +470,7 @@ def _trainer(
     ).to(device)
     starts_at = start_at_base_rates(model, prepared) if config.training.start_at_base_rate else ""
     facts = ModelFacts.of(model)
+    take_precision(model, config.training.precision)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
         model.embeddings.tables.check_room(TableUse.TRAINING)

@@ -25,7 +25,7 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.config import AS_VALIDATION, AUTO_METRIC, Precision
+from ziggurat.training.config import AS_VALIDATION, AUTO_METRIC
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
 
@@ -136,7 +136,7 @@ def sources_text(run: RunFolder, changes: list[Difference]) -> str:
 
 def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
     training, embedding, labels = given.training, given.model.embedding, given.table_schema.labels
-    if training.precision is Precision.AUTO:
+    if training.precision.is_measured:
         training = replace(training, precision=stored.training.precision)
     if not training.threads:
         training = replace(training, threads=stored.training.threads)

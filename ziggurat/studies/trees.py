@@ -40,7 +40,7 @@ _TREES, _PATIENCE = 200, 10
 
 @dataclass(frozen=True, kw_only=True)
 class TreesResult:
-    """What trees reach.
+    """Metrics that gradient-boosted trees reach on the rows of a run.
 
     Args:
         library: that grew them, with its version.

@@ -13,6 +13,7 @@ from enum import StrEnum
 from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
+from ziggurat.precision.precision import Precision
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, checked
 
@@ -27,15 +28,6 @@ class DenseOptimizer(StrEnum):
     ADAMW = "adamw"
     ADAGRAD = "adagrad"
     SGD = "sgd"
-
-
-class Precision(StrEnum):
-    """What the dense network computes in. Weights and optimizer state stay FP32 (master weights)."""
-
-    AUTO = "auto"  # BF16 where this machine multiplies matrices at least 1.3 times faster in it, decided once a machine
-    FP32 = "fp32"
-    TF32 = "tf32"  # FP32 whose products read 10 bits of the mantissa, on the tensor cores of a GPU; never by itself
-    BF16 = "bf16"
 
 
 class Compile(StrEnum):

@@ -32,6 +32,7 @@ from ziggurat.parallel.context.attention import context_attention_of
 from ziggurat.parallel.context.choice import ContextRates
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.precision.choice import resolve_precision
 from ziggurat.training.balancing import balancer_of
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.feed import Feed
@@ -41,7 +42,6 @@ from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.shared_ledger import SharedLedger
 from ziggurat.training.report.progress import NoProgress, Progress, RowsOfAll
 from ziggurat.training.step.own_loss import LossFunction
-from ziggurat.training.step.precision_choice import resolve_precision
 from ziggurat.training.step.results import OVERFLOW
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.unknown_ids import UnknownIds, parse_shares

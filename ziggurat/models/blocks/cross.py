@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from ziggurat.models.blocks.mlp import Init
 from ziggurat.ops.interactions.cross import cross_layers
+from ziggurat.precision.products import DenseProducts, Linear, its_arithmetic
 
 
 class CrossNet(nn.Module):
@@ -39,10 +40,12 @@ class CrossNet(nn.Module):
 
     def __init__(self, dim: int, *, num_layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Linear(dim, dim) for _ in range(num_layers))
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
+        if not its_arithmetic(self.layers).is_native:
+            return _layer_by_layer(inputs_Bd, self.layers)
         ups, biases = _weights(self.layers)
         return cross_layers(inputs_Bd, downs=(), ups=ups, biases=biases)
 
@@ -58,11 +61,13 @@ class LowRankCrossNet(nn.Module):
 
     def __init__(self, dim: int, *, num_layers: int, rank: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList(nn.Linear(dim, rank, bias=False) for _ in range(num_layers))
-        self.up = nn.ModuleList(nn.Linear(rank, dim) for _ in range(num_layers))
+        self.down = nn.ModuleList(Linear(dim, rank, bias=False) for _ in range(num_layers))
+        self.up = nn.ModuleList(Linear(rank, dim) for _ in range(num_layers))
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
+        if not its_arithmetic([*self.down, *self.up]).is_native:
+            return _layer_by_layer(inputs_Bd, self.up, downs=self.down)
         downs, _ = _weights(self.down)
         ups, biases = _weights(self.up)
         return cross_layers(inputs_Bd, downs=downs, ups=ups, biases=biases)
@@ -74,7 +79,18 @@ def _weights(linears: nn.ModuleList) -> tuple[list[Tensor], list[Tensor]]:
     return [linear.weight for linear in found], [linear.bias for linear in found if linear.bias is not None]
 
 
-class ExpertCores(nn.Module):
+def _layer_by_layer(
+    inputs_Bd: Float[Tensor, "B d"], ups: nn.ModuleList, *, downs: nn.ModuleList | None = None
+) -> Float[Tensor, "B d"]:
+    """Compute `cross_layers_reference`, each product as its own layer computes it."""
+    crossed_Bd = inputs_Bd
+    for index, up in enumerate(ups):
+        low = crossed_Bd if downs is None else downs[index](crossed_Bd)
+        crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, up(low))
+    return crossed_Bd
+
+
+class ExpertCores(DenseProducts):
     """One r × r matrix an expert: C_e in v_e → C_e v_e.
 
     Args:
@@ -99,7 +115,7 @@ class ExpertCores(nn.Module):
 
     def forward(self, inputs_BEr: Float[Tensor, "B E r"]) -> Float[Tensor, "B E r"]:
         """C_e times the vector of each expert."""
-        return torch.bmm(inputs_BEr.transpose(0, 1), self.weight.mT).transpose(0, 1)
+        return self.arithmetic.matmul(inputs_BEr.transpose(0, 1), self.weight.mT).transpose(0, 1)
 
 
 class CrossNetMix(nn.Module):
@@ -117,10 +133,10 @@ class CrossNetMix(nn.Module):
         self.num_experts = num_experts
         self.rank = rank
         width = num_experts * rank
-        self.gate = nn.Linear(dim, num_experts, bias=False)
-        self.down = nn.ModuleList(nn.Linear(dim, width, bias=False) for _ in range(num_layers))
+        self.gate = Linear(dim, num_experts, bias=False)
+        self.down = nn.ModuleList(Linear(dim, width, bias=False) for _ in range(num_layers))
         self.cores = nn.ModuleList(ExpertCores(num_experts, rank=rank) for _ in range(num_layers))
-        self.up = nn.ModuleList(nn.Linear(width, dim) for _ in range(num_layers))
+        self.up = nn.ModuleList(Linear(width, dim) for _ in range(num_layers))
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""

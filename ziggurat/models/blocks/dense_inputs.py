@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig
+from ziggurat.precision.products import Linear
 
 
 class NumericInput(StrEnum):
@@ -59,7 +60,7 @@ class DenseInputs(nn.Module):
             self.bottom = MLP(num_dense, config=bottom, output_dim=width, output_activation=bottom.activation)
         elif num_dense and numeric is NumericInput.FIELDS:
             self.numeric_fields = NumericFields(num_dense, dim=dim)
-        self.vector_fields = nn.ModuleList(nn.Linear(spec.dim, dim, bias=False) for spec in inputs.vectors)
+        self.vector_fields = nn.ModuleList(Linear(spec.dim, dim, bias=False) for spec in inputs.vectors)
         self.num_numeric_fields = {
             NumericInput.BOTTOM_MLP: num_bottom_fields if num_dense else 0,
             NumericInput.FIELDS: num_dense,

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.ops.interactions.dot import PairPlaces, pair_places, pairwise_dot
 from ziggurat.ops.interactions.dot_interaction import DotShape, dot_interaction
+from ziggurat.precision.products import DenseProducts
 
 
-class PairwiseDot(nn.Module):
+class PairwiseDot(DenseProducts):
     """All F(F−1)/2 dot products between F fields of D numbers.
 
     Args:
@@ -48,6 +49,9 @@ class PairwiseDot(nn.Module):
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B P"]:
         """Products in the order (0,1), (0,2), …, (1,2), …; in the dtype of autocast where that is on."""
         fields_BFD = fields_BFD.to(_computed_in(fields_BFD))
+        if not self.arithmetic.is_native:
+            products_BFF = self.arithmetic.matmul(fields_BFD, fields_BFD.mT)
+            return products_BFF.flatten(1).index_select(1, self.pair_places)
         return pairwise_dot(fields_BFD, places=PairPlaces(self.pair_places, self.full_places))
 
     def row(self, pieces: Sequence[Float[Tensor, "B X"]], *, passed: int = 0, padding: int = 0) -> Float[Tensor, "B W"]:
@@ -58,6 +62,10 @@ class PairwiseDot(nn.Module):
             passed: columns of the first piece that go on before the pairs.
             padding: columns of zeros after the pairs.
         """
+        if not self.arithmetic.is_native:
+            flat_BX = torch.cat(list(pieces), dim=1)
+            pairs_BP = self(flat_BX.unflatten(1, (self.num_fields, self.dim)))
+            return torch.cat([flat_BX[:, :passed], pairs_BP, flat_BX.new_zeros(len(flat_BX), padding)], dim=1)
         shape = DotShape(self.num_fields, self.dim, passed=passed, padding=padding)
         places = PairPlaces(self.pair_places, self.full_places)
         return dot_interaction(pieces, shape=shape, dtype=_computed_in(*pieces), places=places)

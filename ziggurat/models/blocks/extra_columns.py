@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.features.inputs import InputSpec
+from ziggurat.precision.products import Linear
 
 
 class ExtraColumns(nn.Module):
@@ -65,7 +66,7 @@ class FirstOrder(nn.Module):
         self.num_labels = len(inputs.labels)
         self.vector_names = tuple(spec.name for spec in inputs.vectors)
         width = len(inputs.dense) + sum(spec.dim for spec in inputs.vectors)
-        self.linear = nn.Linear(width, self.num_labels, bias=False) if width else None
+        self.linear = Linear(width, self.num_labels, bias=False) if width else None
         self.bias = nn.Parameter(torch.zeros(self.num_labels))
 
     def forward(

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ziggurat.precision.products import Linear
+
 
 class FieldAlignment(nn.Module):
     """Brings pooled embeddings of any sizes to F fields of D numbers, still flat.
@@ -26,7 +28,7 @@ class FieldAlignment(nn.Module):
         self.field_dims = tuple(field_dims)
         self.dim = dim
         odd = [columns for columns in field_dims if columns != dim]
-        self.projections = nn.ModuleList(nn.Linear(columns, dim, bias=False) for columns in odd)
+        self.projections = nn.ModuleList(Linear(columns, dim, bias=False) for columns in odd)
 
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> list[Float[Tensor, "B X"]]:
         """Pieces that, side by side, are (B, F·D)."""

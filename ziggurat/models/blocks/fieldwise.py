@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from ziggurat.models.blocks.mlp import Init
 from ziggurat.ops.interactions.fields import field_mix
 from ziggurat.ops.interactions.fieldwise import fieldwise_products
+from ziggurat.precision import Arithmetic, DenseProducts
 
 
-class BatchedLinear(nn.Module):
+class BatchedLinear(DenseProducts):
     """F linear maps of one size: o_f = W_f x_f, without bias.
 
     Args:
@@ -43,6 +44,9 @@ class BatchedLinear(nn.Module):
 
     def forward(self, flat_BT: Float[Tensor, "B Fd"]) -> Float[Tensor, "B F o"]:
         """Every field, side by side, through its own map."""
+        if not self.arithmetic.is_native:
+            fields_FBd = flat_BT.unflatten(1, self.weight.shape[:2]).transpose(0, 1)
+            return self.arithmetic.matmul(fields_FBd, self.weight).transpose(0, 1)
         return fieldwise_products(flat_BT, self.weight).unflatten(1, (self.weight.shape[0], -1))
 
 
@@ -78,7 +82,7 @@ class FieldwiseLinear(nn.Module):
         return torch.stack(projected, dim=1)
 
 
-class FieldMix(nn.Module):
+class FieldMix(DenseProducts):
     """Linear combinations of fields: o_i = Σ_f L_if x_f, the linear compression of Wukong (arXiv 2403.02545).
 
     Args:
@@ -100,7 +104,14 @@ class FieldMix(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Mix the fields."""
-        return field_mix(fields_BFD, self.weight)
+        return mix_by(self.arithmetic, fields_BFD, self.weight)
+
+
+def mix_by(
+    arithmetic: Arithmetic, fields_BFD: Float[Tensor, "B F D"], weight_MF: Float[Tensor, "M F"]
+) -> Float[Tensor, "B M D"]:
+    """Compute o_i = Σ_f L_if x_f in an arithmetic."""
+    return field_mix(fields_BFD, weight_MF) if arithmetic.is_native else arithmetic.matmul(weight_MF, fields_BFD)
 
 
 def start_like_linear(weight: Tensor, init: Init, *, fan_in: int, fan_out: int) -> None:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from ziggurat.models.blocks.batch_norm import BatchNorm
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.ops.dropout import dropout, relu_dropout_
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, Fraction, checked
 
 _PADDED_TO, _MIN_PADDED = 8, 128
@@ -105,7 +106,7 @@ class MLP(nn.Module):
         self.config = config
         self.output_activation = output_activation
         dims = (input_dim, *config.hidden_dims)
-        self.layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims))
+        self.layers = nn.ModuleList(Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims))
         self.norms = nn.ModuleList()
         if config.normalization is not Normalization.NONE:
             self.norms.extend(norm_of_width(config.normalization, dim) for dim in config.hidden_dims)
@@ -113,7 +114,7 @@ class MLP(nn.Module):
             for layer in self.layers:
                 assert isinstance(layer, nn.Linear)
                 without_gradient(layer.bias)  # the mean over the batch takes it out again
-        self.output = None if output_dim is None else nn.Linear(dims[-1], output_dim)
+        self.output = None if output_dim is None else Linear(dims[-1], output_dim)
         self.output_dim = dims[-1] if output_dim is None else output_dim
 
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"]:
@@ -149,12 +150,12 @@ def padding_columns(input_dim: int) -> int:
 
 
 def _padded_linear(inputs_BI: Tensor, linear: nn.Module) -> Tensor:
-    assert isinstance(linear, nn.Linear)
+    assert isinstance(linear, Linear)
     padding = inputs_BI.shape[1] - linear.in_features
     if not padding:
         return linear(inputs_BI)
     assert padding == padding_columns(linear.in_features), f"{inputs_BI.shape[1]} columns for {linear.in_features}"
-    return F.linear(inputs_BI, F.pad(linear.weight, (0, padding)), linear.bias)
+    return linear.padded(inputs_BI)
 
 
 def activate(inputs: Tensor, activation: Activation) -> Tensor:

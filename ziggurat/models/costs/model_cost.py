@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,8 @@ from ziggurat.models.contract.wrapped import WrappedModel
 
 Run = Callable[[int, torch.device], Tensor]
 """From a number of samples and a device to what is computed of them."""
+
+T = TypeVar("T")
 
 _META = torch.device("meta")
 
@@ -88,14 +91,25 @@ def flops_per_sample(model: Model, *, lengths: Mapping[str, int] | None = None) 
         model: on one device, or what `parallelize` made of it.
         lengths: rows of its lists, by name; 1 where a list is not named, nor one that has its length in every sample.
     """
+    dense = dense_run(model, lengths=lengths)
+    towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim)
+    return towers + count_flops(model, dense)
+
+
+def dense_run(model: Model, *, lengths: Mapping[str, int] | None = None) -> Run:
+    """Return what runs `model.forward_dense` on samples without content, for `on_shapes`; it returns the logits.
+
+    Args:
+        model: on one device, or what `parallelize` made of it.
+        lengths: as of `flops_per_sample`.
+    """
     lengths = _all_lengths(model, lengths or {})
     network = type(model).forward_dense.__get__(model)  # ranks have put copies or parts in its place
 
     def dense(size: int, device: torch.device) -> Tensor:
         return network(_embedded(model, size, device, lengths)).logits
 
-    towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim)
-    return towers + count_flops(model, dense)
+    return dense
 
 
 def flops_of(module: nn.Module, input_dim: int) -> Flops:
@@ -110,12 +124,17 @@ def count_flops(module: nn.Module, run: Run) -> Flops:
         module: what `run` calls; its weights are elsewhere meanwhile, and as they were afterwards.
         run: on as many samples as asked for; inputs that need a gradient require one.
     """
+    return on_shapes(module, lambda device: _difference(module, run, device))
+
+
+def on_shapes(module: nn.Module, measure: Callable[[torch.device], T]) -> T:
+    """Call `measure` with the meta device or, where a shape depends on data, with the device of the module."""
     try:
-        return _difference(module, run, _META)
-    except RuntimeError:  # a shape depends on data; NotImplementedError is one of these
+        return measure(_META)
+    except RuntimeError:  # NotImplementedError is one of these
         first = next(module.parameters(), None)
         with torch.random.fork_rng():
-            return _difference(module, run, torch.device("cpu") if first is None else first.device)
+            return measure(torch.device("cpu") if first is None else first.device)
 
 
 def _difference(module: nn.Module, run: Run, device: torch.device) -> Flops:
@@ -124,20 +143,25 @@ def _difference(module: nn.Module, run: Run, device: torch.device) -> Flops:
 
 
 def _count(module: nn.Module, run: Run, size: int, device: torch.device) -> tuple[int, int]:
-    """Forward and backward of a batch with weights that share nothing with the module's gradients and statistics."""
+    """Return FLOPs forward and backward of a batch."""
+    with torch.enable_grad(), FlopCounterMode(display=False) as forward:
+        found = run_apart(module, run, size=size, device=device)
+    if not found.requires_grad:
+        return forward.get_total_flops(), 0
+    with FlopCounterMode(display=False) as backward:
+        found.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def run_apart(module: nn.Module, run: Run, *, size: int, device: torch.device) -> Tensor:
+    """Run on a device, with weights that share nothing with the module's gradients and statistics."""
     weights = {
         f"module.{name}": weight.detach().to(device).requires_grad_(weight.requires_grad)
         for name, weight in module.named_parameters()
         if not name.startswith("embeddings.")  # tables that are parameters: no dense network reads them
     }
     buffers = {f"module.{name}": buffer.detach().to(device, copy=True) for name, buffer in module.named_buffers()}
-    with torch.enable_grad(), FlopCounterMode(display=False) as forward:
-        found = functional_call(_Call(module, run), weights | buffers, (size, device))
-    if not found.requires_grad:
-        return forward.get_total_flops(), 0
-    with FlopCounterMode(display=False) as backward:
-        found.sum().backward()
-    return forward.get_total_flops(), backward.get_total_flops()
+    return functional_call(_Call(module, run), weights | buffers, (size, device))
 
 
 class _Call(nn.Module):

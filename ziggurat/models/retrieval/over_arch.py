@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ziggurat.precision.products import DenseProducts, Linear
 from ziggurat.typed import Count, Dim, PositiveFloat, checked
 
 
@@ -90,7 +91,7 @@ class OverArchConfig:
                 return MixtureOfLogits(self, dim=dim)
 
 
-class OverArch(nn.Module, ABC):
+class OverArch(DenseProducts, ABC):
     """Scores pairs of vectors; what depends on one side alone is computed apart, and kept for a catalogue.
 
     Args:
@@ -135,8 +136,8 @@ class MLPOverArch(OverArch):
 
     def __init__(self, config: OverArchConfig, *, dim: int) -> None:
         super().__init__(config, dim=dim, user_width=dim + config.hidden, item_width=dim + config.hidden)
-        self.of_user = nn.Linear(dim, config.hidden)
-        self.of_item = nn.Linear(dim, config.hidden, bias=False)
+        self.of_user = Linear(dim, config.hidden)
+        self.of_item = Linear(dim, config.hidden, bias=False)
         self.of_product = nn.Parameter(torch.empty(dim, config.hidden).uniform_(-1.0, 1.0) / math.sqrt(dim))
         self.out = nn.Parameter(torch.zeros(config.hidden))
 
@@ -157,9 +158,11 @@ class MLPOverArch(OverArch):
     ) -> Float[Tensor, "B K"]:
         """φ by one hidden layer over both shares of it and that of the product."""
         products_BKD = users_BU[:, None, : self.dim] * items_BKX[:, :, : self.dim]
-        hidden_BKH = products_BKD @ weights["of_product"].float()
+        hidden_BKH = self.arithmetic.matmul(products_BKD, weights["of_product"].float())
         hidden_BKH = (hidden_BKH + users_BU[:, None, self.dim :] + items_BKX[:, :, self.dim :]).relu()
-        return products_BKD.sum(dim=2) + hidden_BKH @ weights["out"].float()
+        return products_BKD.sum(dim=2) + self.arithmetic.linear(
+            hidden_BKH, weights["out"].float().unsqueeze(0)
+        ).squeeze(2)
 
 
 class MixtureOfLogits(OverArch):
@@ -171,12 +174,12 @@ class MixtureOfLogits(OverArch):
         widths = [dim + num * config.component_dim + num_pairs for num in (num_user, num_item)]
         super().__init__(config, dim=dim, user_width=widths[0], item_width=widths[1])
         self.num_pairs = num_pairs
-        self.user_components = nn.Linear(dim, num_user * config.component_dim)
-        self.item_components = nn.Linear(dim, num_item * config.component_dim)
-        self.user_gate = nn.Linear(dim, self.num_pairs)
-        self.item_gate = nn.Linear(dim, self.num_pairs)
-        self.gate_in = nn.Linear(self.num_pairs, config.hidden)
-        self.gate_out = nn.Linear(config.hidden, self.num_pairs)
+        self.user_components = Linear(dim, num_user * config.component_dim)
+        self.item_components = Linear(dim, num_item * config.component_dim)
+        self.user_gate = Linear(dim, self.num_pairs)
+        self.item_gate = Linear(dim, self.num_pairs)
+        self.gate_in = Linear(self.num_pairs, config.hidden)
+        self.gate_out = Linear(config.hidden, self.num_pairs)
         self.amount = nn.Parameter(torch.zeros(1))
 
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
@@ -202,12 +205,12 @@ class MixtureOfLogits(OverArch):
         size, num_items, pairs = len(users_BU), items_BKX.shape[1], self.num_pairs
         num_user, num_item = _components(self.config)
         dim, each = self.dim, self.config.component_dim
-        products_BK = torch.bmm(items_BKX[:, :, :dim], users_BU[:, :dim].unsqueeze(2)).squeeze(2)
+        products_BK = self.arithmetic.matmul(items_BKX[:, :, :dim], users_BU[:, :dim].unsqueeze(2)).squeeze(2)
         user_BDI = users_BU[:, dim:-pairs].view(size, num_user, each).transpose(1, 2)
         item_BJD = items_BKX[:, :, dim:-pairs].reshape(size, num_items * num_item, each)
-        logits_BKP = torch.bmm(item_BJD, user_BDI).view(size, num_items, pairs)
-        hidden_BKH = F.silu(F.linear(logits_BKP, weights["in.weight"], weights["in.bias"]))
-        gate_BKP = F.linear(hidden_BKH, weights["out.weight"], weights["out.bias"])
+        logits_BKP = self.arithmetic.matmul(item_BJD, user_BDI).view(size, num_items, pairs)
+        hidden_BKH = F.silu(self.arithmetic.linear(logits_BKP, weights["in.weight"], weights["in.bias"]))
+        gate_BKP = self.arithmetic.linear(hidden_BKH, weights["out.weight"], weights["out.bias"])
         gate_BKP = gate_BKP + users_BU[:, None, -pairs:] * items_BKX[:, :, -pairs:]
         return products_BK + weights["amount"] * (gate_BKP.softmax(dim=2) * logits_BKP).sum(dim=2)
 

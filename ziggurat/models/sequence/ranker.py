@@ -79,6 +79,7 @@ from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.ops.to_device import to_device
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, PositiveFloat, Range, checked
 
 _FIRST, _QUESTION, _TIMES, _ASKED = "first", "question", "times", "asked"
@@ -247,7 +248,7 @@ class SequenceRanker(Model):
         width = len(self._actions) * config.action_dim if config.actions is ActionInput.MAPPED else dim
         self.unknown_action = nn.Parameter(torch.empty(width)) if self._actions else None
         is_mapped = config.actions is ActionInput.MAPPED and bool(self._actions)
-        self.action_map = nn.Linear(width, dim) if is_mapped else nn.Identity()
+        self.action_map = Linear(width, dim) if is_mapped else nn.Identity()
         self.context_places = nn.Parameter(torch.empty(len(self._context), dim)) if self._context else None
         has_positions = config.positions is not Positions.NONE
         self.positions = nn.Embedding(length + 1, dim) if has_positions else None
@@ -255,9 +256,9 @@ class SequenceRanker(Model):
         hidden = config.head_dim or dim
         self.norm = nn.LayerNorm(dim)
         self.item_network = nn.Sequential(
-            nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, dim), nn.LayerNorm(dim)
+            Linear(dim, hidden), SwishNorm(hidden), Linear(hidden, dim), nn.LayerNorm(dim)
         )
-        self.head = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, len(inputs.labels)))
+        self.head = nn.Sequential(Linear(dim, hidden), SwishNorm(hidden), Linear(hidden, len(inputs.labels)))
         for weight in (self.unknown_action, self.context_places):
             if weight is not None:
                 nn.init.normal_(weight, std=0.02)

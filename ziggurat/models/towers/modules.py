@@ -38,6 +38,7 @@ from ziggurat.models.blocks.cross import CrossNet, LowRankCrossNet
 from ziggurat.models.blocks.fieldwise import FieldMix, FieldwiseLinear
 from ziggurat.models.blocks.interactions.factorization_machine import FactorizationMachine
 from ziggurat.models.blocks.mlp import Init
+from ziggurat.precision.products import Linear
 from ziggurat.typed import checked
 
 
@@ -174,7 +175,7 @@ class LinearTower(TowerModule):
 
     def __init__(self, field_dims: Sequence[int], *, dim: int, config: TowerModuleConfig) -> None:
         super().__init__(field_dims, output_field_dims=(dim,) * (config.p + config.c * len(field_dims)))
-        self.together = nn.Linear(self.input_dim, config.p * dim, bias=False) if config.p else None
+        self.together = Linear(self.input_dim, config.p * dim, bias=False) if config.p else None
         self.alone = FieldwiseLinear(field_dims, output_dim=config.c * dim) if config.c else None
 
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B O"]:
@@ -196,7 +197,7 @@ class FlattenedTower(TowerModule):
 
     def __init__(self, field_dims: Sequence[int], *, dim: int, config: TowerModuleConfig) -> None:
         super().__init__(field_dims, output_field_dims=(dim,) * (config.p + config.c * len(field_dims)))
-        self.projection = nn.Linear(self.input_dim, self.output_dim, bias=False)
+        self.projection = Linear(self.input_dim, self.output_dim, bias=False)
 
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B O"]:
         """Compute W flatten(E)."""
@@ -220,7 +221,7 @@ class CrossTower(TowerModule):
             if rank is None
             else LowRankCrossNet(self.input_dim, num_layers=layers, rank=rank)
         )
-        self.projection = nn.Linear(self.input_dim, self.output_dim, bias=False)
+        self.projection = Linear(self.input_dim, self.output_dim, bias=False)
 
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B O"]:
         """Compute W CrossNet(flatten(E))."""
@@ -242,7 +243,7 @@ class FactorizationMachineTower(TowerModule):
         self.project = FieldwiseLinear(field_dims, output_dim=dim)
         self.products = FactorizationMachine(num_fields, dim=dim, rank=config.fm_rank)
         self.norm = nn.LayerNorm(num_fields * config.fm_rank)
-        self.expand = nn.Linear(num_fields * config.fm_rank, self.output_dim)
+        self.expand = Linear(num_fields * config.fm_rank, self.output_dim)
         self.compress = FieldMix(num_fields, num_outputs=num_outputs, dim=dim)
         self.num_kept = num_fields if config.c else 0
 

@@ -21,7 +21,7 @@ Sources: GRU: Cho et al., arXiv 1406.1078, in the form of torch (the reset gate 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -84,6 +84,7 @@ def jagged_gru(
     attention_N: Float[Tensor, "N"] | None = None,
     gate: UpdateGate = UpdateGate.GRU,
     longer: Sequence[int] | None = None,
+    linear: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "N D"]:
     """`jagged_gru_reference`, all sequences at once; one operation, `ziggurat::jagged_gru`, in compiled graphs.
 
@@ -96,10 +97,49 @@ def jagged_gru(
         gate: what the state moves by.
         longer: how many sequences have more than t events, for t = 0 …, as the host knows it of right offsets on a
             GPU; None: it asks.
+        linear: computes x Wᵀ + b of states, `weight_GD` and `bias_G` in another arithmetic than torch's own, step by
+            step under autograd; None: torch's own, in one operation.
     """
     attention_N = inputs_NG.new_ones(inputs_NG.shape[0]) if attention_N is None else attention_N
-    given = (each.float() for each in (inputs_NG, weight_GD, bias_G, attention_N))
-    return _gru(*given, offsets, gate.value, None if longer is None else list(longer))[0]
+    inputs_NG, weight_GD, bias_G = inputs_NG.float(), weight_GD.float(), bias_G.float()
+    attention_N = attention_N.float()
+    if linear is not None:
+        return _gru_by(linear, inputs_NG, weight_GD, bias_G, attention_N, offsets, gate=gate, longer=longer)
+    longer_list = None if longer is None else list(longer)
+    return _gru(inputs_NG, weight_GD, bias_G, attention_N, offsets, gate.value, longer_list)[0]
+
+
+def _gru_by(
+    linear: Callable[[Tensor, Tensor, Tensor], Tensor],
+    inputs_NG: Tensor,
+    weight_GD: Tensor,
+    bias_G: Tensor,
+    attention_N: Tensor,
+    offsets: Tensor,
+    *,
+    gate: UpdateGate,
+    longer: Sequence[int] | None,
+) -> Tensor:
+    """Compute the states of `_gru` by operations that autograd differentiates."""
+    dim = weight_GD.shape[1]
+    if longer is None:
+        _check_offsets(offsets, len(inputs_NG))
+    places, counts = _steps(offsets, longer)
+    packed_NG, attention_N1 = inputs_NG[places], attention_N[places].unsqueeze(1)
+    state_ND = inputs_NG.new_zeros(counts[0] if counts else 0, dim)
+    states: list[Tensor] = []
+    begin = 0
+    for count in counts:
+        rows = slice(begin, begin + count)
+        state_ND = state_ND[:count]
+        x_u, x_r, x_c = packed_NG[rows].chunk(3, dim=1)
+        h_u, h_r, h_c = linear(state_ND, weight_GD, bias_G).chunk(3, dim=1)
+        candidate_ND = torch.tanh(x_c + torch.sigmoid(x_r + h_r) * h_c)
+        state_ND = torch.lerp(state_ND, candidate_ND, _share(torch.sigmoid(x_u + h_u), attention_N1[rows], gate))
+        states.append(state_ND)
+        begin += count
+    ordered_ND = torch.cat(states) if states else inputs_NG[:, :dim]
+    return torch.empty_like(ordered_ND).index_copy(0, places, ordered_ND)
 
 
 @torch.library.custom_op("ziggurat::jagged_gru", mutates_args=())

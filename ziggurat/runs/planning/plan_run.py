@@ -27,11 +27,11 @@ from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSetting
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
 from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.planning.tiers.choice import choose_rungs, smallest_rungs
+from ziggurat.precision.choice import MIN_BF16_SPEEDUP
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.planning.plan_inputs import PlanInputs, plan_inputs
 from ziggurat.runs.tables.memory_limit import rung_lines, tier_problem
 from ziggurat.training.config import Precision
-from ziggurat.training.step.precision_choice import MIN_BF16_SPEEDUP
 
 MEASURED_PLACEMENTS = tuple(each for each in Placement if each.is_searched)  # what a probe measures
 _MEASURED_IN_FP32 = "measured prices are those of rows in FP32; memory is counted in the formats of the tables"
@@ -296,9 +296,9 @@ def matmul_format(precision: Precision, cluster: Cluster) -> MatmulFormat:
     """What a run multiplies in; auto decides as the trainer would, by the cluster's rates instead of a measurement."""
     device = cluster.device
     pays = device.bf16_flop_per_s >= MIN_BF16_SPEEDUP * device.fp32_flop_per_s
-    if precision is Precision.BF16 or (precision is Precision.AUTO and pays):
-        return MatmulFormat.BF16
-    return MatmulFormat.FP32
+    if precision.is_measured:
+        return MatmulFormat.BF16 if pays else MatmulFormat.FP32
+    return MatmulFormat(precision.counts_as)
 
 
 def wire_bytes(wire: WireFormat, *, computed: torch.dtype = torch.float32) -> float:

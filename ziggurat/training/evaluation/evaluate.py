@@ -25,13 +25,13 @@ from ziggurat.features.schema import UNKNOWN_ROW, Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.models.contract.outputs_check import check_logits
+from ziggurat.precision.choice import whole_products
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.directions import has_direction, higher_is_better
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
-from ziggurat.training.step.precision_choice import whole_products
 
 _NOTABLE_SHARE = 0.005  # of samples with an unknown id: below, it moves no metric
 _SHOWN_FEATURES = 6

@@ -31,6 +31,7 @@ from ziggurat.features.items import Repeats
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import labelled_weights
+from ziggurat.precision.choice import whole_products
 from ziggurat.training.metrics.full_ranking import (
     DEFAULT_KS,
     FullRankingSums,
@@ -41,7 +42,6 @@ from ziggurat.training.metrics.full_ranking import (
     left_out,
     rank_all,
 )
-from ziggurat.training.step.precision_choice import whole_products
 
 _ROWS = 8_192
 _TIME = "time:"

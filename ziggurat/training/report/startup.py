@@ -26,11 +26,11 @@ from ziggurat.ops.interactions.dot import dot_kernel
 from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.machine.memory import host_memory
 from ziggurat.ops.machine.tested_torch import untested_torch_section
-from ziggurat.training.config import Compile, Precision
+from ziggurat.precision.choice import cpu_name
+from ziggurat.training.config import Compile
 from ziggurat.training.records.log import why_no_events
 from ziggurat.training.report.ranks import kernel_report, rank_sections
 from ziggurat.training.step.compiled import why_no_graphs
-from ziggurat.training.step.precision_choice import cpu_name
 from ziggurat.training.step.train_step import TrainStep
 
 PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec")
@@ -154,6 +154,7 @@ def startup_report(
         f"{config.optimizer.value}",
         "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {facts.tables}",
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
+        **({"dense products": step.products} if step.products else {}),
         **_waiting_line(step),
         "torch.compile": _compile_line(step),
         "memory": step.memory,
@@ -256,7 +257,7 @@ def _pooled_line(step: TrainStep) -> str:
         return "fp32: the run computes on a CPU (auto)"
     if not step.model.rounds_pooled:
         return "fp32: on many ranks the formats of wires say what travels (--wire bf16)"
-    return "bf16" if step.precision is Precision.BF16 else f"fp32: the network computes in {step.precision.value}"
+    return "bf16" if step.precision.dtype is torch.bfloat16 else f"fp32: the network computes in {step.precision.value}"
 
 
 def _tables_text(sizes: Collection[TableSize]) -> str:
@@ -270,8 +271,7 @@ def _tables_text(sizes: Collection[TableSize]) -> str:
 def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:
     if step.parallel is None:
         return {}
-    compute = torch.bfloat16 if step.precision is Precision.BF16 else torch.float32
-    sections = rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=compute)
+    sections = rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=step.precision.dtype)
     sections["Ranks"] |= {} if step.exchange is None else step.exchange.lines()
     return sections
 

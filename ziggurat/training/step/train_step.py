@@ -34,6 +34,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm, refuse_lone_sample
 from ziggurat.models.contract.outputs_check import checked_outputs
+from ziggurat.models.converted import take_precision
 from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import DenseForward, DenseParallelism, ShardedNetwork, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
@@ -41,12 +42,12 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.sharded_tables import tables_of
-from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
+from ziggurat.precision.choice import resolve_precision
+from ziggurat.training.config import Compile, DenseOptimizer, TrainingConfig
 from ziggurat.training.step.compiled import compiled_dense
 from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name
-from ziggurat.training.step.precision_choice import resolve_precision, use_precision
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import Totals, WorldSums, local
@@ -85,7 +86,8 @@ class TrainStep:
         _check_compile(config, model=model, parallel=parallel)
         self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
-        use_precision(self.precision, device=self.device)
+        self.precision.use(self.device)
+        self.products = take_precision(model, self.precision, is_parallel=parallel is not None)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         if isinstance(model.forward_dense, ShardedNetwork):
             model.forward_dense.reshard()  # optimizers hold parts, also where the model has been evaluated before
@@ -328,9 +330,7 @@ class TrainStep:
         return "loss" if not math.isfinite(loss) else OVERFLOW
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.precision is Precision.BF16:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+        return self.precision.autocast(self.device)
 
 
 class _FullBatches:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from ziggurat.errors import ConfigError
 from ziggurat.models.blocks.fieldwise import start_like_linear
 from ziggurat.models.blocks.mlp import Init
+from ziggurat.precision.products import DenseProducts, Linear
 
 
-class BilinearFusion(nn.Module):
+class BilinearFusion(DenseProducts):
     """One number a label from two vectors.
 
     Args:
@@ -41,8 +42,8 @@ class BilinearFusion(nn.Module):
                 ways_out=("change num_heads", "change the last hidden layers"),
             )
         self.num_heads, self.num_labels = num_heads, num_labels
-        self.first = nn.Linear(first_dim, num_labels)
-        self.second = nn.Linear(second_dim, num_labels)
+        self.first = Linear(first_dim, num_labels)
+        self.second = Linear(second_dim, num_labels)
         self.weight = nn.Parameter(torch.empty(num_heads, first_dim // num_heads, num_labels * second_dim // num_heads))
         self.initialise_own(Init.TORCH)
 
@@ -54,6 +55,6 @@ class BilinearFusion(nn.Module):
         """w_x · h₁ + w_y · h₂ + Σ_heads h₁ᵀ W h₂ + b."""
         first_HBx = first_BX.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
         second_BHy1 = second_BY.unflatten(1, (self.num_heads, -1, 1))
-        mapped_BHLy = torch.bmm(first_HBx, self.weight).transpose(0, 1).unflatten(2, (self.num_labels, -1))
-        crossed_BHL = torch.matmul(mapped_BHLy, second_BHy1).squeeze(3)
+        mapped_BHLy = self.arithmetic.matmul(first_HBx, self.weight).transpose(0, 1).unflatten(2, (self.num_labels, -1))
+        crossed_BHL = self.arithmetic.matmul(mapped_BHLy, second_BHy1).squeeze(3)
         return self.first(first_BX) + self.second(second_BY) + crossed_BHL.sum(dim=1)

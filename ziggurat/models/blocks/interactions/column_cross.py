@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.fieldwise import FieldMix
+from ziggurat.precision.products import DenseProducts
 
 
-class ColumnCross(nn.Module):
+class ColumnCross(DenseProducts):
     """W (Xᵀ X) + b.
 
     Args:
@@ -35,4 +36,4 @@ class ColumnCross(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Cross the columns of n fields into L fields."""
-        return self.mix(torch.bmm(fields_BFD.mT, fields_BFD)) + self.bias
+        return self.mix(self.arithmetic.matmul(fields_BFD.mT, fields_BFD)) + self.bias

@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.mlp import Init
+from ziggurat.precision.products import DenseProducts
 
 
-class FieldConvolution(nn.Module):
+class FieldConvolution(DenseProducts):
     """C kernels over the n × d image of a sample.
 
     Args:
@@ -44,4 +45,9 @@ class FieldConvolution(nn.Module):
         """Channel after channel, each n fields."""
         weight, bias = self.convolution.weight, self.convolution.bias
         padding = self.convolution.kernel_size[0] // 2
-        return F.conv2d(fields_BFD.unsqueeze(1), weight, bias, padding=padding).flatten(1, 2)
+        if self.arithmetic.is_native:
+            return F.conv2d(fields_BFD.unsqueeze(1), weight, bias, padding=padding).flatten(1, 2)
+        # The neighbourhood of each number as a row, so that the convolution is one product.
+        patches_BKP = F.unfold(fields_BFD.unsqueeze(1), self.convolution.kernel_size, padding=padding)
+        channels_BPC = self.arithmetic.linear(patches_BKP.mT, weight.flatten(1), bias)
+        return channels_BPC.mT.unflatten(2, fields_BFD.shape[1:]).flatten(1, 2)

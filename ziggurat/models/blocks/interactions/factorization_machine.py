@@ -25,11 +25,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.field_norm import shift_of
-from ziggurat.models.blocks.fieldwise import FieldMix, start_like_linear
+from ziggurat.models.blocks.fieldwise import FieldMix, mix_by, start_like_linear
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, forgets_constants, norm_of_width
 from ziggurat.models.blocks.without_gradient import without_gradient
-from ziggurat.ops.interactions.fields import field_mix
 from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm
+from ziggurat.precision.products import DenseProducts
 
 
 class FMKind(StrEnum):
@@ -40,7 +40,7 @@ class FMKind(StrEnum):
     ATTENTIVE = "attentive"
 
 
-class PlainFactorizationMachine(nn.Module):
+class PlainFactorizationMachine(DenseProducts):
     """All dot products of n fields, X Xᵀ: both halves and the diagonal.
 
     Args:
@@ -55,10 +55,10 @@ class PlainFactorizationMachine(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F F"]:
         """All dot products of the fields."""
-        return torch.bmm(fields_BFD, fields_BFD.mT)
+        return self.arithmetic.matmul(fields_BFD, fields_BFD.mT)
 
 
-class FactorizationMachine(nn.Module):
+class FactorizationMachine(DenseProducts):
     """The dot products of n fields projected to k numbers a field, X (Xᵀ Y), without forming them all.
 
     Args:
@@ -81,10 +81,11 @@ class FactorizationMachine(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
         """The products, from right to left: 4·n·d·k FLOPs instead of 2·n²·(d + k)."""
-        return torch.bmm(fields_BFD, field_mix(fields_BFD, self.weight.t()).mT)
+        mixed_BrD = mix_by(self.arithmetic, fields_BFD, self.weight.t())
+        return self.arithmetic.matmul(fields_BFD, mixed_BrD.mT)
 
 
-class AttentiveFactorizationMachine(nn.Module):
+class AttentiveFactorizationMachine(DenseProducts):
     """X (Xᵀ Y(X)) with a Y for every sample.
 
     Args:
@@ -104,7 +105,7 @@ class AttentiveFactorizationMachine(nn.Module):
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
         """The products with the sample's own Y."""
         projection_BFr = self.attention(self.compress(fields_BFD).flatten(1)).unflatten(1, (self.num_fields, self.rank))
-        return torch.bmm(fields_BFD, torch.bmm(fields_BFD.mT, projection_BFr))
+        return self.arithmetic.matmul(fields_BFD, self.arithmetic.matmul(fields_BFD.mT, projection_BFr))
 
 
 class FactorizationMachineBlock(nn.Module):
@@ -154,6 +155,8 @@ class FactorizationMachineBlock(nn.Module):
 
 def _asks_for_kernel(machine: FactorizationMachine, norm: nn.Module, fields_BFD: Tensor) -> bool:
     """Return whether `fm_norm` computes products and norm: by name, or by `auto` on a GPU where layers are normed."""
+    if not machine.arithmetic.is_native:
+        return False
     if machine.kernel is FMKernel.AUTO:
         return isinstance(norm, nn.LayerNorm) and fields_BFD.device.type == "cuda"
     return machine.kernel is FMKernel.TRITON

@@ -27,10 +27,11 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.blocks.fieldwise import start_like_linear
 from ziggurat.models.blocks.mlp import Init
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import DenseProducts
 from ziggurat.typed import checked
 
 
-class FieldsLinear(nn.Module):
+class FieldsLinear(DenseProducts):
     """One linear map for every field of a stack: o_f = W x_f + b.
 
     Args:
@@ -54,7 +55,8 @@ class FieldsLinear(nn.Module):
 
     def forward(self, fields_BFi: Float[Tensor, "B F i"]) -> Float[Tensor, "B F o"]:
         """Every field through the map, as one product."""
-        return F.linear(fields_BFi.flatten(0, 1), self.weight, self.bias).unflatten(0, fields_BFi.shape[:2])
+        flat_Ni = fields_BFi.flatten(0, 1)
+        return self.arithmetic.linear(flat_Ni, self.weight, self.bias).unflatten(0, fields_BFi.shape[:2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class AttentionConfig:
             )
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(DenseProducts):
     """concat_h softmax(Q_h K_hᵀ / s) V_h, without residual or norm.
 
     Args:
@@ -112,9 +114,9 @@ class SelfAttention(nn.Module):
         )
         if self.config.scaled:
             query_BhFa = query_BhFa * (self.config.dim // self.config.num_heads) ** -0.5
-        weights_BhFF = torch.matmul(query_BhFa, key_BhFa.mT).softmax(dim=3)
+        weights_BhFF = self.arithmetic.matmul(query_BhFa, key_BhFa.mT).softmax(dim=3)
         weights_BhFF = dropout(weights_BhFF, p=self.config.dropout, training=self.training)
-        return torch.matmul(weights_BhFF, value_BhFa).transpose(1, 2).flatten(2)
+        return self.arithmetic.matmul(weights_BhFF, value_BhFa).transpose(1, 2).flatten(2)
 
 
 class AutoIntLayer(nn.Module):

@@ -32,6 +32,7 @@ from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, checked
 
 _INIT_STD = 0.02
@@ -203,9 +204,9 @@ class HSTULayer(SequenceLayer):
         self.norm_in = nn.LayerNorm(config.dim, eps=config.eps, elementwise_affine=affine)
         self.norm_gathered = nn.LayerNorm(inner, eps=config.eps, elementwise_affine=affine)
         width = 2 * config.num_heads * (config.qk_dim + config.value_dim)
-        self.projection = nn.Linear(config.dim, width, bias=config.projection_bias is MapBias.LEARNED)
+        self.projection = Linear(config.dim, width, bias=config.projection_bias is MapBias.LEARNED)
         parts = 1 if config.output is HSTUOutput.GATED else 3
-        self.output = nn.Linear(parts * inner, config.dim, bias=config.output_bias is MapBias.LEARNED)
+        self.output = Linear(parts * inner, config.dim, bias=config.output_bias is MapBias.LEARNED)
         wants_position = config.bias in (PositionTimeBias.POSITION, PositionTimeBias.POSITION_AND_TIME)
         wants_time = config.bias in (PositionTimeBias.TIME, PositionTimeBias.POSITION_AND_TIME)
         self.w_pos = nn.Parameter(torch.empty(2 * config.max_length - 1)) if wants_position else None

@@ -14,9 +14,10 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.models.sequence.layers.places import SequencePlaces
+from ziggurat.precision.products import DenseProducts
 
 
 class Projected(NamedTuple):
@@ -35,8 +36,10 @@ class Projected(NamedTuple):
     rest: Float[Tensor, "N R"]
 
 
-class SequenceLayer(nn.Module):
+class SequenceLayer(DenseProducts):
     """A layer over sequences of events, jagged in and jagged out."""
+
+    native_products = "attention multiplies queries, keys and values inside its kernel"
 
     @abstractmethod
     def project(self, events_ND: Float[Tensor, "N D"]) -> Projected:

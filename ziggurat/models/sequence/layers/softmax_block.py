@@ -36,6 +36,7 @@ from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.ops.attention.problem import AttentionForm
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, Dim, Fraction, PositiveFloat, checked
 
 
@@ -155,11 +156,11 @@ class SoftmaxBlock(SequenceLayer):
         self.config = config
         dim, hidden = config.dim, config.hidden_dim
         self.norm_attention, self.norm_feed = (nn.LayerNorm(dim, eps=config.eps) for _ in range(2))
-        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
+        self.query, self.key, self.value, self.output = (Linear(dim, dim) for _ in range(4))
         has_gate = config.feed_forward is FeedForward.SWIGLU
-        self.feed_in, self.feed_out = nn.Linear(dim, (2 if has_gate else 1) * hidden), nn.Linear(hidden, dim)
+        self.feed_in, self.feed_out = Linear(dim, (2 if has_gate else 1) * hidden), Linear(hidden, dim)
         is_gated = config.residual is Residual.GATED
-        self.gate_attention, self.gate_feed = (nn.Linear(dim, dim) if is_gated else None for _ in range(2))
+        self.gate_attention, self.gate_feed = (Linear(dim, dim) if is_gated else None for _ in range(2))
         for linear in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

@@ -47,6 +47,7 @@ from ziggurat.models.sequence.next_item_inputs import last_of_each
 from ziggurat.models.sequence.rankers.history import History, HistoryInput, HistoryRankerConfig, from_latest
 from ziggurat.ops.recurrent.jagged_gru import UpdateGate, jagged_gru
 from ziggurat.ops.to_device import to_device
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, FloatOrZero, checked
 
 _NEGATIVES, _AUXILIARY = "negatives", "auxiliary"
@@ -155,7 +156,7 @@ class Recurrence(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.of_event, self.of_state = nn.Linear(dim, 3 * dim), nn.Linear(dim, 3 * dim)
+        self.of_event, self.of_state = Linear(dim, 3 * dim), Linear(dim, 3 * dim)
 
     def forward(
         self, events: Unpooled, *, attention_N: Float[Tensor, "N"] | None = None, gate: UpdateGate = UpdateGate.GRU
@@ -169,6 +170,7 @@ class Recurrence(nn.Module):
             attention_N=attention_N,
             gate=gate,
             longer=None if events.sizes is None else events.sizes.longer,
+            linear=None if self.of_state.arithmetic.is_native else self.of_state.arithmetic.linear,
         )
         return replace(events, values=states_ND)
 
@@ -184,7 +186,7 @@ class Interests(nn.Module):
     def __init__(self, dim: int, *, config: DIENConfig) -> None:
         super().__init__()
         self.config = config
-        self.bilinear = nn.Linear(dim, dim, bias=False) if config.attention is InterestAttention.BILINEAR else None
+        self.bilinear = Linear(dim, dim, bias=False) if config.attention is InterestAttention.BILINEAR else None
         as_din = DINConfig(
             attention_dims=config.attention_dims,
             attention_activation=AttentionActivation.RELU,

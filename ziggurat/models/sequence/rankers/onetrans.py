@@ -60,6 +60,7 @@ from ziggurat.models.sequence.rankers.rankmixer import TokenLinear
 from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.problem import AttentionForm, JaggedLayout
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import DenseProducts, Linear
 from ziggurat.typed import Count, Dim, Fraction, checked
 
 _KEPT, _OFFSETS = "kept_{}", "kept_offsets_{}"
@@ -165,7 +166,7 @@ class MixedLinear(nn.Module):
     def __init__(self, config: OneTransConfig, *, input_dim: int, output_dim: int, has_events: bool = True) -> None:
         super().__init__()
         self.output_dim = output_dim
-        self.shared = nn.Linear(input_dim, output_dim) if has_events else None
+        self.shared = Linear(input_dim, output_dim) if has_events else None
         self.own = TokenLinear(config.num_tokens, input_dim=input_dim, output_dim=output_dim)
 
     def forward(
@@ -178,13 +179,15 @@ class MixedLinear(nn.Module):
         return self.shared(events_ND), mapped_BTO
 
 
-class OneTransLayer(nn.Module):
+class OneTransLayer(DenseProducts):
     """Causal attention over events and fields, and their networks, behind norms and beside residuals.
 
     Args:
         config: of the model.
         is_last: True for the layer whose events nobody reads.
     """
+
+    native_products = "attention multiplies queries, keys and values inside its kernel"
 
     def __init__(self, config: OneTransConfig, *, is_last: bool) -> None:
         super().__init__()
@@ -194,7 +197,7 @@ class OneTransLayer(nn.Module):
         self.query = MixedLinear(config, input_dim=dim, output_dim=dim, has_events=not is_last)
         self.key = MixedLinear(config, input_dim=dim, output_dim=dim)
         self.value = MixedLinear(config, input_dim=dim, output_dim=dim)
-        self.output = nn.Linear(dim, dim)
+        self.output = Linear(dim, dim)
         self.wide = MixedLinear(config, input_dim=dim, output_dim=hidden, has_events=not is_last)
         self.narrow = MixedLinear(config, input_dim=hidden, output_dim=dim, has_events=not is_last)
 

@@ -53,6 +53,7 @@ from ziggurat.models.sequence.rankers.history import History, HistoryInput
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
+from ziggurat.precision.products import DenseProducts
 from ziggurat.typed import Count, Dim, FloatOrZero, Fraction, checked
 
 _PENALTY = "penalty"
@@ -153,7 +154,7 @@ class TokenLinear(nn.Module):
         return mapped_BTO + self.bias.to(mapped_BTO.dtype)
 
 
-class TokenNetworks(nn.Module):
+class TokenNetworks(DenseProducts):
     """A feed-forward network for each token, or several that ReLU gates add up.
 
     Args:
@@ -179,8 +180,8 @@ class TokenNetworks(nn.Module):
             return self.narrow(hidden_BTH.flatten(1)) + self.bias.squeeze(1), None
         gates_BTE = self.router(tokens_BTD).relu()
         hidden_BTEH = hidden_BTH.unflatten(2, (self.config.num_experts, -1)) * gates_BTE.unsqueeze(3)
-        biases_BTD = torch.einsum("bte,ted->btd", gates_BTE, self.bias.to(gates_BTE.dtype))
-        return self.narrow(hidden_BTEH.flatten(1)) + biases_BTD, gates_BTE
+        biases_TBD = self.arithmetic.matmul(gates_BTE.transpose(0, 1), self.bias.to(gates_BTE.dtype))
+        return self.narrow(hidden_BTEH.flatten(1)) + biases_TBD.transpose(0, 1), gates_BTE
 
 
 class RankMixerLayer(nn.Module):

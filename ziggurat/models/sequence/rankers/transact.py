@@ -51,6 +51,7 @@ from ziggurat.models.sequence.rankers.history import (
 )
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
 from ziggurat.ops.to_device import to_device
+from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, checked
 
 _HIDDEN = "hidden_events"
@@ -152,7 +153,7 @@ class TransAct(RankingModel):
         self.layers = nn.ModuleList(SoftmaxBlock(block) for _ in range(config.num_layers))
         self.mask = AttentionMask(context=self.history.max_length + 1)  # every event sees all
         has_maximum = config.pooled is PooledRows.MAX
-        self.pooled = nn.Linear(width, width) if has_maximum else None
+        self.pooled = Linear(width, width) if has_maximum else None
         self.flat = FlatInputs(
             inputs,
             field_dims=(*self.field_dims, (config.latest + has_maximum) * width),

@@ -30,7 +30,7 @@ from ziggurat.cache import cache_folder
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format
 from ziggurat.ops.machine.matmul_rate import MatmulRates, measure_ratio
-from ziggurat.training.config import Precision
+from ziggurat.precision.precision import Precision
 
 MIN_BF16_SPEEDUP = 1.3
 _NEAR = (1.1, 1.5)
@@ -55,25 +55,19 @@ def resolve_precision(
         measure: one measurement; tests give another.
 
     Raises:
-        ConfigError: TF32 where there is no GPU.
+        ConfigError: the device does not have the precision that was asked for.
     """
-    if wanted is Precision.TF32 and device.type != "cuda":
+    if missing := wanted.lacks(device):
         raise ConfigError(
-            expected="a GPU for precision tf32: its tensor cores read FP32 numbers so",
+            expected=f"for precision {wanted}, {missing}",
             found=f"device {device.type}",
             where="training settings, precision",
             ways_out=("--training.precision fp32", "--device cuda, on a machine that has a GPU"),
         )
-    if wanted is not Precision.AUTO:
+    if not wanted.is_measured:
         return wanted, "as asked"
     path = (folder or cache_folder() / "precision") / f"choice-{_fingerprint(device)}.json"
     return _kept(path) or _decide(path, measure or (lambda: measure_ratio(device=str(device))))
-
-
-def use_precision(precision: Precision, *, device: torch.device) -> None:
-    """Let products of FP32 matrices on a GPU take what a run asks for; other processes and the CPU stay as they are."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
 
 
 @contextlib.contextmanager
@@ -140,7 +134,7 @@ def _kept(path: Path) -> tuple[Precision, str] | None:
         reason = f"decided before for this machine: {_rates(answer)} ({path})"
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return None if chosen is Precision.AUTO else (chosen, reason)
+    return None if chosen.is_measured else (chosen, reason)
 
 
 def _rates(answer: dict[str, str | float | int]) -> str:

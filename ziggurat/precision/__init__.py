@@ -1,0 +1,18 @@
+"""Number formats of dense products: how matrices are multiplied, and which modules multiply them."""
+
+from __future__ import annotations
+
+from ziggurat.precision.arithmetic import NATIVE, Arithmetic, NativeArithmetic, RoundedArithmetic
+from ziggurat.precision.precision import Precision
+from ziggurat.precision.products import DenseProducts, Linear, its_arithmetic
+
+__all__ = [
+    "NATIVE",
+    "Arithmetic",
+    "DenseProducts",
+    "Linear",
+    "NativeArithmetic",
+    "Precision",
+    "RoundedArithmetic",
+    "its_arithmetic",
+]

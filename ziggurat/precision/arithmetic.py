@@ -1,0 +1,113 @@
+"""Arithmetic: how the dense products of a model are computed.
+
+    linear    x Wᵀ + b            MLPs, crosses, heads, projections, gates, recurrences
+    matmul    A B, batched        products between fields, maps of one field each
+
+A module computes its products through `self.arithmetic` (`products.py`). `NATIVE` stands for torch's own operations in
+the dtype of weights or of autocast, and for the fused kernels that compute the same. Any other arithmetic replaces
+these products one by one, forward and backward; weights and optimizer state stay FP32.
+
+`RoundedArithmetic` is the form that most number formats share: operands are rounded to the format along the dim over
+which a product sums, multiplied, and the sum is kept in FP32. Backward has two more products with the same rule:
+
+    Y = q(X) q(W)        ∂X = q(∂Y) q(W)ᵀ        ∂W = q(X)ᵀ q(∂Y)
+
+Each q rounds along the dim that its own product sums over, so a format whose numbers share a scale in blocks rounds
+X and W differently forward and backward.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Arithmetic(ABC):
+    """Computes the dense products of modules, forward and backward. See the module's docstring.
+
+    Attributes:
+        name: what reports and error messages call it.
+        is_native: fused kernels, which compute products in torch's own way, may stand in for this arithmetic.
+    """
+
+    name: ClassVar[str]
+    is_native: ClassVar[bool] = False
+
+    @abstractmethod
+    def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
+        """Multiply matrices; leading dims are broadcast."""
+
+    def linear(
+        self, inputs: Float[Tensor, "*B i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None = None
+    ) -> Float[Tensor, "*B o"]:
+        """Compute x Wᵀ + b."""
+        outputs = self.matmul(inputs.flatten(0, -2), weight.t()).unflatten(0, inputs.shape[:-1])
+        return outputs if bias is None else outputs + bias
+
+    def __repr__(self) -> str:
+        return f"<arithmetic {self.name}>"
+
+
+class NativeArithmetic(Arithmetic):
+    """Multiplies by torch's operations, in the dtype of the operands or of autocast."""
+
+    name = "native"
+    is_native = True
+
+    def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
+        """Multiply matrices; leading dims are broadcast."""
+        return torch.matmul(left, right)
+
+    def linear(
+        self, inputs: Float[Tensor, "*B i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None = None
+    ) -> Float[Tensor, "*B o"]:
+        """Compute x Wᵀ + b."""
+        return F.linear(inputs, weight, bias)
+
+
+NATIVE = NativeArithmetic()
+
+
+class RoundedArithmetic(Arithmetic):
+    """Rounds the operands of each product, forward and backward, and sums in the dtype of the operands."""
+
+    @abstractmethod
+    def rounded(self, operand: Tensor, *, dim: int) -> Tensor:
+        """Return an operand as the format holds it, in its own dtype.
+
+        Args:
+            operand: of a product.
+            dim: over which the product sums, -1 or -2.
+        """
+
+    def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
+        """Multiply rounded matrices; leading dims are broadcast."""
+        return _RoundedProduct.apply(left, right, self)  # type: ignore[return-value]
+
+
+class _RoundedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, arithmetic: RoundedArithmetic) -> Tensor:
+        ctx.save_for_backward(left, right)
+        ctx.arithmetic = arithmetic
+        return torch.matmul(arithmetic.rounded(left, dim=-1), arithmetic.rounded(right, dim=-2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        left, right = ctx.saved_tensors
+        arithmetic: RoundedArithmetic = ctx.arithmetic
+        of_left = of_right = None
+        if ctx.needs_input_grad[0]:
+            product = torch.matmul(arithmetic.rounded(gradient, dim=-1), arithmetic.rounded(right, dim=-1).mT)
+            of_left = product.sum_to_size(left.shape)  # a matrix that was broadcast has the sum of all its gradients
+        if ctx.needs_input_grad[1]:
+            product = torch.matmul(arithmetic.rounded(left, dim=-2).mT, arithmetic.rounded(gradient, dim=-2))
+            of_right = product.sum_to_size(right.shape)
+        return of_left, of_right, None

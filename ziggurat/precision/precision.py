@@ -1,0 +1,96 @@
+"""Precision: what the dense network of a run computes in. Weights and optimizer state stay FP32 (master weights).
+
+    activations    autocast to `dtype`, or FP32
+    products       torch's own in that dtype, or an `arithmetic` of the precision's own
+    backends       what FP32 products may read on a GPU (TF32)
+
+The rest of the package asks a precision, and never which one it is: whether a device has it, what a step runs under,
+what the planner counts a product as. A precision of your own derives from `Precision` and is listed by `Precision.add`
+(docs/guides/extending.md); `--training.precision NAME` then takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import ClassVar
+
+import torch
+
+from ziggurat.precision.arithmetic import Arithmetic
+from ziggurat.specification import Specification
+
+
+class Precision(Specification, kind="precision"):
+    """What the dense network computes in. See the module's docstring.
+
+    Attributes:
+        dtype: of activations and of native products.
+        arithmetic: of dense products; None: torch's own.
+        is_measured: stands for another precision, the faster one of those that a measurement compares.
+        reads_tf32: FP32 products on a GPU read 10 bits of the mantissa.
+        counts_as: the format of products whose rate of a device the planner takes, "fp32" or "bf16".
+    """
+
+    AUTO: ClassVar[Precision]
+    FP32: ClassVar[Precision]
+    TF32: ClassVar[Precision]
+    BF16: ClassVar[Precision]
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+    arithmetic: ClassVar[Arithmetic | None] = None
+    is_measured: ClassVar[bool] = False
+    reads_tf32: ClassVar[bool] = False
+    counts_as: ClassVar[str] = "fp32"
+
+    def lacks(self, device: torch.device) -> str:
+        """Return what a device lacks to compute in it; "" if it can."""
+        return ""
+
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Return what the forward pass runs under."""
+        if self.dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self.dtype)
+
+    def use(self, device: torch.device) -> None:
+        """Let products of FP32 matrices on a GPU read what a run asks for; other processes and the CPU stay."""
+        if device.type == "cuda":
+            torch.backends.cuda.matmul.fp32_precision = "tf32" if self.reads_tf32 else "ieee"
+
+
+class _Auto(Precision):
+    """BF16 where this machine multiplies at least 1.3 times faster in it, decided once a machine; else FP32."""
+
+    name = "auto"
+    is_measured = True
+
+
+class _FP32(Precision):
+    """FP32 throughout."""
+
+    name = "fp32"
+
+
+class _TF32(Precision):
+    """FP32 whose products read 10 bits of the mantissa, on the tensor cores of a GPU; never chosen by itself."""
+
+    name = "tf32"
+    reads_tf32 = True
+
+    def lacks(self, device: torch.device) -> str:
+        """Return what a device lacks to compute in it; "" if it can."""
+        return "" if device.type == "cuda" else "a GPU, whose tensor cores read FP32 numbers so"
+
+
+class _BF16(Precision):
+    """BF16 activations and products, summed in FP32, by autocast."""
+
+    name = "bf16"
+    dtype = torch.bfloat16
+    counts_as = "bf16"
+
+
+AUTO = Precision.add(_Auto())
+FP32 = Precision.add(_FP32())
+TF32 = Precision.add(_TF32())
+BF16 = Precision.add(_BF16())

@@ -1,0 +1,61 @@
+"""Modules whose dense products go through an arithmetic, which can be exchanged before training.
+
+    class Scores(DenseProducts):                          derive from it instead of nn.Module
+        def forward(self, left, right):
+            return self.arithmetic.matmul(left, right)    instead of torch.bmm(left, right)
+
+`Linear` is `nn.Linear` with this property: built, initialised, saved and counted like one. A module that reads the
+weight of a `Linear` past its forward pass asks `its_arithmetic` first, and takes a fused kernel for native products
+alone.
+
+Which arithmetic a module has is not part of a checkpoint: it is a setting of the run, as autocast is.
+`ziggurat.models.converted.convert` exchanges it in a whole model and proves that no product was missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.precision.arithmetic import NATIVE, Arithmetic
+
+
+class DenseProducts(nn.Module):
+    """A module that computes its dense products through `self.arithmetic`.
+
+    Attributes:
+        arithmetic: native unless the model was converted.
+        native_products: why products that the module itself computes stay native whatever the arithmetic of the
+            model; "" where none do. Those of its submodules do not count.
+    """
+
+    arithmetic: Arithmetic = NATIVE
+    native_products: ClassVar[str] = ""
+
+
+class Linear(DenseProducts, nn.Linear):
+    """A linear map x Wᵀ + b. See `nn.Linear` for arguments and initialisation."""
+
+    def forward(self, input: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
+        """Compute x Wᵀ + b."""
+        return self.arithmetic.linear(input, self.weight, self.bias)
+
+    def padded(self, inputs: Float[Tensor, "*B i+p"]) -> Float[Tensor, "*B o"]:
+        """Compute x Wᵀ + b of inputs that end in p columns of zeros, which make a product faster."""
+        padding = inputs.shape[-1] - self.in_features
+        weight = F.pad(self.weight, (0, padding)) if padding else self.weight
+        return self.arithmetic.linear(inputs, weight, self.bias)
+
+
+def its_arithmetic(layers: Iterable[nn.Module]) -> Arithmetic:
+    """Return the arithmetic that layers share, of those that have one; native where there is none.
+
+    A fused operation over several layers asks this. Layers that differ give the first that is not native, so that
+    no fused kernel is taken; each layer then computes with its own.
+    """
+    found = [layer.arithmetic for layer in layers if isinstance(layer, DenseProducts)]
+    return next((each for each in found if not each.is_native), NATIVE)
