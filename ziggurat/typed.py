@@ -281,6 +281,11 @@ class Reader:
                 choices,
                 instead=f"use one of these words (in a file in quotes): {', '.join(choices)}",
             )
+            if issubclass(hint, Specification):
+                near = (
+                    *near,
+                    f"ziggurat --extension MODULE …, or import MODULE, if that adds a {hint.kind} of this name",
+                )
             raise self.error(
                 expected="one of " + ", ".join(choices), found=quoted(data), where=self.place(path), ways_out=near
             ) from None

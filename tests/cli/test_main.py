@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.cli.main import _split_settings, build_parser, main
+from ziggurat.cli.main import OWN_VERBS, _split_settings, build_parser, main
 from ziggurat.cli.settings import SHORT, arguments_of, described, settings_given
-from ziggurat.cli.verbs import any_schema
+from ziggurat.cli.verbs import RECIPES, any_schema
 from ziggurat.config import override, to_json
 from ziggurat.recipes.catalogue import recipe_named
 
@@ -352,7 +352,9 @@ def test_what_the_system_refuses_and_nobody_explains_is_an_error_in_four_parts(
     def refuses(options: object, rest: object) -> int:
         raise OSError(24, "Too many open files", "some/file")
 
-    monkeypatch.setattr("ziggurat.cli.main._handler", lambda verb: refuses)
+    others = (verb for verb in OWN_VERBS if verb.name != "recipes")
+    refusing = dataclasses.replace(RECIPES, run=refuses)
+    monkeypatch.setattr("ziggurat.cli.main.OWN_VERBS", (*others, refusing))
     assert main(["recipes"]) == 2
     said = capsys.readouterr().err
     assert "found:    Too many open files" in said

@@ -13,6 +13,7 @@ from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, settings_from, settings_given
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Takes, Verb
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -273,3 +274,22 @@ def _no_such_data(name: str, known: Sequence[str]) -> ConfigError:
             "compare on data of yours: ziggurat compare table --data.train FILE --schema my.toml",
         ],
     )
+
+
+COMPARE = Verb(
+    name="compare",
+    summary=COMPARE_SUMMARY,
+    epilog=COMPARE_EPILOG,
+    add_arguments=add_compare_arguments,
+    run=compare,
+    takes=Takes.WORDS,
+)
+
+SCALE = Verb(
+    name="scale",
+    summary=SCALE_SUMMARY,
+    epilog=SCALE_EPILOG,
+    add_arguments=add_scale_arguments,
+    run=scale,
+    takes=Takes.WORDS,
+)

@@ -1,4 +1,7 @@
-"""What each verb does. Heavy imports stand inside the functions, so that `ziggurat --help` stays fast."""
+"""Verbs of a run and of the machine: demo, train, recipes, report, verify, doctor, bench.
+
+Heavy imports stand inside the functions, so that `ziggurat --help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.cli.own_models import own_models
-from ziggurat.cli.settings import apply_settings, print_settings, settings_from
+from ziggurat.cli.outputs import add_output
+from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Takes, Verb, no_arguments
 from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
@@ -507,3 +513,170 @@ def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
     given["exchange"] = options.exchange
     given["context"] = options.context
     return {f"parallel.{name}": text for name, text in given.items() if text is not None}
+
+
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `demo`."""
+    parser.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
+    parser.add_argument("--no-ranks", action="store_true", help="leave out the towers on two emulated hosts")
+    parser.add_argument(
+        "--sequences", action="store_true", help="instead: SASRec and HSTU on histories, the next film of each user"
+    )
+    parser.add_argument(
+        "--serve", action="store_true", help="instead: train encoders and a ranker, export them, serve them, ask them"
+    )
+    add_verbose(parser)
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `train`."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        help="name of a recipe (see `ziggurat recipes`), or with --resume a run folder; none, or auto, with a schema: "
+        "a few models are tried, and the best goes on",
+    )
+    parser.add_argument("--config", metavar="FILE", help="config.json of a run: repeats it exactly")
+    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
+    parser.add_argument("--towers", metavar="FILE", help="towers.json: groups of features, each behind a tower module")
+    parser.add_argument(
+        "--compression", metavar="X", help="N / D of the tower modules; short for --model.tower-module.compression"
+    )
+    add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE, or runs/RECIPE_TABLE)"
+    )
+    _rank_arguments(parser)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
+    parser.add_argument(
+        "--baseline", action="store_true", help="afterwards also logistic regression on the same rows, for the report"
+    )
+    parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
+    add_verbose(parser)
+    add_short_forms(parser)
+
+
+def _rank_arguments(parser: argparse.ArgumentParser) -> None:
+    ranks = parser.add_argument_group("on many ranks (torchrun --nproc-per-node N -m ziggurat train ...)")
+    ranks.add_argument(
+        "--plan", metavar="FILE", help="plan.json: where each table goes (default: balanced, table-wise)"
+    )
+    ranks.add_argument(
+        "--tower-size", metavar="S", help="short for --parallel.tower-size: ranks that share their towers"
+    )
+    ranks.add_argument(
+        "--context", metavar="N", help="short for --parallel.context: ranks that divide long histories between them"
+    )
+    ranks.add_argument(
+        "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"
+    )
+    ranks.add_argument(
+        "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
+    )
+    ranks.add_argument(
+        "--exchange", metavar="WHEN", help="short for --parallel.exchange: plain, prioritised or prioritised_always"
+    )
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `report`."""
+    parser.add_argument("run", help="folder of a run")
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="first train logistic regression on the run's rows, unless it was",
+    )
+    add_model_argument(parser)
+    add_verbose(parser)
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `verify`."""
+    parser.add_argument("run", help="folder of a run")
+    add_model_argument(parser)
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `bench`."""
+    parser.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
+    add_output(parser, "--json", metavar="FILE", help="write machine, versions, commit and cases there")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works, not to be quoted")
+
+
+DEMO = Verb(
+    name="demo",
+    summary="fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots",
+    epilog=(
+        "Needs no data of yours; the ranks run on this machine.\n"
+        "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo\n  ziggurat demo --serve\n"
+        "  ziggurat demo --sequences"
+    ),
+    add_arguments=add_demo_arguments,
+    run=demo,
+)
+
+TRAIN = Verb(
+    name="train",
+    summary="train a recipe, repeat a config, or resume a run",
+    epilog=(
+        "Every setting of a run can be given as --group.name VALUE; `ziggurat train RECIPE --settings` lists them\n"
+        "with their defaults.\nexamples:\n"
+        "  ziggurat train movielens_dlrm --epochs 2 --dim 32\n"
+        "  ziggurat train auto --data.train ratings.parquet --schema my.toml\n"
+        "  ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml\n"
+        "  ziggurat train runs/movielens_dlrm --resume\n"
+        "  ziggurat train movielens_dcn_v2 --training.seed 1 --out runs/dcn_v2_seed1\n"
+        "  ziggurat train --config runs/demo/dlrm/config.json --out runs/again"
+    ),
+    add_arguments=add_train_arguments,
+    run=train,
+    takes=Takes.WORDS,
+)
+
+RECIPES = Verb(
+    name="recipes",
+    summary="list the recipes with one line each",
+    epilog=(
+        "A recipe is a complete run: data, model, training. table_* are for data of yours.\n"
+        "examples:\n  ziggurat recipes\n  ziggurat train movielens_dcn_v2"
+    ),
+    add_arguments=no_arguments,
+    run=recipes,
+)
+
+REPORT = Verb(
+    name="report",
+    summary="write report.html of a run again",
+    epilog="It reads what the run has logged.\nexample:\n  ziggurat report runs/first",
+    add_arguments=add_report_arguments,
+    run=report,
+)
+
+VERIFY = Verb(
+    name="verify",
+    summary="check every checkpoint of a run, and that each row was trained exactly once per epoch",
+    epilog="Ends with status 1 where something is damaged or missing, and says what.\n"
+    "example:\n  ziggurat verify runs/first",
+    add_arguments=add_verify_arguments,
+    run=verify,
+)
+
+DOCTOR = Verb(
+    name="doctor",
+    summary="what this machine and installation can do, and what is missing and why",
+    epilog="Says which kernels look up embeddings and why not a faster one.\nexample:\n  ziggurat doctor",
+    add_arguments=no_arguments,
+    run=doctor,
+)
+
+BENCH = Verb(
+    name="bench",
+    summary="speed and quality against the peers; needs a checkout of the repository",
+    epilog=(
+        "examples:\n  ziggurat bench list\n  ziggurat bench towers --quick --json towers.json\n"
+        "Options of a benchmark's own: benchmarks/README.md."
+    ),
+    add_arguments=add_bench_arguments,
+    run=bench,
+    takes=Takes.WORDS,
+)

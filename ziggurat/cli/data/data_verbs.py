@@ -8,6 +8,7 @@ import shlex
 from ziggurat.cli.data.session_verbs import cluster_by_session, import_query, print_repeats
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Verb
 
 DATA_SUMMARY = "look at files, write schemas, fetch public data sets"
 DATA_EPILOG = """examples:
@@ -133,3 +134,12 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     elif inspection.settings():
         print_line(f"to read the file: {shlex.join(inspection.settings())}")
     return 0
+
+
+DATA = Verb(
+    name="data",
+    summary=DATA_SUMMARY,
+    epilog=DATA_EPILOG,
+    add_arguments=add_data_arguments,
+    run=data,
+)

@@ -8,6 +8,7 @@ import os
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import apply_settings, settings_from
 from ziggurat.cli.tables import print_line
+from ziggurat.cli.verb import Takes, Verb
 
 PREPARE_SUMMARY = "prepare the data of a recipe or config, alone or by many ranks, so that training starts at once"
 PREPARE_EPILOG = """Reads, checks, splits, fits and encodes; the result lies in the cache (ZIGGURAT_CACHE), where
@@ -51,3 +52,13 @@ def prepare(options: argparse.Namespace, rest: list[str]) -> int:
             print_line(line)
         print_line("already prepared: nothing was done" if prepared.reused else "prepared")
     return 0
+
+
+PREPARE = Verb(
+    name="prepare",
+    summary=PREPARE_SUMMARY,
+    epilog=PREPARE_EPILOG,
+    add_arguments=add_prepare_arguments,
+    run=prepare,
+    takes=Takes.WORDS,
+)

@@ -6,6 +6,7 @@ import argparse
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.planning.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
+from ziggurat.cli.verb import Verb
 from ziggurat.commands import pasted
 
 CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where each comes from"
@@ -54,3 +55,12 @@ def _show(options: argparse.Namespace) -> int:
         [(each.name, each.shown, each.origin.value, each.source) for each in found.constants()],
     )
     return 0
+
+
+CLUSTER = Verb(
+    name="cluster",
+    summary=CLUSTER_SUMMARY,
+    epilog=CLUSTER_EPILOG,
+    add_arguments=add_cluster_arguments,
+    run=cluster,
+)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, model_words, own_models
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Takes, Verb
 
 if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
@@ -287,3 +288,22 @@ def _flat_lines(found: PlannedRun) -> list[str]:
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
     """A table whose first row is its heading."""
     print_table(rows[0], rows[1:])
+
+
+PLAN = Verb(
+    name="plan",
+    summary=PLAN_SUMMARY,
+    epilog=PLAN_EPILOG,
+    add_arguments=add_plan_arguments,
+    run=plan,
+    takes=Takes.WORDS,
+)
+
+SIMULATE = Verb(
+    name="simulate",
+    summary=SIMULATE_SUMMARY,
+    epilog=SIMULATE_EPILOG,
+    add_arguments=add_simulate_arguments,
+    run=simulate,
+    takes=Takes.WORDS,
+)

@@ -13,6 +13,7 @@ from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, refuse_unknown, settings_from
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Takes, Verb
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 
@@ -201,3 +202,13 @@ def _train(options: argparse.Namespace, config: Any, others: Mapping[str, str]) 
     resume = (folder / "config.json").is_file()
     progress = show_progress(verbose=options.verbose)
     return train_run(apply_settings(config, others), folder=folder, resume=resume, progress=progress).folder
+
+
+TOWERS = Verb(
+    name="towers",
+    summary="group the features of a trained model into towers",
+    epilog="example:\n  ziggurat towers partition runs/first --towers 4\n",
+    add_arguments=add_towers_arguments,
+    run=towers,
+    takes=Takes.WORDS,
+)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Verb
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 
@@ -188,3 +189,12 @@ def _write(found: Importance, options: argparse.Namespace) -> None:
     for path in (options.json, options.csv, options.plot):
         if path:
             print_line(path)
+
+
+IMPORTANCE = Verb(
+    name="importance",
+    summary=IMPORTANCE_SUMMARY,
+    epilog=IMPORTANCE_EPILOG,
+    add_arguments=add_importance_arguments,
+    run=importance,
+)

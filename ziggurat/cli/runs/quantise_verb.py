@@ -10,6 +10,7 @@ from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.runs.importance_verb import check_data_and_plot
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Verb
 from ziggurat.commands import pasted
 
 QUANTISE_SUMMARY = "what a trained run costs with its tables in bf16, int8 or int4: AUC, log loss, scores and bytes"
@@ -79,3 +80,12 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
         write_figure(quantisation_figure(found, title=f"tables in few bits, {Path(options.run).name}"), options.plot)
         print_line(options.plot)
     return 0
+
+
+QUANTISE = Verb(
+    name="quantise",
+    summary=QUANTISE_SUMMARY,
+    epilog=QUANTISE_EPILOG,
+    add_arguments=add_quantise_arguments,
+    run=quantise,
+)

@@ -14,6 +14,7 @@ from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import settings_given
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Takes, Verb
 from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
@@ -275,3 +276,30 @@ def _print_unknown(run: Run) -> None:
     print_line(f"unknown ids: {', '.join(map(str, unknown_ids(run.preprocessing))) or 'none'}")
     if outside := ids_out_of_range(run.preprocessing):
         print_line(f"ids out of range: {', '.join(map(str, outside))}")
+
+
+EVALUATE = Verb(
+    name="evaluate",
+    summary=EVALUATE_SUMMARY,
+    epilog=EVALUATE_EPILOG,
+    add_arguments=add_evaluate_arguments,
+    run=evaluate,
+    takes=Takes.SETTINGS,
+)
+
+PREDICT = Verb(
+    name="predict",
+    summary=PREDICT_SUMMARY,
+    epilog=PREDICT_EPILOG,
+    add_arguments=add_predict_arguments,
+    run=predict,
+    takes=Takes.SETTINGS,
+)
+
+EMBEDDINGS = Verb(
+    name="embeddings",
+    summary=EMBEDDINGS_SUMMARY,
+    epilog=EMBEDDINGS_EPILOG,
+    add_arguments=add_embeddings_arguments,
+    run=embeddings,
+)

@@ -10,6 +10,7 @@ from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.runs.importance_verb import check_picture
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Verb
 
 TABLES_SUMMARY = "per table of a run: rows, bytes, format, rows touched, and what a cache of its rows would hit"
 TABLES_EPILOG = """Reads a sample of the run's training data as training does, and needs no checkpoint. A few rows
@@ -79,3 +80,12 @@ def tables(options: argparse.Namespace, rest: list[str]) -> int:
         write_figure(curve_figure(found.curves, title=f"misses of caches, {Path(options.run).name}"), options.plot)
         print_line(options.plot)
     return 0
+
+
+TABLES = Verb(
+    name="tables",
+    summary=TABLES_SUMMARY,
+    epilog=TABLES_EPILOG,
+    add_arguments=add_tables_arguments,
+    run=tables,
+)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import refuse_unknown, settings_given
 from ziggurat.cli.tables import print_line
+from ziggurat.cli.verb import Takes, Verb
 from ziggurat.commands import pasted
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
@@ -148,3 +149,13 @@ def _reach(config: ServerConfig, has_key: bool) -> str:
     return "every machine that reaches this one may ask" + (
         ", with the API key" if has_key else ": there is no API key (--api-key-file)"
     )
+
+
+SERVE = Verb(
+    name="serve",
+    summary=SERVE_SUMMARY,
+    epilog=SERVE_EPILOG,
+    add_arguments=add_serve_arguments,
+    run=serve,
+    takes=Takes.WORDS,
+)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
-from ziggurat.cli.serving.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.cli.verb import Verb
 from ziggurat.errors import ConfigError
 
 EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
@@ -46,16 +45,12 @@ examples:
   ziggurat index recall exports/films --filter genres:Drama --filter 'year:>=1995' --plot recall.png"""
 
 
-def add_serving_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    """Declare the verbs of an export; `verb` makes one of its name, summary and epilog."""
-    add_export_arguments(verb("export", EXPORT_SUMMARY, EXPORT_EPILOG))
-    add_recommend_arguments(verb("recommend", RECOMMEND_SUMMARY, RECOMMEND_EPILOG))
-    index = verb("index", "look into the index of an export", RECALL_EPILOG)
-    actions = index.add_subparsers(dest="action", metavar="action", required=True)
+def add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `index recall`."""
+    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     add_recall_arguments(
         actions.add_parser("recall", help=RECALL_SUMMARY, description=RECALL_SUMMARY, epilog=RECALL_EPILOG)
     )
-    add_serve_arguments(verb("serve", SERVE_SUMMARY, SERVE_EPILOG))
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -279,3 +274,28 @@ def index(options: argparse.Namespace, rest: list[str]) -> int:
         plot_recall(points, Path(options.plot), k=k)
         print_line(f"plot {options.plot}")
     return 0
+
+
+EXPORT = Verb(
+    name="export",
+    summary=EXPORT_SUMMARY,
+    epilog=EXPORT_EPILOG,
+    add_arguments=add_export_arguments,
+    run=export,
+)
+
+RECOMMEND = Verb(
+    name="recommend",
+    summary=RECOMMEND_SUMMARY,
+    epilog=RECOMMEND_EPILOG,
+    add_arguments=add_recommend_arguments,
+    run=recommend,
+)
+
+INDEX = Verb(
+    name="index",
+    summary="look into the index of an export",
+    epilog=RECALL_EPILOG,
+    add_arguments=add_index_arguments,
+    run=index,
+)

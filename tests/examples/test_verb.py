@@ -1,0 +1,101 @@
+"""A verb and extensions from outside the package: listed, helped, run, and left out where they are broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.extensions.curve_verb import line_of
+from tests.training.test_late_steps import CPU, TABLES, trained
+from ziggurat.cli.main import main
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def installed(folder: Path, points: str) -> None:
+    """Write what pip leaves of a package: its name, and its entry points."""
+    info = folder / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
+
+
+def ziggurat(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), str(REPOSITORY), str(REPOSITORY / "examples" / "extensions")])
+    command = [sys.executable, "-m", "ziggurat", *arguments]
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_installed_verb_is_listed_teaches_and_runs(tmp_path: Path) -> None:
+    installed(tmp_path, "[ziggurat.verbs]\ncurve = curve_verb:CURVE\n")
+    trained(CPU, tmp_path / "run", tables=TABLES, nan_row=None, epochs=2)
+    listed = ziggurat(tmp_path, "--help")
+    assert "draw the loss and a metric of a run in the terminal" in listed.stdout
+    assert "ziggurat curve runs/first" in ziggurat(tmp_path, "curve", "--help").stdout
+    drawn = ziggurat(tmp_path, "curve", "run")
+    assert drawn.returncode == 0, drawn.stderr
+    loss, auc = drawn.stdout.splitlines()
+    assert loss.startswith("loss")
+    assert auc.startswith("auc")
+    assert "steps 1 to 8" in loss
+    refused = ziggurat(tmp_path, "curve", "run", "--training.epochs", "3")
+    assert refused.returncode == 2
+    assert "--training.epochs" in refused.stderr
+    missing = ziggurat(tmp_path, "curve", "nowhere")
+    assert missing.returncode == 2
+    assert "expected: the log of a run" in missing.stderr
+
+
+def test_a_broken_package_is_named_and_takes_nothing_with_it(tmp_path: Path) -> None:
+    installed(
+        tmp_path,
+        "[ziggurat.verbs]\nbroken = no_such_module:VERB\nnumber = math:pi\ntrain = taken:TRAIN\n"
+        "[ziggurat.extensions]\nraises = raising\n",
+    )
+    (tmp_path / "raising.py").write_text("raise RuntimeError('as on a bad day')\n")
+    (tmp_path / "taken.py").write_text(
+        "import dataclasses\nfrom curve_verb import CURVE\nTRAIN = dataclasses.replace(CURVE, name='train')\n"
+    )
+    done = ziggurat(tmp_path, "recipes")
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "no_such_module:VERB, of my_package, is left out: ModuleNotFoundError",
+        "math:pi, of my_package, is left out: it is float, not a ziggurat.cli.verb.Verb",
+        "taken:TRAIN, of my_package, is left out: there is a verb 'train' already",
+        "raising, of my_package, is left out: RuntimeError: as on a bad day",
+    ):
+        assert f"warning: {line}" in done.stderr
+
+
+def test_an_extension_is_known_to_settings_once_it_is_imported(tmp_path: Path) -> None:
+    wanted = ("train", "movielens_dlrm", "--training.precision", "tf32_anywhere", "--settings")
+    assert "tf32_anywhere" not in ziggurat(tmp_path, "train", "movielens_dlrm", "--settings").stdout
+    refused = ziggurat(tmp_path, *wanted)
+    assert refused.returncode == 2
+    assert "ziggurat --extension MODULE" in refused.stderr
+    named = ziggurat(tmp_path, "--extension", "tf32_anywhere", *wanted)
+    assert named.returncode == 0, named.stderr
+    assert "tf32_anywhere" in named.stdout
+    installed(tmp_path, "[ziggurat.extensions]\nprecision = tf32_anywhere\n")
+    by_package = ziggurat(tmp_path, *wanted)
+    assert by_package.returncode == 0, by_package.stderr
+
+
+def test_an_extension_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--extension", "no_such_module", "recipes"]) == 2
+    assert "where:    command line, --extension no_such_module" in capsys.readouterr().err
+
+
+def test_a_long_curve_is_drawn_by_means() -> None:
+    line = line_of([(step, float(step)) for step in range(1, 481)])
+    blocks = line.split()[1]
+    assert len(blocks) == 48
+    assert blocks[0] == "▁"
+    assert blocks[-1] == "█"
+    assert line.endswith("steps 1 to 480")
+    assert line_of([(1, 2.0)]) == "2.0000 ▁ 2.0000    steps 1 to 1"

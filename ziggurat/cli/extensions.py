@@ -1,0 +1,90 @@
+"""What packages of the user's own add to the command line: verbs, and members of the kinds that settings name.
+
+    [project.entry-points."ziggurat.verbs"]             a `Verb`, listed by `ziggurat --help` like ours
+    curve = "my_package.curve:CURVE"
+
+    [project.entry-points."ziggurat.extensions"]        a module that lists placements, row formats, precisions, …
+    formats = "my_package.formats"                      imported before a verb runs, so that settings know their names
+
+A module that is not installed is imported by `ziggurat --extension MODULE verb …`. A package that cannot be imported is
+named on stderr and left out: a broken one must not take every command with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Collection, Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ziggurat.cli.verb import Verb
+from ziggurat.errors import ConfigError
+from ziggurat.files.streams import say
+
+VERBS = "ziggurat.verbs"
+EXTENSIONS = "ziggurat.extensions"
+
+
+def installed_verbs(known: Collection[str]) -> list[Verb]:
+    """Return the verbs of installed packages, by name.
+
+    Args:
+        known: names that are taken; a verb of such a name is left out, and that is said.
+    """
+    found: dict[str, Verb] = {}
+    for point in _points(VERBS):
+        verb = _loaded(point)
+        if verb is None:
+            continue
+        if not isinstance(verb, Verb):
+            _leave_out(point, f"it is {type(verb).__name__}, not a ziggurat.cli.verb.Verb")
+        elif verb.name in known or verb.name in found:
+            _leave_out(point, f"there is a verb {verb.name!r} already")
+        else:
+            found[verb.name] = verb
+    return list(found.values())
+
+
+def load_extensions(modules: Iterable[str]) -> None:
+    """Import what adds members to kinds: modules of installed packages, then those that were named.
+
+    Args:
+        modules: names, looked for as `python -m` does: in the present folder, then among what is installed.
+
+    Raises:
+        ConfigError: one that was named cannot be imported.
+    """
+    for point in _points(EXTENSIONS):
+        _loaded(point)
+    for name in modules:
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                expected="a module that can be imported: my_module, or my_package.my_module",
+                found=f"{type(error).__name__}: {error}",
+                where=f"command line, --extension {name}",
+                ways_out=("correct the name: no path, and no .py", "start where the module is, or install its package"),
+            ) from error
+
+
+def _points(group: str) -> list[EntryPoint]:
+    return sorted(entry_points(group=group), key=lambda point: point.name)
+
+
+def _loaded(point: EntryPoint) -> Any:
+    """Return what an entry point names; None, and a line on stderr, where it cannot be imported."""
+    try:
+        return point.load()
+    except Exception as error:  # a module may fail in any way while it is imported
+        _leave_out(point, f"{type(error).__name__}: {error}")
+        return None
+
+
+def _leave_out(point: EntryPoint, why: str) -> None:
+    package = point.dist.name if point.dist is not None else "an installed package"
+    say(f"warning: {point.value}, of {package}, is left out: {why}\n")
