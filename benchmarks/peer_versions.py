@@ -18,7 +18,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.harness import NEWEST_PEERS, PEERS, QUICK, ROOT, Entry, Measured, RoundsConfig, measure, say
+from benchmarks.harness import NEWEST_PEERS, PEERS, QUICK, ROOT, Entry, Measured, RoundsConfig, chosen, measure, say
 from benchmarks.report import Case, Report, compare
 from benchmarks.train import OURS, TORCHREC
 from benchmarks.workload import ModelKind, Workload
@@ -32,26 +32,29 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the options of this benchmark."""
     parser = argparse.ArgumentParser(prog="ziggurat bench peer_versions", description=__doc__)
     parser.add_argument("--rounds", type=int, default=RoundsConfig.rounds)
+    parser.add_argument("--cases", default=",".join(workloads()), metavar="CASE,…", help="which workloads")
     return parser.parse_args(arguments)
 
 
 def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
-    """Measure DLRM and DCNv2 at D=16 and 64; `quick`: DLRM at D=16.
+    """Measure DLRM and DCNv2 at D=16 and 64; `quick`: the first that is asked for.
 
     Raises:
         MissingDependencyError: one of the two environments was not made.
+        ConfigError: `--cases` names an unknown one.
     """
     for name, venv in ENVIRONMENTS.items():
         _expect_environment(name, venv=venv)
     options = options or parse_options([])
+    names = chosen(options.cases, known=list(workloads()), option="ziggurat bench peer_versions --cases")
     config = replace(QUICK if quick else RoundsConfig(rounds=options.rounds), threads=1)
     report = Report(
         benchmark="peer_versions",
         claim="Training in FP32, eager, on one core: ours over TorchRec, as pinned and as new as it loads.",
-        command=f"ziggurat bench peer_versions --rounds {config.rounds}",
+        command=f"ziggurat bench peer_versions --rounds {config.rounds} --cases {','.join(names)}",
     )
-    workloads = [Workload(model=model, dim=dim) for model in (ModelKind.DLRM, ModelKind.DCN_V2) for dim in (16, 64)]
-    for workload in workloads[:1] if quick else workloads:
+    for name in names[:1] if quick else names:
+        workload = workloads()[name]
         say(workload.name)
         results = measure(entries(workload), config)
         report.contestants += results.values()
@@ -60,6 +63,12 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
         for case in found:
             say(f"  {case.name}: {case.ratio:.2f} ({case.ratio_p10:.2f} to {case.ratio_p90:.2f})")
     return report
+
+
+def workloads() -> dict[str, Workload]:
+    """Return the workloads by the names of their cases: "dlrm_d16", ..."""
+    found = [Workload(model=model, dim=dim) for model in (ModelKind.DLRM, ModelKind.DCN_V2) for dim in (16, 64)]
+    return {workload.case: workload for workload in found}
 
 
 def entries(workload: Workload) -> list[Entry]:

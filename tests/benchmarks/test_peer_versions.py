@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peer_versions
-from benchmarks.harness import NEWEST_PEERS, PEERS, Measured
+from benchmarks.harness import NEWEST_PEERS, PEERS, Entry, Measured, RoundsConfig
 from benchmarks.workload import Workload
-from ziggurat.errors import MissingDependencyError
+from ziggurat.errors import ConfigError, MissingDependencyError
 
 
 def test_ours_and_torchrec_run_in_both_environments_and_cases_name_the_version() -> None:
@@ -34,6 +34,23 @@ def test_ours_and_torchrec_run_in_both_environments_and_cases_name_the_version()
     assert cases["dlrm_d16_torchrec_newest_over_pinned_cpu_seconds"].ratio == 1.25
     assert cases["dlrm_d16_ours_newest_over_pinned_cpu_seconds"].ratio == 1.0
     assert "torchrec 1.9.2" in cases["dlrm_d16_torchrec_1.9.2_clock"].peer_name
+
+
+def test_cases_are_chosen_by_name_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_versions, "_expect_environment", lambda name, *, venv: None)
+    measured: list[str] = []
+
+    def note(entries: list[Entry], config: RoundsConfig) -> dict[str, Measured]:
+        measured.append(entries[0].workload.case)
+        return {}
+
+    monkeypatch.setattr(peer_versions, "measure", note)
+    monkeypatch.setattr(peer_versions, "cases", lambda workload, results: [])
+    report = peer_versions.run(options=peer_versions.parse_options(["--cases", "dcn_v2_d64,dlrm_d16", "--rounds", "3"]))
+    assert measured == ["dcn_v2_d64", "dlrm_d16"]
+    assert report.command == "ziggurat bench peer_versions --rounds 3 --cases dcn_v2_d64,dlrm_d16"
+    with pytest.raises(ConfigError, match="dcn_v2_d64"):
+        peer_versions.run(options=peer_versions.parse_options(["--cases", "dcn_d64"]))
 
 
 def test_a_missing_environment_is_named_with_the_command_that_makes_it(
