@@ -16,6 +16,7 @@ from ziggurat.errors import CheckpointError, ConfigError, FileError, NumericsErr
 from ziggurat.models import DCNv2Config, DLRMConfig, MLPConfig, RankingModel, build_model
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.training.config import (
+    Better,
     Decay,
     EarlyStopConfig,
     NonFinite,
@@ -23,6 +24,7 @@ from ziggurat.training.config import (
     ScheduleConfig,
     TrainingConfig,
 )
+from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.records.log import RunRecords
 from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.trainer import FitResult, Trainer
@@ -61,13 +63,18 @@ class KillAt(NoProgress):
 
 
 def make(
-    folder: Path, *, config: TrainingConfig = CONFIG, train: MemoryDataset | None = None, kill: int = 0
+    folder: Path,
+    *,
+    config: TrainingConfig = CONFIG,
+    train: MemoryDataset | None = None,
+    kill: int = 0,
+    metrics: dict[str, MetricFunction] | None = None,
 ) -> Trainer:
     train = train or tiny_dataset(1000)
     model = build_model(SMALL, train.inputs, seed=3)
     progress = KillAt(kill) if kill else None
     valid = tiny_dataset(300, seed=1)
-    return Trainer(model, config=config, train=train, valid=valid, folder=folder, progress=progress)
+    return Trainer(model, config=config, train=train, valid=valid, folder=folder, progress=progress, metrics=metrics)
 
 
 def log_of(folder: Path) -> list[dict]:
@@ -136,6 +143,22 @@ def test_more_epochs_go_on_where_the_run_ended(tmp_path: Path) -> None:
     whole.fit()
     assert log_of(tmp_path / "two") == log_of(tmp_path / "whole")
     assert_same_weights(longer.model, whole.model)
+
+
+def test_an_end_between_evaluations_takes_no_tie_from_the_run_that_goes_on(tmp_path: Path) -> None:
+    """All metrics are equal: the best evaluation is the first of a run that is never stopped, and of no other."""
+    metrics = {"same": lambda scores, labels, weights: 0.5}
+    stop = EarlyStopConfig(metric="same", better=Better.HIGHER, patience=0)
+    config = replace(CONFIG, epochs=1, evaluate_every=8, early_stop=stop, checkpoint=CheckpointConfig(keep=0))
+    whole = make(tmp_path / "whole", config=config, metrics=metrics)
+    assert whole.fit().best_step == 8
+    best = []
+    for end in (4, 11, 0):
+        stopped = make(tmp_path / "stopped", config=replace(config, max_steps=end), metrics=metrics)
+        best.append(stopped.fit(resume=bool(best)).best_step)
+    assert best == [4, 8, 8]
+    assert_same_weights(stopped.model, whole.model)
+    assert [each["step"] for each in stopped.position.evaluations] == [4, 8, 11, 16]
 
 
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_path: Path) -> None:

@@ -70,17 +70,35 @@ class Position:
         A checkpoint names the best step as of its own. If newer ones turn out damaged, an older one is what counts,
         and so is the best that it names.
         """
-        best: tuple[int, float] | None = None
+        best: dict[str, Any] | None = None
         found = {self.best_step} - {0}
         ends = [*(entry["step"] for entry in self.evaluations[1:]), self.step + 1]
         for entry, end in zip(self.evaluations, ends, strict=False):  # no evaluation, and one end too many
-            value = entry["metrics"].get(stop.metric, math.nan)
-            sign = 1.0 if improves_upwards(stop) else -1.0
-            if math.isfinite(value) and (best is None or sign * (value - best[1]) >= stop.min_delta):
-                best = entry["step"], value
+            if _improves(entry, best, stop=stop):
+                best = entry
             if best is not None and (steps is None or any(entry["step"] <= step < end for step in steps)):
-                found.add(best[0])
+                found.add(best["step"])
         return found
+
+    def add_evaluation(self, metrics: dict[str, float], *, is_extra: bool, stop: EarlyStopConfig) -> bool:
+        """Add an evaluation of the weights of this step; return whether it is the best so far.
+
+        Args:
+            metrics: by name.
+            is_extra: nothing but the end of the run asked for it, so a run that ends later has none at this step.
+            stop: what decides.
+        """
+        best = next((entry for entry in self.evaluations if entry["step"] == self.best_step), None)
+        entry: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "metrics": metrics}
+        entry |= {"extra": True} if is_extra else {}
+        improved, value = _improves(entry, best, stop=stop), metrics[stop.metric]
+        if improved:
+            self.best_step, self.best_value, self.not_improved = self.step, value, 0
+        elif math.isfinite(value):
+            self.not_improved += 1
+            self.reductions += 1
+        self.evaluations.append(entry)
+        return improved
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; floats survive exactly."""
@@ -91,3 +109,16 @@ class Position:
         """The inverse of `to_json`."""
         reader = Reader(where="the checkpoint's state", noun="key", error=CheckpointError, ways_out=_OLDER)
         return reader.build(cls, data, "position")
+
+
+def _improves(entry: dict[str, Any], best: dict[str, Any] | None, *, stop: EarlyStopConfig) -> bool:
+    """Return whether an evaluation is better than the best one before it.
+
+    An equal one is not, but for this: what a run evaluated only because it ended there gives way to an equal evaluation
+    of the run that goes on, which then ends with the weights of one that was never stopped.
+    """
+    value = entry["metrics"].get(stop.metric, math.nan)
+    if not math.isfinite(value) or best is None:
+        return math.isfinite(value)
+    gain = (value - best["metrics"][stop.metric]) * (1.0 if improves_upwards(stop) else -1.0)
+    return gain > -stop.min_delta if best.get("extra", False) else gain >= stop.min_delta

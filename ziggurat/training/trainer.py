@@ -33,7 +33,7 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback, TellingRecords
 from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError, Match
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.early_stop import improves_upwards, with_stop_metric
+from ziggurat.training.early_stop import with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.evaluation.first_look import drawn_negatives, first_look
@@ -329,14 +329,16 @@ class Trainer:
             position.epoch, position.step_in_epoch = position.epoch + 1, 0
         at_end = position.epoch >= config.epochs or bool(config.max_steps and position.step >= config.max_steps)
         due = bool(config.evaluate_every) and position.step % config.evaluate_every == 0
-        due = due or (not config.evaluate_every and last) or at_end
-        improved = self._evaluate_and_judge() if due and self.valid is not None else False
+        due = due or (not config.evaluate_every and last)
+        improved = False
+        if self.valid is not None and (due or at_end):
+            improved = self._evaluate_and_judge(is_extra=not due)
         position.finished = at_end or self.ending.patience_is_out
         save = bool(config.checkpoint_every) and position.step % config.checkpoint_every == 0
         if save or last or improved or position.finished:
             self._save(pinned=improved)
 
-    def _evaluate_and_judge(self) -> bool:
+    def _evaluate_and_judge(self, *, is_extra: bool) -> bool:
         position, stop = self.position, self.config.early_stop
         self._judge_all()
         self.progress.end()
@@ -345,17 +347,9 @@ class Trainer:
             evaluation = self.evaluate(self.valid)
         metrics = evaluation.metrics
         value = metrics[stop.metric]
-        sign = 1.0 if improves_upwards(stop) else -1.0
-        best = position.best_value
-        improved = math.isfinite(value) and (best is None or sign * (value - best) >= stop.min_delta)
-        if improved:
-            position.best_step, position.best_value, position.not_improved = position.step, value, 0
-        elif not math.isfinite(value):
+        improved = position.add_evaluation(metrics, is_extra=is_extra, stop=stop)
+        if not math.isfinite(value):
             self._say_undefined(stop.metric, metrics)
-        else:
-            position.not_improved += 1
-            position.reductions += 1
-        position.evaluations.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         shown = "  ".join(f"{name} {value:.5f}" for name, value in metrics.items() if math.isfinite(value))
         self.progress.detail(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
         self._latest = f" · valid {stop.metric} {value:.5f}{' (best)' if improved else ''}"
