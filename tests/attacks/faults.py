@@ -328,7 +328,7 @@ def _cases(bench: Bench, options: argparse.Namespace) -> Iterator[Case]:
         what = f"{fault.name}, call {first} of {calls}{', over an older file' if old else ''}"
         bench.copy(old=old)
         ended = bench.run(name, fault, first=first)
-        outcome = outcome_of(ended, same=ended.result == expected)
+        outcome = outcome_of(ended, same=verb.is_same(ended.result, expected))
         said = ended.said
         if changed := bench.changed(verb):
             outcome = "silent"
@@ -338,8 +338,8 @@ def _cases(bench: Bench, options: argparse.Namespace) -> Iterator[Case]:
             said = f"what was there is gone, and the new is not whole: {lost}\n{said}"
         if outcome == "found":
             again = bench.run(name, again=True)
-            if again.status != 0 or again.result != expected:
-                outcome = outcome_of(again, same=again.result == expected)
+            if again.status != 0 or not verb.is_same(again.result, expected):
+                outcome = outcome_of(again, same=verb.is_same(again.result, expected))
                 outcome = "crashed" if outcome == "found" else outcome
                 said = f"{said}\n--- given again: {again.said}"
         yield Case(number, f"faults, {name}", what, outcome, said[-3000:])

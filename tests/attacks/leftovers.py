@@ -42,7 +42,7 @@ from tests.attacks.faults import (
     outcome_of,
 )
 from tests.attacks.files import Case, run_attack
-from tests.attacks.verbs import verbs_in_turn
+from tests.attacks.verbs import VERBS, verbs_in_turn
 
 _KILLED = Fault(name="killed", kinds=ALL_WRITES, how=KILL)
 # Patterns of finished files, and the verbs that read them.
@@ -130,7 +130,7 @@ def _killed(bench: Bench, sound: dict[str, Ended], number: int, draw: random.Ran
     if left and draw.random() < 0.6:
         damaged = damage(bench.place, left, draw, older=bench.victim)
     again = bench.run(name, again=True)
-    outcome = outcome_of(again, same=again.result == expected.result)
+    outcome = outcome_of(again, same=VERBS[name].is_same(again.result, expected.result))
     if outcome == "found" and not damaged:
         outcome = "crashed"
     what = f"killed at call {first} of {calls}, {damaged or 'not damaged'}"
@@ -148,7 +148,7 @@ def _read_damaged(
     names = [each for each in files_of(bench.place) if fnmatch.fnmatch(each, pattern) and each != "run/report.html"]
     damaged = damage(bench.place, names, draw, older=bench.victim)
     ended = bench.run(name)
-    outcome = outcome_of(ended, same=ended.result == expected.result)
+    outcome = outcome_of(ended, same=VERBS[name].is_same(ended.result, expected.result))
     what = f"{damaged or 'not damaged'}, read by {name}"
     return Case(number, f"damaged {pattern}", what, outcome, ended.said[-3000:])
 

@@ -45,6 +45,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.session_columns import source_with_sessions
 from ziggurat.errors import DataError
 from ziggurat.files import digest_of, make_room, replacing, writing_to
+from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of
 
 BUCKET_BYTES = 128 << 20
@@ -292,7 +293,7 @@ class _Clustering:
 
     def write(self, buckets: list[Path], path: Path, fingerprint: str) -> None:
         """Sort each bucket and write it."""
-        writer: pq.ParquetWriter | None = None
+        writer: ParquetFile | None = None
         done = 0
         try:
             for bucket in buckets:
@@ -302,7 +303,7 @@ class _Clustering:
                     seen.append(sessions)
                     if writer is None:
                         encodings = smallest_encodings(table.slice(0, _ROWS_PER_GROUP), codec=CODEC)
-                        writer = pq.ParquetWriter(path, table.schema, use_dictionary=encodings, **CODEC)  # pyright: ignore[reportArgumentType]
+                        writer = ParquetFile(path, table.schema, use_dictionary=encodings, **CODEC)  # pyright: ignore[reportArgumentType]
                     writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
                     done += table.num_rows
                     self._progress("writing", done, self.num_rows)

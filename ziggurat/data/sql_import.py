@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.commands import pasted
 from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, MissingFileError, ZigguratError
 from ziggurat.files import replacing, temporary_beside
+from ziggurat.files.parquet import ParquetFile
 
 ROWS_PER_GROUP = 131_072
 _GROUP_BYTES = 256 << 20
@@ -82,7 +82,7 @@ def import_query(
         schema = _plain_schema(reader.schema, where=where)
         num_rows = 0
         with replacing(target, error=DataError) as path:
-            with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+            with ParquetFile(path, schema, compression="zstd", write_page_checksum=True) as writer:
                 for table in _groups(reader, where=where):
                     writer.write_table(_plain(table, schema, where=where), row_group_size=ROWS_PER_GROUP)
                     num_rows += table.num_rows

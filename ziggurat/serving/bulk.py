@@ -28,7 +28,6 @@ from typing import Annotated, Any
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.commands import pasted
 from ziggurat.config import to_json
@@ -37,6 +36,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
 from ziggurat.files import FileLock, Format, read_bytes, replacing, sha256_of, write_bytes, writing_to
+from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import facts_of
 from ziggurat.ops.written_decimals import frame_with_decimals, with_decimals
 from ziggurat.serving.answers import MAX_K, Recommendations, RecommendRequest
@@ -302,7 +302,7 @@ class _Parts:
         """Write all parts into one file, each compared with its note as it is read."""
         with (
             replacing(target) as temporary,
-            pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
+            ParquetFile(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
         ):
             for number in range(self._num_parts):
                 table = self._checked(number).to_arrow(compat_level=pl.CompatLevel.oldest())

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN
 from ziggurat.data.encoded.stored_once import store_once
+from ziggurat.files.parquet import ParquetFile
 
 _NUM_THREADS = 2
 _POLL_S = 0.1
@@ -64,7 +64,7 @@ def write_part(path: Path, groups: Iterable[pa.Table]) -> Part:
         path: the file.
         groups: encoded tables of one schema; each becomes a row group.
     """
-    writer: pq.ParquetWriter | None = None
+    writer: ParquetFile | None = None
     group_rows: list[int] = []
     digests: list[str] = []
     row_sum = 0
@@ -192,12 +192,12 @@ class PartFiles:
             self._room.release()
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def _writer(path: Path, schema: pa.Schema) -> ParquetFile:
     # One row group is one unit of reading, so statistics would only cost. Dictionaries decode fastest; compressing what
     # they make of single values costs more time than it saves bytes, while repeated lists shrink. Numbers of rows never
     # repeat, but their differences do.
     lists = {f"{field.name}.list.element": "lz4" for field in schema if pa.types.is_nested(field.type)}
-    return pq.ParquetWriter(
+    return ParquetFile(
         path,
         schema,
         compression=dict.fromkeys(schema.names, "none") | lists,  # pyright: ignore[reportArgumentType]

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.data.events.candidates import (
     candidate_arrow_schema,
@@ -59,6 +58,7 @@ from ziggurat.features.schema import (
     table_of,
 )
 from ziggurat.files import Format, replacing_folder
+from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import facts_of
 
 _FACTS = Format(name="ziggurat.events", what="what was made of events")
@@ -212,7 +212,7 @@ def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
 def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, bad_rows: BadRows) -> None:
     made = _candidates(log, config, schema) if schema.labels else _next_items(log, config, schema)
     for name, (arrow, tables) in zip(SPLITS, made.files, strict=True):
-        with pq.ParquetWriter(folder / f"{name.value}.parquet", arrow, compression="zstd") as writer:
+        with ParquetFile(folder / f"{name.value}.parquet", arrow, compression="zstd") as writer:
             for table in tables:
                 writer.write_table(table)
     facts = {

@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ziggurat.data.raw.parquet_seal import seal_parquet
@@ -46,6 +45,7 @@ from ziggurat.data.synthetic.rows import BLOCK_ROWS, BlockMaker, RowBlock, Synth
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Categorical, Dense, Encoding, Feature, Label, MultiHot, Schema, Table
 from ziggurat.files import replacing
+from ziggurat.files.parquet import ParquetFile
 
 __all__ = ["SyntheticConfig", "SyntheticTeacher", "criteo_shaped", "learnable"]
 
@@ -172,7 +172,7 @@ class SyntheticTeacher:
             "use_dictionary": [field.name for field in empty.schema if not pa.types.is_floating(field.type)],
         }
         with replacing(path, error=DataError) as temporary:
-            with pq.ParquetWriter(temporary, empty.schema, **options) as writer:
+            with ParquetFile(temporary, empty.schema, **options) as writer:
                 for frame in self.frames(rows):
                     writer.write_table(frame.to_arrow())
             seal_parquet(temporary)

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.data.events.candidates import asked_together, candidate_tables, label_columns
 from ziggurat.data.events.event_columns import EventColumn
@@ -33,6 +32,7 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.errors import DataError
 from ziggurat.features.events import ASKED_AT, TrainingWindows
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Schema, table_of
+from ziggurat.files.parquet import ParquetFile
 from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.histories_of_ranker import context_columns, schema_for_both, with_context
@@ -153,7 +153,7 @@ def _write(tables: Iterator[pa.Table], path: Path, *, log: EventLog) -> None:
             where="the event log of the run",
             ways_out="check whether the files are still those of the training",
         )
-    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+    with ParquetFile(path, first.schema, compression="zstd") as writer:
         writer.write_table(first)
         for table in tables:
             writer.write_table(table)

@@ -12,13 +12,13 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.commands import pasted
 from ziggurat.data.raw.frames import is_frame
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.files import refuse_url, replacing
+from ziggurat.files.parquet import ParquetFile
 
 _TEXT = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq", "")
@@ -81,7 +81,7 @@ def write_frames(frames: Iterator[pl.DataFrame], out: str | Path, *, schema: pl.
     columns = _to_arrow(pl.DataFrame(schema=schema)).schema
     with (
         replacing(out) as temporary,
-        pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
+        ParquetFile(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
     ):
         for frame in frames:
             writer.write_table(_to_arrow(frame))
