@@ -9,7 +9,7 @@ import pytest
 
 from ziggurat.cli.verbs import _print_ranks
 from ziggurat.runs.demo import links
-from ziggurat.runs.demo.towers import RanksRow
+from ziggurat.runs.demo.towers import RanksRow, _fast
 
 FLAT, TOWERS = (44.4, 787_000.0), (51.3, 329_000.0)
 
@@ -80,3 +80,8 @@ def test_the_demo_names_what_is_measured_emulated_and_simulated(capsys: pytest.C
     for kind, number in (("measured", 1), ("emulated", 3), ("simulated", 2)):
         assert len(re.findall(rf"^{kind}: .* times as fast$", said, re.MULTILINE)) == number
         assert re.search(rf"^{kind}: .*[a-z)]$", said, re.MULTILINE)
+
+
+def test_other_work_on_the_machine_during_a_job_is_no_part_of_its_step() -> None:
+    quiet = [100.0 + number for number in range(10)]
+    assert _fast([*quiet, 3.0, 4.0]) == _fast(quiet) == 108.0
