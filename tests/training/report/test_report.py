@@ -58,9 +58,11 @@ def test_the_page(tmp_path: Path) -> None:
     CONFIG.write(run.config, config)
     STARTUP.write(run.startup, {"Data": {"split": "by time column 't': valid from 975768748, test from 978133414"}})
     metrics = {"auc": 0.71234, "log_loss": 0.55, "ne": 0.9}
-    EVALUATION.write(run.evaluation("test"), {"num_rows": 1234, "metrics": metrics, "curves": {}})
+    found = {"num_rows": 1234, "metrics": metrics, "curves": {}, "half_widths": {"auc": 0.0123}}
+    EVALUATION.write(run.evaluation("test"), found)
     run.metrics.write_text("".join(f"{line}\n" for line in map(json.dumps, RECORDS)))
     page = write_report(run.path).read_text()
+    assert "0.71234 ± 0.01230" in page
     for words in ("<h1>dlrm on movielens-1m</h1>", "best at step 120", "0.71234", "1,234", "2000-12-02", "UTC ·"):
         assert words in page, words
     assert "<td>--training.early-stop.patience<td>1<td>0" in page

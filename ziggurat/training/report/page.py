@@ -44,7 +44,7 @@ h2{font-size:1.15rem;margin:2rem 0 .5rem;border-bottom:1px solid #dde3ea}
 table{border-collapse:collapse;font-size:14px}
 td,th{padding:.25rem .8rem;border-bottom:1px solid #e8edf2;text-align:left}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(460px,1fr));gap:1rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr));gap:1rem}
 svg{width:100%;height:auto}
 pre{background:#f5f7fa;padding:1rem;overflow:auto;font-size:13px}
 .quiet{color:#67727f}
@@ -52,6 +52,7 @@ pre{background:#f5f7fa;padding:1rem;overflow:auto;font-size:13px}
 details{margin:.8rem 0}
 summary{cursor:pointer;color:#2563a8}
 td{overflow-wrap:anywhere}
+td.n{overflow-wrap:normal;white-space:nowrap}
 """
 
 
@@ -170,12 +171,16 @@ def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> 
     counts = "".join(f"<td class=n>{value['num_rows']:,}" for value in shown.values())
     rows = "".join(
         f"<tr><td>{html.escape(name)}"
-        + "".join(f"<td class=n>{_shown(value['metrics'].get(name))}" for value in shown.values())
+        + "".join(
+            f"<td class=n>{_shown(value['metrics'].get(name))}{_error_bar(value, name)}" for value in shown.values()
+        )
         for name in names
     )
     note = "<p class=quiet>ne: log loss over that of always predicting the mean label; 1 is no better than that.</p>"
     has_ne = any(name.split("/")[0] == "ne" for name in names)
-    table = f"<table><tr><th>metric{head}<tr><td>rows{counts}{rows}</table>"
+    table = f"<div class=wide><table><tr><th>metric{head}<tr><td>rows{counts}{rows}</table></div>"
+    if any(value.get("half_widths") for value in shown.values()):
+        table += "<p class=quiet>±: half of the 95 % interval, of the metric that chose the weights.</p>"
     unknown = "".join(
         f"<p>{html.escape(f'{split}: {text}')}</p>"
         for split, value in evaluations.items()
@@ -187,6 +192,12 @@ def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> 
         if (gain := value.get("pairs"))
     )
     return f"<h2>Final evaluation</h2>{table}{unknown}{pairs}{note if has_ne else ''}"
+
+
+def _error_bar(evaluation: dict[str, Any], name: str) -> str:
+    """Half of the 95 % interval of a metric; "" where none was computed."""
+    half_width = evaluation.get("half_widths", {}).get(name)
+    return "" if half_width is None else f" ± {_shown(half_width)}"
 
 
 def _pairs_text(gain: PairsGain) -> str:
