@@ -442,6 +442,8 @@ def test_a_run_reads_numbers_as_those_that_it_was_trained_on(trained: Path) -> N
     run = load_run("runs/german")
     assert run.predict(["german.csv"]).equals(run.predict(["plain.parquet"]))
     assert run.evaluate(["german.csv"]).metrics == run.evaluate(["plain.parquet"]).metrics
+    as_texts = pl.read_csv("german.csv", separator=";", infer_schema=False)
+    assert run.predict(as_texts).equals(run.predict(["plain.parquet"]))
 
 
 def test_without_a_label_inspect_asks_for_one(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

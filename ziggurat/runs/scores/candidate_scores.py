@@ -90,7 +90,7 @@ def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy)
         needed = (*(column_of(feature) for feature in schema.features), schema.group, schema.time)
         if is_frame(data):
             frame = as_polars(data)
-            known, chunks = list(frame.columns), chunks_of_frame(frame)
+            known, chunks = list(frame.columns), chunks_of_frame(frame, text=run.reading.text)
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             known = list(source.columns())

@@ -233,7 +233,7 @@ def encoded_chunks(
         elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
         collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
         if is_frame(data):
-            chunks = chunks_of_frame(as_polars(data))
+            chunks = chunks_of_frame(as_polars(data), text=run.reading.text)
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             if with_labels:
@@ -287,12 +287,22 @@ def _refuse_events(run: Run, data: Any) -> None:
         )
 
 
-def chunks_of_frame(frame: pl.DataFrame) -> Iterator[RawChunk]:
-    """A table in memory as raw chunks."""
+def chunks_of_frame(frame: pl.DataFrame, *, text: TextOptions) -> Iterator[RawChunk]:
+    """Cut a table in memory into raw chunks.
+
+    Args:
+        frame: the table.
+        text: how numbers and lists in its columns of text are written.
+    """
     for start in range(0, frame.height, CHUNK_ROWS):
         yield RawChunk(
-            frame=frame.slice(start, CHUNK_ROWS), path=Path("frame"), first_row=start, start=start
-        )  # rows are numbered through
+            frame=frame.slice(start, CHUNK_ROWS),
+            path=Path("frame"),
+            first_row=start,
+            start=start,  # rows are numbered through
+            numbers=text.numbers,
+            list_separator=text.list_separator,
+        )
 
 
 def own_rows(run: Run, table: pa.Table) -> Batch:
