@@ -39,7 +39,7 @@ from ziggurat.testing.ranks import run_ranks
 @pytest.fixture(scope="module")
 def log8() -> Iterator[RowFormat]:
     """The format, listed while these tests run: others of this process ask for all that are listed."""
-    yield importlib.import_module("examples.extensions.log8").LOG8
+    yield RowFormat.add(importlib.import_module("examples.extensions.log8").LOG8)
     del RowFormat._members["log8"]
 
 

@@ -35,7 +35,7 @@ from ziggurat.training.checkpoint import CheckpointStore
 @pytest.fixture(scope="module")
 def lion() -> Iterator[TableOptimizerKind]:
     """The optimizer, listed while these tests run: others of this process ask for all that are listed."""
-    yield importlib.import_module("examples.extensions.lion").LION
+    yield TableOptimizerKind.add(importlib.import_module("examples.extensions.lion").LION)
     del TableOptimizerKind._members["lion"]
 
 

@@ -51,7 +51,7 @@ from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS
 from ziggurat.ops.machine.launches import launch_line
 from ziggurat.ops.machine.measured_choice import machine_line, source_hash
-from ziggurat.ops.table_optimizers import PLAIN
+from ziggurat.ops.table_optimizers import PLAIN_RULE
 
 CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
 _SMALL = 2**15
@@ -274,7 +274,7 @@ class _Problem:
         )
         scratch = dataclasses.replace(layout, slots=slots)
         if rule.kind.is_dense:  # its tables are summed and copied; SGD costs about as much
-            rule = UpdateRule(kind=PLAIN)
+            rule = UpdateRule(kind=PLAIN_RULE)
         shapes = state_shapes(rule.kind, num_rows=total, dim=layout.dim)
         return _Problem(
             layout=scratch,

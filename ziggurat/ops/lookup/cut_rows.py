@@ -27,10 +27,10 @@ from ziggurat.ops.lookup.kernel import (
     SummedGradient,
     UpdateRule,
 )
-from ziggurat.ops.table_optimizers import PLAIN
+from ziggurat.ops.table_optimizers import PLAIN_RULE
 from ziggurat.ops.to_device import to_device
 
-PLAIN_STEP = Step(rule=UpdateRule(kind=PLAIN), learning_rate=1.0)
+PLAIN_STEP = Step(rule=UpdateRule(kind=PLAIN_RULE), learning_rate=1.0)
 
 
 @dataclass(frozen=True)

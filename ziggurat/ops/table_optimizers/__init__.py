@@ -13,8 +13,8 @@ from ziggurat.ops.table_optimizers.sparse_adam import SparseAdam
 from ziggurat.ops.table_optimizers.table_optimizer import RowChange, TableOptimizerKind, TouchedRows
 
 USUAL = TableOptimizerKind.add(RowwiseAdagrad())  # what tables learn by unless told otherwise
-PLAIN = TableOptimizerKind.add(Sgd())  # a plain gradient step, in which other rules can be written
+PLAIN_RULE = TableOptimizerKind.add(Sgd())  # a plain gradient step, in which other rules can be written
 TableOptimizerKind.add(SparseAdam())
 TableOptimizerKind.add(AdamDense())
 
-__all__ = ["PLAIN", "USUAL", "RowChange", "TableOptimizerKind", "TouchedRows"]
+__all__ = ["PLAIN_RULE", "USUAL", "RowChange", "TableOptimizerKind", "TouchedRows"]
