@@ -21,7 +21,7 @@ import torch
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizerKind
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
-from ziggurat.models import BuiltInConfig, DHENConfig, Model, WukongConfig, build_model
+from ziggurat.models import BuiltInConfig, DHENConfig, DLRMConfig, Model, WukongConfig, build_model
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
@@ -67,7 +67,7 @@ def losses(
     num_steps: int = NUM_STEPS,
 ) -> list[float]:
     """The losses of a few steps; the same samples on any number of ranks, with an `order` in another order."""
-    kind, row_format, _ = CASES[name]
+    kind, row_format, _ = (CASES | BF16)[name]
     model, parallel = model_of(kind, row_format), None
     if world_size > 1:
         tables = [
@@ -84,7 +84,7 @@ def losses(
         if weight.requires_grad:
             weight.register_hook(shaken)
     config = TrainingConfig(
-        precision=Precision.FP32,
+        precision=Precision.BF16 if name in BF16 else Precision.FP32,
         optimizer=optimizer,
         learning_rate=learning_rate,
         table_learning_rate=0.05,
@@ -107,13 +107,18 @@ def on_ranks(rank: int, world_size: int, cases: list[Any]) -> list[list[float]]:
     ]
 
 
-JUMPS = {"wukong, int4": (DenseOptimizer.ADAGRAD, 0.01), "dhen, fp32": (DenseOptimizer.SGD, 1.0)}
+BF16 = {"dlrm, bf16": (DLRMConfig, RowFormat.FP32, DenseOptimizer.ADAM)}
+JUMPS = {
+    "wukong, int4": (DenseOptimizer.ADAGRAD, 0.01, 20),
+    "dhen, fp32": (DenseOptimizer.SGD, 1.0, 20),
+    "dlrm, bf16": (DenseOptimizer.ADAM, 0.001, 152),
+}
 
 
 def long_on_ranks(rank: int, world_size: int, name: str) -> list[float]:
     """Runs on every rank."""
-    optimizer, rate = JUMPS[name]
-    return losses(name, optimizer=optimizer, world_size=world_size, rank=rank, learning_rate=rate, num_steps=20)
+    optimizer, rate, steps = JUMPS[name]
+    return losses(name, optimizer=optimizer, world_size=world_size, rank=rank, learning_rate=rate, num_steps=steps)
 
 
 def apart(left: list[float], right: list[float]) -> float:
@@ -136,9 +141,9 @@ def test_ranks_part_from_one_device_no_further_than_rounding_parts_it_from_itsel
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JUMPS)
 def test_ranks_jump_away_where_the_samples_of_one_device_in_another_order_do(name: str) -> None:
-    optimizer, rate = JUMPS[name]
-    alone = losses(name, optimizer=optimizer, learning_rate=rate, num_steps=20)
-    others = [losses(name, optimizer=optimizer, learning_rate=rate, num_steps=20, order=each) for each in (1, 2, 3)]
+    optimizer, rate, steps = JUMPS[name]
+    alone = losses(name, optimizer=optimizer, learning_rate=rate, num_steps=steps)
+    others = [losses(name, optimizer=optimizer, learning_rate=rate, num_steps=steps, order=each) for each in (1, 2, 3)]
     furthest = max(apart(alone, each) for each in others)
     assert furthest > 1e-3  # or nothing jumps any more: compare exactly
     for world_size in (2, 4):
