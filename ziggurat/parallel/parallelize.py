@@ -156,6 +156,8 @@ def parallelize(
     )
     if not is_open:
         tables.load_from(whole.tables)
+    if not tables.is_open:
+        tables.share_copies()
     field_dims = {spec.name: dim for spec, dim in zip(model.inputs.fields, whole.field_dims, strict=True)}
     embeddings = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
     if config.exchange is not Exchange.PLAIN and topology.world_size > 1:
