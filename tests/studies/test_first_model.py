@@ -29,6 +29,7 @@ from ziggurat.studies.first_model import (
 )
 from ziggurat.studies.trees import TreesResult, boosted_trees
 from ziggurat.training.records.run_folder import CONFIG
+from ziggurat.training.report.progress import NoProgress
 
 SCHEMA = zg.Schema(
     features=(zg.Categorical(name="user"), zg.Categorical(name="item")), labels=(zg.Label(name="click"),)
@@ -54,6 +55,16 @@ def quick(path: Path) -> list[Candidate]:
         return replace(config, data=replace(config.data, train=(str(path),)), training=training)
 
     return candidates_of(SCHEMA, change=change)
+
+
+class _Heard(NoProgress):
+    """Keeps what everybody is shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def test_every_candidate_is_tried_and_the_best_by_validation_goes_on(tmp_path: Path) -> None:
@@ -83,8 +94,12 @@ def test_a_budget_ends_a_candidate_and_not_the_training_that_follows() -> None:
 
 def test_the_best_one_is_not_trained_twice_where_its_budget_was_its_whole_training(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", pairs=0.0)
-    found = train_first_model(quick(tmp_path / "rows.parquet")[:2], folder=tmp_path / "run")
+    heard = _Heard()
+    found = train_first_model(quick(tmp_path / "rows.parquet")[:2], folder=tmp_path / "run", progress=heard)
     candidate = tmp_path / "run/candidates" / found.tried[0].name
+    starts = [line.split()[0] for line in heard.lines]
+    assert [starts.count(head) for head in ("data", "model", "machine", "kernel")] == [1, 1, 1, 1]
+    assert not any(line.startswith(("resum", "finished", "to go on")) for line in heard.lines)
     assert (tmp_path / "run/metrics.jsonl").read_text() == (candidate / "metrics.jsonl").read_text()
     assert found.result.evaluations["valid"].metrics["auc"] == found.tried[0].valid
     assert found.result.fit.steps == found.tried[0].steps

@@ -234,6 +234,8 @@ def train_first_model(
     candidates = without_unknown(candidates, prepared)
     shown.say(_plan(candidates, prepared, progress=shown))
     tried: list[Tried] = []
+    told = {f"warning: {warning}" for warning in prepared.summary.warnings}
+    said: dict[str, list[str]] = {}
     metric, is_upwards = candidates[0].config.stop_metric(), True
     for candidate in candidates:
         config = candidate.within_budget(prepared.train.num_rows)
@@ -241,7 +243,9 @@ def train_first_model(
         place = Path(folder) / "candidates" / candidate.name
         begin = time.perf_counter()
         started = (place / "config.json").exists()
-        result = train_run(config, folder=place, resume=started, progress=_Named(shown, candidate.name))
+        named = _Named(shown, candidate.name)
+        result = train_run(config, folder=place, resume=started, progress=named)
+        said[candidate.name] = named.said
         valid = result.evaluations["valid"].metrics[metric]
         found = Tried(
             name=candidate.name,
@@ -264,7 +268,11 @@ def train_first_model(
     is_whole = best.within_budget(prepared.train.num_rows) == best.config
     if is_whole:
         _take_over(Path(folder) / "candidates" / best.name, Path(folder))
-    result = train_run(best.config, folder=folder, resume=is_whole, progress=shown)
+        for line in said[best.name]:
+            if line not in told:
+                shown.say(line)
+    goes_on = _Named(shown, best.name) if is_whole else shown
+    result = train_run(best.config, folder=folder, resume=is_whole, progress=goes_on)
     return FirstModel(metric=metric, tried=tuple(tried), result=result, config=best.config, trees=grown)
 
 
@@ -375,10 +383,15 @@ def _refuse_other_tables(schema: Schema) -> None:
 
 
 class _Named:
-    """Shows phases of one candidate; what its trainer says is a detail."""
+    """Shows phases of one candidate; what its trainer says is a detail, until it is the best.
+
+    Attributes:
+        said: the lines that everybody must see of the candidate's training, its warnings among them.
+    """
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress, self._name = progress, name
+        self.said: list[str] = []
 
     def begin(self, what: str, *, total: int | None) -> None:
         self._progress.begin(f"{self._name}, {what}", total=total)
@@ -387,7 +400,8 @@ class _Named:
         self._progress.update(done, note=note, total=total)
 
     def say(self, text: str) -> None:
-        """Show it to whoever asked for all of it: the whole training of the best candidate says it again."""
+        """Keep it, and show it to whoever asked for all of it."""
+        self.said.append(text)
         self._progress.detail(f"{self._name}, {text}")
 
     def detail(self, text: str) -> None:
