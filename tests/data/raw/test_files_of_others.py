@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 
 from ziggurat.data.inspect.inspect_file import inspect_file
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ZigguratError
 from ziggurat.features.schema_io import read_schema
@@ -60,6 +62,43 @@ def test_a_text_file_of_another_form_is_converted_by_the_line_that_is_printed(ki
     assert pl.read_csv(tmp_path / "data.csv").equals(TABLE)
 
 
+def _partitions(folder: Path, suffix: str) -> None:
+    for number, day in enumerate(("2024-01-01", "2024-01-02", "2024-01-03")):
+        for country in ("FR", "D%20E", "__HIVE_DEFAULT_PARTITION__"):
+            inner = folder / f"day={day}" / f"country={country}"
+            inner.mkdir(parents=True)
+            (inner / "_SUCCESS").write_text("")
+            part = TABLE.slice(100 * number, 100)
+            file = inner / f"part-0{suffix}"
+            {".csv": part.write_csv, ".jsonl": part.write_ndjson, ".parquet": part.write_parquet}[suffix](file)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_partitions_are_read_with_their_keys_as_text(suffix: str, tmp_path: Path) -> None:
+    _partitions(tmp_path / "log", suffix)
+    source = RawSource(tmp_path / "log")
+    assert [*source.columns()] == [*TABLE.columns, "day", "country"]
+    frame = pl.concat([chunk.frame for chunk in source.frames()])
+    assert frame.height == 900
+    assert frame["day"].value_counts().sort("day").rows() == [(f"2024-01-0{day}", 300) for day in (1, 2, 3)]
+    assert sorted(frame["country"].drop_nulls().unique()) == ["D E", "FR"]
+    assert frame["country"].null_count() == 300
+    hints = {"ids": ["user_id", "item_id"], "numbers": ["click"]}
+    (first, *_) = source.frames(columns=["country", "item_id"], **hints)
+    assert (first.num_rows, first.column("country")[0], set(first.columns)) == (100, "D E", {"country", "item_id"})
+    (first, *_) = source.frames(columns=["day"])
+    assert first.frame.equals(pl.DataFrame({"day": ["2024-01-01"] * 100}))
+    by_glob = RawSource(f"{tmp_path}/log/**/*{suffix}")
+    assert pl.concat([chunk.frame for chunk in by_glob.frames()]).equals(frame)
+    found = inspect_file(tmp_path / "log")
+    assert not any("without a name" in warning for warning in found.warnings)
+    assert found.schema.time == "day"
+    assert found.schema.feature("country").kind == "categorical"
+    data = prepare(DataConfig(train=(str(tmp_path / "log"),)), schema=found.schema, folder=tmp_path / "prepared")
+    assert sum(split.rows for split in data.summary.splits.values()) == 900
+    assert set(data.preprocessing.vocabularies["country"].ids) == {"D E", "FR"}
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_partitions_become_one_file_with_their_keys_by_the_line_that_is_printed(suffix: str, tmp_path: Path) -> None:
     for day in ("1", "2"):
@@ -67,7 +106,7 @@ def test_partitions_become_one_file_with_their_keys_by_the_line_that_is_printed(
         file = tmp_path / "hive" / f"day={day}" / f"part{suffix}"
         {".csv": TABLE.write_csv, ".jsonl": TABLE.write_ndjson, ".parquet": TABLE.write_parquet}[suffix](file)
     with pytest.raises(ZigguratError) as raised:
-        RawSource(tmp_path / "hive").columns()
+        RawSource(tmp_path).columns()  # a tree that is not one of partitions alone
     run_way_out(raised.value, folder=tmp_path)
     made = pl.read_parquet(tmp_path / "data.parquet")
     assert made["day"].cast(pl.String).unique().sort().to_list() == ["1", "2"]

@@ -32,8 +32,8 @@ def cluster_by_session(options: argparse.Namespace) -> int:
         say("\n")
     before, after = done.bytes_before, done.bytes_after
     rows = [
-        [name, *([f"{before[name]:,}"] if before else []), f"{size:,}"]
-        + ([f"{before[name] / max(size, 1):.2f}"] if before else [])
+        [name, *([f"{before.get(name, 0):,}"] if before else []), f"{size:,}"]
+        + ([f"{before.get(name, 0) / max(size, 1):.2f}"] if before else [])
         for name, size in [*after.items()]
     ]
     if before:

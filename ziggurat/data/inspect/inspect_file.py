@@ -24,6 +24,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
@@ -50,7 +51,7 @@ from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.json_lines import JsonLinesFile
-from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names
+from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names, partition_keys
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
@@ -189,11 +190,18 @@ def inspect_file(
     refuse_too_many_columns(len(dtypes), what="columns to look at", where=str(file))
     from_text = source.is_text(file)
     _refuse_wrong_names(label, session, columns=tuple(dtypes), file=file)
-    num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
+    # The first file has one value of each key of partitions alone, so those of all files are looked at.
+    of_files = [partition_keys(path) for path in files]
+    keys = {
+        name: pl.Series(name, [each.get(name) for each in of_files], dtype=pl.String) for name in source.keys_of(file)
+    }
+    own = [name for name in dtypes if name not in keys]
+    num_rows, sample, exact = _read(source, own, sample_rows=sample_rows)
+    sample = sample.drop(list(keys), strict=False)
     if from_text:
         _require_header(file, sample, separator=source.separator_of(file), is_known=bool(label or session))
     found = _measured_and_guessed(
-        sample,
+        sample.with_columns(series.gather(np.arange(sample.height) % len(series)) for series in keys.values()),
         file=file,
         num_rows=num_rows,
         exact=exact,
@@ -203,7 +211,7 @@ def inspect_file(
         estimated=not source.knows_rows(file) and sample.height < num_rows,
     )
     notes = [*_of_other_files(files)]
-    if not all(name.strip() and name in sample.columns for name in dtypes):
+    if not all(name.strip() and name in sample.columns for name in own):
         notes.append(
             "a column without a name is left out; pandas writes an index so, and not with to_csv(FILE, index=False)"
         )
@@ -360,15 +368,17 @@ def _require_header(file: DataPath, sample: pl.DataFrame, *, separator: str, is_
         DataError: there is no header, or it stands between rows as well.
     """
     names = sample.columns
-    again = sample.with_row_index("").filter(pl.all_horizontal(pl.col(name) == name for name in names))
-    others = sample.filter(~pl.all_horizontal(pl.col(name) == name for name in names).fill_null(value=False))
+    is_header = pl.Series([True]).new_from_index(0, sample.height)
+    for name in names:
+        is_header &= (sample[name] == name).fill_null(value=False)
+    again = is_header.arg_true()
+    others = sample.filter(~is_header)
     named = [name for name in names if not _is_number(name) and _are_numbers(others[name])]
     if len(again) and (named or is_known):
         code = "NR == 1 {header = $0} NR == 1 || $0 != header"
         raise DataError(
             expected="a header in the first line alone",
-            found=f"the same line again as row {again[''][0]}"
-            + (f", and {len(again) - 1} more" if len(again) > 1 else ""),
+            found=f"the same line again as row {again[0]}" + (f", and {len(again) - 1} more" if len(again) > 1 else ""),
             where=str(file),
             ways_out=f"take such lines out: awk {pasted(code)} {pasted(file)} > data.csv",
         )

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from ziggurat.commands import pasted
 from ziggurat.data.raw.saved_datasets import saved_files
@@ -21,6 +22,7 @@ from ziggurat.errors import DataError, MissingFileError, SchemaError
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
 
 
@@ -124,12 +126,14 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
     Args:
         path: a file, a folder, or a glob; of this machine, or the URL of a store.
         suffixes: a folder stands for the files in it with one of these; hidden ones and documents are left out. A
-            folder that Hugging Face's `save_to_disk` wrote stands for the files that it names.
+            folder that Hugging Face's `save_to_disk` wrote stands for the files that it names, and one of partitions
+            (day=1/part.parquet) for all of theirs.
         copies: a folder for whole copies of files in stores; "" reads the stores.
 
     Raises:
         MissingFileError: nothing there.
-        DataError: a store that does not answer, or a saved data set of several splits.
+        DataError: a store that does not answer, a saved data set of several splits, or a folder of this machine with
+            data in folders below it that are no partitions.
     """
     known = set(suffixes)
     if isinstance(path, str):
@@ -141,8 +145,10 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
     elif (folder := Path(path)).is_dir():
         saved = saved_files(folder)
         found = [*(saved or (file for file in folder.iterdir() if _is_data_file(file, known)))]
-        if not saved:
-            _refuse_tree(folder, known, beside=bool(found))
+        if not saved and not found:
+            found = [*_partitioned_files(folder, known)]
+        elif not saved:
+            _refuse_tree(folder, known, beside=True)
     elif folder.exists():
         _refuse_other_than_files(folder)
         return [folder]
@@ -157,6 +163,41 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
             ways_out=(*hint, "correct the path", "look at it with ls"),
         )
     return sorted(found, key=_natural)
+
+
+def partition_keys(path: DataPath) -> dict[str, str | None]:
+    """Return the keys that the folders right above a file name, as Hive writes them: day=1/country=FR/part.parquet.
+
+    Args:
+        path: of the file.
+    """
+    keys: dict[str, str | None] = {}
+    for part in reversed(PurePosixPath(str(path)).parts[:-1]):
+        name, is_key, value = part.partition("=")
+        if not is_key or not name or "?" in part:
+            break
+        keys[unquote(name)] = None if value == _NO_VALUE else unquote(value)
+    return dict(reversed(keys.items()))
+
+
+def _partitioned_files(folder: Path, suffixes: set[str]) -> list[Path]:
+    """Return all files below a folder whose folders all name the same keys; refuse any other tree.
+
+    Raises:
+        DataError: data lies below the folder in another way, so that its own files would be a part of it.
+    """
+    deep = [file for file in sorted(folder.rglob("*")) if _is_data_file(file, suffixes) and _is_shown(file, folder)]
+    depths = {len(file.relative_to(folder).parts) - 1 for file in deep}
+    names = {tuple(partition_keys(file.relative_to(folder))) for file in deep}
+    if len(names) == 1 and {len(each) for each in names} == depths and depths != {0}:
+        return deep
+    _refuse_tree(folder, suffixes, beside=False)
+    return []
+
+
+def _is_shown(file: Path, folder: Path) -> bool:
+    """Return whether no folder between is hidden, as those of unfinished writers are."""
+    return not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts[:-1])
 
 
 def _refuse_tree(folder: Path, suffixes: set[str], *, beside: bool) -> None:

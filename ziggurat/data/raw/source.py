@@ -9,7 +9,8 @@ Formats: Parquet, Arrow (Feather, and what `datasets` saves), JSON Lines, CSV, T
 text files and JSON Lines may be gzip. Text files give *text* columns, whatever they look like: the schema says what
 they mean, so that "007" stays an id. Columns named in `numbers` come as Float64 where a whole block allows it. Files
 are taken in the order given; a glob or a folder is sorted with numbers inside names by value (day_2 before day_10).
-They may lie in stores (`s3://bucket/*.parquet`): see `files/stores.py`.
+They may lie in stores (`s3://bucket/*.parquet`): see `files/stores.py`. Partitions as Hive writes them
+(day=1/part.parquet) have their keys as further columns of text, unless the files have a column of that name.
 
 Rows: *file rows* are numbered from 0 behind the header, *global rows* from 0 over all files, *lines* of text files
 from 1 as an editor shows them.
@@ -18,7 +19,7 @@ from 1 as an editor shows them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,7 +33,7 @@ from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.json_lines import JsonLinesFile
-from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column
+from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column, partition_keys
 from ziggurat.data.raw.parquet_source import ParquetFile
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions
 from ziggurat.data.raw.text_parts import TextPart, cut_text
@@ -116,6 +117,16 @@ class RawSource:
 
     def columns_of(self, path: DataPath) -> dict[str, pl.DataType]:
         """The same of one of the files."""
+        types = self._own_columns(path)
+        return types | {name: pl.String() for name in partition_keys(path) if name not in types}
+
+    def keys_of(self, path: DataPath) -> tuple[str, ...]:
+        """Keys of the partition that a file lies in, which are columns that it has not itself."""
+        keys = partition_keys(path)
+        own = self._own_columns(path) if keys else {}
+        return tuple(name for name in keys if name not in own)
+
+    def _own_columns(self, path: DataPath) -> dict[str, pl.DataType]:
         if not self.is_text(path):
             with self.open_table(path) as file:
                 return file.dtypes()
@@ -229,8 +240,10 @@ class RawSource:
         self, path: DataPath, columns: Sequence[str] | None, chunk_rows: int, start: int
     ) -> Iterator[RawChunk]:
         with self.open_table(path) as file:
-            wanted = _check_columns(path, file.columns, columns)
-            gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text)
+            keys = _Keys.of(path, file.columns, columns)
+            wanted = _check_columns(path, keys.known, columns)
+            wanted = keys.without(wanted)
+            gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text, keys=keys)
             for frame, rows in file.frames(columns=wanted, chunk_rows=chunk_rows, bad_rows=self.bad_rows):
                 lines = rows + 1 if isinstance(file, JsonLinesFile) else None
                 yield from gather.add(frame, rows, lines)
@@ -246,9 +259,11 @@ class RawSource:
         start: int,
     ) -> Iterator[RawChunk]:
         file = self._open_text(path)
-        wanted = _check_columns(path, file.columns, columns, separator=file.layout.delimiter.decode())
+        keys = _Keys.of(path, file.columns, columns)
+        wanted = _check_columns(path, keys.known, columns, separator=file.layout.delimiter.decode())
+        wanted = keys.without(wanted)
         start -= 0 if self._part is None else self._part.first_row  # of the file
-        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text)
+        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text, keys=keys)
         num_rows = 0
         numbers, ids = hints
         if not self.text.numbers.is_plain:
@@ -328,6 +343,55 @@ def _conversion(suffix: str, path: DataPath) -> str:
     return f"python -c {pasted(code)}" + (f" (needs {needs})" if needs else "") if code else ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Keys:
+    """The keys of a partition that are read as columns of a file in it.
+
+    Args:
+        own: columns that the file itself has.
+        values: by the name of a key that is none of them.
+        wanted: columns asked for, in their order; None for all.
+    """
+
+    own: tuple[str, ...]
+    values: Mapping[str, str | None]
+    wanted: tuple[str, ...] | None
+
+    @staticmethod
+    def of(path: DataPath, own: tuple[str, ...], wanted: Sequence[str] | None) -> _Keys:
+        """Return the keys of a file's folders, by the columns that it has."""
+        values = {name: value for name, value in partition_keys(path).items() if name not in own}
+        return _Keys(own=own, values=values, wanted=None if wanted is None else tuple(dict.fromkeys(wanted)))
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All columns of the file and its keys."""
+        return (*self.own, *self.values)
+
+    def without(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those columns that are read from the file: at least one, which says how many rows there are."""
+        if not self.values:
+            return columns
+        return tuple(name for name in columns if name in self.own) or self.own[:1]
+
+    def added_to(self, frame: pl.DataFrame, *, num_rows: int) -> pl.DataFrame:
+        """Return a frame of the file with the keys that are wanted, in the order that is wanted.
+
+        Args:
+            frame: columns of the file; none where all are spans.
+            num_rows: of the frame and its spans.
+        """
+        names = self.known if self.wanted is None else self.wanted
+        keys = [name for name in names if name in self.values]
+        if not keys:
+            return frame
+        columns = {series.name: series for series in frame.get_columns()}
+        for name in keys:
+            value = pl.Series(name, [self.values[name]], dtype=pl.String)
+            columns[name] = value.new_from_index(0, num_rows)
+        return pl.DataFrame([columns[name] for name in names if name in columns])
+
+
 _WITH_TYPES = (FileFormat.PARQUET, FileFormat.ARROW, FileFormat.JSONL)
 
 
@@ -339,6 +403,7 @@ class _Gather:
     start: int
     chunk_rows: int
     text: TextOptions
+    keys: _Keys
     frames: list[pl.DataFrame] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
     lines: list[np.ndarray] = field(default_factory=list)
@@ -368,7 +433,7 @@ class _Gather:
             part = slice(position, position + self.chunk_rows)
             first_row = int(piece.rows[position])
             yield RawChunk(
-                frame=piece.frame[part],
+                frame=self.keys.added_to(piece.frame[part], num_rows=len(piece.rows[part])),
                 path=self.path,
                 first_row=first_row,
                 start=self.start + first_row,
@@ -385,8 +450,9 @@ class _Gather:
         rows = np.concatenate(self.rows)
         first_row = int(rows[0])
         consecutive = int(rows[-1]) - first_row + 1 == len(rows)
+        frame = pl.concat(self.frames) if len(self.frames) > 1 else self.frames[0]
         chunk = RawChunk(
-            frame=pl.concat(self.frames) if len(self.frames) > 1 else self.frames[0],
+            frame=self.keys.added_to(frame, num_rows=len(rows)),
             path=self.path,
             first_row=first_row,
             start=self.start + first_row,
