@@ -13,7 +13,7 @@ same ids and numbers. Which columns there are, and which of them are lists, the 
 Python writes NaN and Infinity, which JSON has not: NaN is nothing, as in other files, and infinities are bad rows where
 numbers are read. Blank lines at the end are ignored, others are bad rows, as in CSV.
 
-Cost: 1 s for 250 MB, 8 s for blocks that Python reads.
+Cost, CPU time of one core: 35 MB a second, 4 MB of the blocks that Python reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from ziggurat.errors import DataError
 from ziggurat.files.stores import DataPath
 
 _UTF8_MARK = b"\xef\xbb\xbf"
-_HALF_CHARACTER = re.compile(rb"\\u[dD][89abAB]", re.IGNORECASE)
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_WHOLE_CHARACTER = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _MAY_BE_NO_TEXT = r"^(-?[0-9.]+[eE].*|-0.*|[\[{].*|[0-9-][0-9]{15,}.*)$"
 _LARGEST_EXACT = 2**53
 _LARGEST_INT64 = 2**63 - 1
@@ -218,7 +219,9 @@ def _parsed_by_polars(
     data: bytes, *, columns: Sequence[str] | None, types: dict[str, pl.DataType]
 ) -> pl.DataFrame | None:
     """Read lines with polars; None where it refuses them, or may not say what they say."""
-    if _HALF_CHARACTER.search(data) or b"\0" in data or b"\\u0000" in data:
+    if b"\0" in data or b"\\u0000" in data:
+        return None
+    if _HALF_CHARACTER.search(data) and _HALF_CHARACTER.search(_WHOLE_CHARACTER.sub(b"", data)):
         return None
     try:
         if not data.isascii():
