@@ -22,7 +22,7 @@ if [[ ${1:-} == newest ]]; then
   [[ -e $stamp && $stamp -nt benchmarks/newest_torchrec.txt && $stamp -nt requirements/cpu.txt ]] && exit 0
   echo "setting up $venv: the newest TorchRec (about 3 minutes; a build of torch with CUDA takes 4 GB)"
   [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
-  # torch with what its build asks for, then exact versions; FBGEMM and TorchRec without what they ask for (requirements/bench.txt says why).
+  # torch with what its build asks for, then exact versions; FBGEMM and TorchRec alone: requirements/bench.txt says why.
   "$venv/bin/pip" install -qq --disable-pip-version-check "$(grep '^torch==' benchmarks/newest_torchrec.txt)"
   grep -hvE '^(torch|fbgemm-gpu-cpu)==' requirements/cpu.txt > "$venv/others.txt"
   "$venv/bin/pip" install -qq --disable-pip-version-check --no-deps -r "$venv/others.txt" -r benchmarks/newest_torchrec.txt

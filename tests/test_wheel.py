@@ -88,5 +88,18 @@ def test_versions_are_bounded_and_the_locked_ones_are_inside() -> None:
     for name, specifier in asked.items():
         assert any(each.operator == "<" for each in specifier), name
         assert specifier.contains(locked[name].partition("+")[0]), name
-    assert all(asked["torch"].contains(version) for version in ("2.11.0", "2.13.0"))
-    assert not asked["torch"].contains("2.15.0")
+    assert all(asked["torch"].contains(version) for version in ("2.11.0", "2.13.0", "2.14.1", "2.15.0"))
+    assert not asked["torch"].contains("2.16.0")
+
+
+def test_the_extras_with_fbgemm_ask_for_the_torch_that_it_loads_with() -> None:
+    """FBGEMM's metadata names no torch: without this, pip takes the newest of the bound, and FBGEMM does not load."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for file, name in (("cpu", "fbgemm-cpu"), ("cuda", "fbgemm-cuda")):
+        lines = (ROOT / f"requirements/{file}.txt").read_text().splitlines()
+        locked = dict(line.split("==") for line in lines if "==" in line)
+        asked = {each.name: each.specifier for each in map(Requirement, extras[name])}
+        fbgemm = next(each for each in asked if each.startswith("fbgemm"))
+        assert asked[fbgemm].contains(locked[fbgemm])
+        assert asked["torch"].contains(locked["torch"].partition("+")[0])
+        assert not any(asked["torch"].contains(version) for version in ("2.11.0", "2.12.1", "2.14.1", "2.15.0"))
