@@ -51,7 +51,7 @@ def command_lines(document: Path) -> Iterator[str]:
 def commands(document: Path, program: str) -> list[list[str]]:
     """Arguments of every command line of `program`; abstract ones (`ziggurat <verb>`) are left out."""
     lines = [line for line in command_lines(document) if line.startswith(f"{program} ") and "<" not in line]
-    lines = [re.split(r"&&|\||;", line)[0] for line in lines]
+    lines = [re.split(r"&&|\||;| &$", line)[0] for line in lines]
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
