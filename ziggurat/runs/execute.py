@@ -66,7 +66,7 @@ from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
 from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
-from ziggurat.training.metrics.full_ranking import repeats_lines
+from ziggurat.training.metrics.full_ranking import has_repeats, repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
@@ -317,7 +317,9 @@ def train_run(
         items = config.table_schema.items
         for split, evaluation in evaluations.items():
             for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
-                show = progress.say if line.startswith("warning") else progress.detail
+                # Where users take items again, the protocol decides what the metrics mean.
+                matters = line.startswith("warning") or has_repeats(evaluation.metrics)
+                show = progress.say if matters else progress.detail
                 show(f"{split}: {line}")
         for line in short_of_rows(run.metrics, prepared.inputs):
             progress.say(f"warning: {line}")

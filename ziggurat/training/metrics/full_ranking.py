@@ -266,6 +266,11 @@ class FullRankingSums:
         return found
 
 
+def has_repeats(metrics: Mapping[str, float]) -> bool:
+    """Return whether any target of an evaluation was had before by its user."""
+    return any(name.partition("/")[0] == REPEATED and value > 0 for name, value in metrics.items())
+
+
 def repeats_lines(metrics: Mapping[str, float], *, repeats: Repeats) -> list[str]:
     """Say by which protocol items were ranked, how many targets were had before, and whether answers differ.
 
