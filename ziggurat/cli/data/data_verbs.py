@@ -17,8 +17,8 @@ DATA_EPILOG = """examples:
   ziggurat data fetch movielens-1m
 """
 _INSPECT_EPILOG = """Guesses what each column becomes (label, time, group, feature), how text is written (separator,
-decimal comma, order of day and month, texts that mean no value), and what gives the label away. Read the schema and
-correct it: each guess stands there with its reason.
+decimal comma, marks between thousands, order of day and month, texts that mean no value), and what gives the label
+away. Read the schema and correct it: each guess stands there with its reason.
 examples:
   ziggurat data inspect ratings.parquet --write-schema my.toml
   ziggurat data inspect office.csv --label Bought --separator semicolon

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 EVALUATE_SUMMARY = "exact metrics of a trained run on raw files (same columns as its training data), or on its own rows"
 _READING = """Text files are read as those that the run was trained on; for files that are written in another way say
---data.separator semicolon, --data.decimal comma or --data.format csv; where lists came as lists in training and are
-text now (tag1|tag2), --data.list-separator pipe.
+--data.separator semicolon, --data.decimal comma, --data.thousands point (1.234,5), --data.signs strip ($12, 12%) or
+--data.format csv; where lists came as lists in training and are text now (tag1|tag2), --data.list-separator pipe.
 """
 EVALUATE_EPILOG = f"""{_READING}Says so where a file is one that the run was trained on: its own test rows are
 --split test.
