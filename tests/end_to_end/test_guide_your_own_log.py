@@ -1,4 +1,4 @@
-"""The guide "From a click log of your own to a server of your own": all its commands run, in their order, to an answer."""
+"""The guide "From a click log of your own to a server of your own": all its commands run in order, to an answer."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_an_auto_that_comes_to_what_is_stored_is_no_difference(tmp_path: Path) -
     chosen = {"training.precision": "bf16", "training.threads": "7", "training.early-stop.metric": "auc"}
     chosen |= {"model.embedding.kernel": "torch", "data.split.by": "time", "device": choose_device().device.type}
     CONFIG.write(run.config, to_json(override(given, chosen)))
-    assert given.training.early_stop.metric == given.training.precision == given.device == "auto"
+    assert given.training.early_stop.metric == str(given.training.precision) == given.device == "auto"
     config, changes = config_to_resume(run, given)
     assert not changes
     assert config.training.early_stop.metric == "auc"

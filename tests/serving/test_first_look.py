@@ -29,7 +29,7 @@ QUESTIONS = [
     ("recommend PLACE USERS --out l.parquet", "a file of an export"),
     ("recommend EXPORT none.csv --out l.parquet", "none.csv"),
     ("recommend EXPORT USERS --out l.csv", "--out l.parquet"),
-    ("recommend EXPORT USERS --out USERS", "--out users.parquet"),
+    ("recommend EXPORT USERS --out USERS", "--out users_new.parquet"),
     ("recommend EXPORT USERS --out USERS/l.parquet", "found:    a file"),
     ("recommend EXPORT USERS --out l.parquet --k 0", "from 1"),
     ("recommend EXPORT USERS --out l.parquet --k 1000000", "10,000"),

@@ -57,7 +57,7 @@ def replacing_is_said(options: argparse.Namespace, rest: Sequence[str]) -> Itera
     before = {}
     for dest, path in given.items():
         if os.path.isfile(path):
-            _refuse_what_is_read(f"--{dest.replace('_', '-')}", path, read)
+            _refuse_what_is_read(f"--{dest.replace('_', '-')}", _new_name(options, dest, path), path, read)
         before[path] = _identity(path)
     yield
     if os.environ.get("RANK", "0") != "0":
@@ -88,12 +88,20 @@ def _paths_read(options: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     return [path for part in parts if part for path in (glob.glob(part, recursive=True) or [part])]
 
 
-def _refuse_what_is_read(flag: str, path: str, read: Sequence[str]) -> None:
+def _new_name(options: argparse.Namespace, dest: str, path: str) -> str:
+    """Return a name that the verb takes in the place of one that it reads."""
+    place = Path(path)
+    about = next((str(action.help) for action in options.parser._actions if action.dest == dest), "")
+    suffix = ".parquet" if about.startswith("Parquet file") else place.suffix
+    return place.with_name(f"{place.stem}_new{suffix}").name
+
+
+def _refuse_what_is_read(flag: str, new: str, path: str, read: Sequence[str]) -> None:
     for each in read:
         if os.path.isfile(each) and os.path.samefile(each, path):
-            raise _refused(flag, path, "a file that this command reads")
+            raise _refused(flag, new, path, "a file that this command reads")
         if os.path.isdir(each) and _belongs_to(Path(each).resolve(), Path(path).resolve()):
-            raise _refused(flag, path, f"a file that {each} consists of")
+            raise _refused(flag, new, path, f"a file that {each} consists of")
 
 
 def _belongs_to(folder: Path, path: Path) -> bool:
@@ -106,11 +114,10 @@ def _belongs_to(folder: Path, path: Path) -> bool:
     return (folder / MANIFEST_NAME).is_file() or RunFolder(folder).consists_of(path)
 
 
-def _refused(flag: str, path: str, found: str) -> ConfigError:
-    place = Path(path)
+def _refused(flag: str, new: str, path: str, found: str) -> ConfigError:
     return ConfigError(
         expected=f"a file of its own after {flag}",
         found=found,
         where=f"command line, {flag} {path}",
-        ways_out=f"{flag} {pasted(place.with_name(f'{place.stem}_new{place.suffix}').name)}",
+        ways_out=f"{flag} {pasted(new)}",
     )

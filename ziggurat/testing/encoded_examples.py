@@ -70,7 +70,7 @@ def full_table(num_rows: int, *, start: int = 0, with_labels: bool = True) -> pa
     }
     if with_labels:
         columns["label:click"] = (rows % 2).astype(np.float32)
-        columns["label:buy"] = (rows % 5).astype(np.float32)
+        columns["label:buy"] = (rows % 5 / 4).astype(np.float32)
         columns["weight:"] = (rows * 0.125).astype(np.float32)
     return pa.table(columns)
 

@@ -118,7 +118,7 @@ class Team:
         if self._agreement is None or self.parallel is None:
             return TrainStep(model, config, parallel=self.parallel, loss=loss)
         device = next(model.parameters()).device if any(True for _ in model.parameters()) else "cpu"
-        chosen, reason = self.on_first(lambda: resolve_precision(config.precision, device=torch.device(device)))
+        chosen, reason = self.on_first(lambda: _named(resolve_precision(config.precision, device=torch.device(device))))
         config = dataclasses.replace(config, precision=Precision(chosen))
         self._agree_on_kernel(model, BatchShape(batch_size=config.loader.batch_size))
         step = TrainStep(model, config, parallel=self.parallel, loss=loss)
@@ -225,3 +225,8 @@ class Team:
         self._kernels = [KernelChoice(name) for names in found for name in names]
         if self._kernels:
             embeddings.use_kernel(self._kernels[0])
+
+
+def _named(resolved: tuple[Precision, str]) -> tuple[str, str]:
+    """Return a precision by its name, as it travels between ranks, and the reason for it."""
+    return resolved[0].name, resolved[1]

@@ -69,7 +69,7 @@ def test_batch_of_a_table_has_every_value_in_its_place():
     assert batch.dense.tolist() == [[row, -row] for row in range(9)]
     assert batch.single.tolist() == [list(range(9)), [row * 7 for row in range(9)]]
     assert batch.single.dtype == torch.int64
-    assert batch.labels.tolist() == [[row % 2, row % 5] for row in range(9)]
+    assert batch.labels.tolist() == [[row % 2, row % 5 / 4] for row in range(9)]
     assert batch.weights.tolist() == [row / 8 for row in range(9)]
     assert batch.groups.tolist() == [0] * 9
     assert batch.vectors["image"].tolist() == [[row + 0.25, row + 0.5, row + 0.75] for row in range(9)]
