@@ -20,6 +20,13 @@ class ZigguratError(Exception):
 
     Attributes:
         left_job: it ended this process's part in a job of many ranks; the process must end without waiting for them.
+
+    Example:
+        >>> try:
+        ...     zg.inspect_file("nowhere.csv")
+        ... except zg.ZigguratError as error:
+        ...     print(type(error).__name__, error.where)
+        MissingFileError nowhere.csv
     """
 
     left_job: bool = False

@@ -39,6 +39,10 @@ class Towers:
         towers: names of the features of each tower, in order; features are those with an embedding.
         strategy: where the grouping comes from, for people ("coherent", "by hand", …).
         seed: of the partitioner.
+
+    Example:
+        >>> zg.Towers(towers=(("user", "age"), ("item", "tags"))).towers[1]
+        ('item', 'tags')
     """
 
     towers: tuple[tuple[str, ...], ...]

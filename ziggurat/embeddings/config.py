@@ -55,6 +55,10 @@ class EmbeddingConfig:
         pooled: what pooled fields are written as. Sums are FP32 either way, and so are rows and their state; `computed`
             halves the bytes that a lookup writes and an update reads, and rounds both to BF16; `auto` does so on a GPU.
             On many ranks it is FP32: the formats of wires say what travels.
+
+    Example:
+        >>> zg.EmbeddingConfig(dim=16).dim
+        16
     """
 
     dim: int = 16

@@ -62,6 +62,13 @@ class EmbeddingTables(nn.Module):
             memory: for tables that are loaded, spread over ranks, or moved to a device first (`tables.draw`).
         make_storage: makes what holds the rows of one dim; the memory of the device by default. A `StorageByTable`
             keeps some tables as something else.
+
+    Example:
+        >>> from ziggurat.testing.batches import random_batch, small_inputs
+        >>> inputs = small_inputs(num_single=2, num_jagged=1)
+        >>> tables = zg.EmbeddingTables(inputs, zg.EmbeddingConfig(dim=4), seed=0)
+        >>> tables(random_batch(inputs, 5)).shape
+        torch.Size([5, 12])
     """
 
     @check_arguments

@@ -66,6 +66,12 @@ class Batch:
         row_ids: (B,) position of each sample over all raw files in order; the sample ledger hashes them.
         extras: whatever else a model or loss reads, by name; first axis B (scores of a teacher, for example).
         host: of a batch on a GPU, what it was copied from: asking there for sizes waits for nothing (`on_host`).
+
+    Example:
+        >>> from ziggurat.testing.batches import random_batch, small_inputs
+        >>> batch = random_batch(small_inputs(num_dense=3, num_single=2), 5)
+        >>> batch.dense.shape, batch.single.shape, batch.rows(0, 2).batch_size
+        (torch.Size([5, 3]), torch.Size([2, 5]), 2)
     """
 
     dense: Float32[Tensor, "B N"]

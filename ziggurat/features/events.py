@@ -102,6 +102,10 @@ class Events:
         window: length of a window of time, in the unit of the times, for --data.split.by windows; with labels.
         equal_times: whether events of one user may have one time.
         future_times: whether events may lie in the future.
+
+    Example:
+        >>> zg.Events(max_length=200).max_length
+        200
     """
 
     actions: tuple[str, ...] = ()

@@ -100,6 +100,12 @@ class InputSpec:
 
     `Batch.dense` has its columns in the order of `dense`, `Batch.single` its first axis in the order of `single`,
     `Batch.jagged` its features in the order of `jagged`, `Batch.labels` its columns in the order of `labels`.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> inputs = small_inputs(num_dense=2, num_single=1)
+        >>> inputs.dense, inputs.single[0].name, inputs.tables[0].num_rows
+        (('dense0', 'dense1'), 'single0', 12)
     """
 
     dense: tuple[str, ...] = ()

@@ -74,6 +74,10 @@ class Items:
         id: the categorical feature that names the item.
         features: all features that describe it; `id` belongs to them, and stands first where it is not among them.
         repeats: what becomes of the items that a user had, in evaluation and in answers.
+
+    Example:
+        >>> zg.Items(id="movie", features=("movie", "genres")).id
+        'movie'
     """
 
     id: str

@@ -56,6 +56,10 @@ class Label:
             is a bad row, and full ranking alone judges it.
         weight: what the label counts in the loss, beside the others of the schema.
         missing: left_out for a label that is known of some rows only (bought, where somebody clicked).
+
+    Example:
+        >>> zg.Label(name="like", column="stars", positive_from=4.0).task.value
+        'binary'
     """
 
     name: str

@@ -117,6 +117,10 @@ class Table:
         out_of_range: what an `identity` table does with ids outside its range.
         embedding_dim: columns of this table; 0 takes the model's.
         evict: which id of a full growing table makes room for another one.
+
+    Example:
+        >>> zg.Table(name="item", min_count=5).min_count
+        5
     """
 
     name: str
@@ -135,7 +139,12 @@ class Table:
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Dense:
-    """A feature that is a number. Null and NaN become `missing` before the transform; infinities are bad rows."""
+    """A feature that is a number. Null and NaN become `missing` before the transform; infinities are bad rows.
+
+    Example:
+        >>> zg.Dense(name="price", missing=1.0).kind
+        'dense'
+    """
 
     kind: Literal["dense"] = "dense"
     name: str
@@ -149,7 +158,12 @@ class Dense:
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Categorical:
-    """One id a row: string, integer, boolean or categorical column. `table` defaults to one of its own."""
+    """One id a row: string, integer, boolean or categorical column. `table` defaults to one of its own.
+
+    Example:
+        >>> zg.Categorical(name="item", table="items").kind
+        'categorical'
+    """
 
     kind: Literal["categorical"] = "categorical"
     name: str
@@ -164,6 +178,10 @@ class MultiHot:
 
     Lists longer than `max_length` keep their first ids. Pooled inside the lookup, unless `pooling` is none. An id
     `padding` at the ends of a list fills it up, and is none of its ids.
+
+    Example:
+        >>> zg.MultiHot(name="tags", separator="|").kind
+        'multi_hot'
     """
 
     kind: Literal["multi_hot"] = "multi_hot"
@@ -183,6 +201,10 @@ class Sequence:
     """A list of ids a row in order of time, latest last. Lists longer than `max_length` keep their last ids.
 
     An id `padding` at the ends of a list fills it up, and is none of its ids.
+
+    Example:
+        >>> zg.Sequence(name="history", table="item", max_length=50).kind
+        'sequence'
     """
 
     kind: Literal["sequence"] = "sequence"
@@ -199,7 +221,12 @@ class Sequence:
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Vector:
-    """A pretrained vector a row: a (fixed-size) list column of `dim` floats. Null becomes zeros."""
+    """A pretrained vector a row: a (fixed-size) list column of `dim` floats. Null becomes zeros.
+
+    Example:
+        >>> zg.Vector(name="title", dim=384).dim
+        384
+    """
 
     kind: Literal["vector"] = "vector"
     name: str
@@ -257,6 +284,15 @@ class Schema:
             `MISSING_TEXTS`.
         items: which features describe the item; None where nobody said so.
         events: the rows are events of users, of which sequences are made; None: they are samples.
+
+    Example:
+        >>> schema = zg.Schema(
+        ...     features=(zg.Categorical(name="user"), zg.Dense(name="price")),
+        ...     labels=(zg.Label(name="click"),),
+        ...     time="at",
+        ... )
+        >>> schema.columns
+        ('user', 'price', 'click', 'at')
     """
 
     features: tuple[Feature, ...]

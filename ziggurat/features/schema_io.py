@@ -92,6 +92,11 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     Raises:
         MissingFileError: there is no such file.
         SchemaError: it is not TOML, or not a schema; names file, block and key.
+
+    Example:
+        >>> schema = zg.Schema(features=(zg.Dense(name="price"),), labels=(zg.Label(name="click"),))
+        >>> zg.read_schema(zg.write_schema(schema, "shop.toml")) == schema
+        True
     """
     text = read_text(
         path,
@@ -116,6 +121,11 @@ def write_schema(schema: Schema, path: str | os.PathLike[str], *, comments: Mapp
 
     Raises:
         DataError: the file cannot be written.
+
+    Example:
+        >>> schema = zg.Schema(features=(zg.Dense(name="price"),), labels=(zg.Label(name="click"),))
+        >>> zg.write_schema(schema, "shop.toml").name
+        'shop.toml'
     """
     return write_text(path, schema_to_toml(schema, comments=comments), error=DataError)
 

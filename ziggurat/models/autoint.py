@@ -60,6 +60,11 @@ class AutoIntConfig:
         heads: one MLP for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.AutoIntConfig(), small_inputs(), seed=0)).__name__
+        'AutoInt'
     """
 
     kind: Literal["autoint"] = "autoint"

@@ -190,6 +190,13 @@ def build_model(
         ConfigError: settings that contradict each other or the inputs; towers below a model that has no place for them;
             tables or a dense network that the memory does not hold.
         PlanError: the towers do not fit the features.
+
+    Example:
+        >>> from ziggurat.testing.batches import random_batch, small_inputs
+        >>> inputs = small_inputs()
+        >>> model = zg.build_model(zg.DCNv2Config(embedding_dim=4), inputs, seed=0)
+        >>> model(random_batch(inputs, 5)).shape
+        torch.Size([5, 1])
     """
     _check_inputs(inputs)
     check_towers(config, towers)

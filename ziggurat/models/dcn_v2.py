@@ -97,6 +97,11 @@ class DCNv2Config:
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.DCNv2Config(), small_inputs(), seed=0)).__name__
+        'DCNv2'
     """
 
     kind: Literal["dcn_v2"] = "dcn_v2"

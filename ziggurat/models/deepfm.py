@@ -44,6 +44,11 @@ class DeepFMConfig:
         heads: one MLP for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.DeepFMConfig(), small_inputs(), seed=0)).__name__
+        'DeepFM'
     """
 
     kind: Literal["deepfm"] = "deepfm"

@@ -104,6 +104,11 @@ class DHENConfig:
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.DHENConfig(), small_inputs(), seed=0)).__name__
+        'DHEN'
     """
 
     kind: Literal["dhen"] = "dhen"

@@ -77,6 +77,11 @@ class DLRMConfig:
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.DLRMConfig(), small_inputs(), seed=0)).__name__
+        'DLRM'
     """
 
     kind: Literal["dlrm"] = "dlrm"

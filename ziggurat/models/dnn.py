@@ -41,6 +41,11 @@ class DNNConfig:
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.DNNConfig(), small_inputs(), seed=0)).__name__
+        'DNN'
     """
 
     kind: Literal["dnn"] = "dnn"

@@ -64,6 +64,11 @@ class FinalMLPConfig:
         bottom: hidden layers of the bottom MLP. Unused unless numeric is bottom_mlp.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.FinalMLPConfig(), small_inputs(), seed=0)).__name__
+        'FinalMLP'
     """
 
     kind: Literal["finalmlp"] = "finalmlp"

@@ -97,6 +97,11 @@ class FinalNetConfig:
         bottom: hidden layers of the bottom MLP.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.FinalNetConfig(), small_inputs(), seed=0)).__name__
+        'FinalNet'
     """
 
     kind: Literal["finalnet"] = "finalnet"

@@ -36,6 +36,11 @@ class LogisticRegressionConfig:
     Args:
         init: starting weights of the linear map on numbers and vectors.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.LogisticRegressionConfig(), small_inputs(), seed=0)).__name__
+        'LogisticRegression'
     """
 
     kind: Literal["logistic_regression"] = "logistic_regression"

@@ -67,6 +67,11 @@ class MaskNetConfig:
         heads: parallel: one MLP for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.MaskNetConfig(), small_inputs(), seed=0)).__name__
+        'MaskNet'
     """
 
     kind: Literal["masknet"] = "masknet"

@@ -88,6 +88,11 @@ class WukongConfig:
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers. Kind `fm` is made for Wukong.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.WukongConfig(), small_inputs(), seed=0)).__name__
+        'Wukong'
     """
 
     kind: Literal["wukong"] = "wukong"

@@ -46,6 +46,11 @@ class XDeepFMConfig:
         heads: one MLP for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> type(zg.build_model(zg.XDeepFMConfig(), small_inputs(), seed=0)).__name__
+        'XDeepFM'
     """
 
     kind: Literal["xdeepfm"] = "xdeepfm"

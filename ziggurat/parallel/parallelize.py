@@ -68,6 +68,10 @@ class ParallelConfig:
             (`pipeline.py`); 1 does not cut.
         exchange: when rows of the next batch travel; see `Exchange`.
         passing: what travels between ranks that divide histories between them: keys and values, or queries.
+
+    Example:
+        >>> zg.ParallelConfig(num_parts=2).num_parts
+        2
     """
 
     dense: DenseParallelism = DenseParallelism.DDP

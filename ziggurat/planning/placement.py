@@ -40,6 +40,11 @@ def place_tables(
 
     Raises:
         PlanError: the towers do not fit the features or the ranks.
+
+    Example:
+        >>> from ziggurat.testing.batches import small_inputs
+        >>> zg.place_tables(small_inputs(), dim=8, world_size=2).world_size
+        2
     """
     shell = Plan(world_size=world_size, tables=(), towers=towers, tower_size=tower_size)
     homes = {field.table: range(world_size) for field in inputs.lookups}

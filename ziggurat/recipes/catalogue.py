@@ -222,6 +222,11 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
         model: its settings.
         schema: of the table.
         recipe: its name in files; "": `table_` and the model's kind.
+
+    Example:
+        >>> schema = zg.Schema(features=(zg.Dense(name="price"),), labels=(zg.Label(name="click"),))
+        >>> zg.table_run(zg.DLRMConfig(embedding_dim=8), schema).recipe
+        'table_dlrm'
     """
     split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
     # Candidates of events are asked together: a batch has whole questions, so that a history is computed once.
@@ -428,6 +433,10 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
     Args:
         name: see `RECIPES`.
         schema: for `table_*` recipes, which need one; replaces the schema of the others.
+
+    Example:
+        >>> zg.recipe_named("movielens_dlrm").dataset.name
+        'movielens-1m'
     """
     by_name = {recipe.__name__: recipe for recipe in RECIPES}
     if name not in by_name:

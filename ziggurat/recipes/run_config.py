@@ -46,6 +46,10 @@ class DatasetConfig:
         name: a data set that `ziggurat data fetch` knows, "synthetic", or "" for the files in `data.train`.
         source: file or folder to take it from, for data sets that cannot be fetched; "" fetches it.
         rows: rows to generate, for "synthetic".
+
+    Example:
+        >>> zg.DatasetConfig(name="movielens-1m").name
+        'movielens-1m'
     """
 
     name: str = ""
@@ -127,6 +131,11 @@ class RunConfig:
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
         device: what it computes on; belongs to the machine, so that a run moves between GPUs and CPUs.
+
+    Example:
+        >>> schema = zg.Schema(features=(zg.Dense(name="price"),), labels=(zg.Label(name="click"),))
+        >>> zg.RunConfig(data=zg.DataConfig(train=("shop.csv",)), table_schema=schema, model=zg.DNNConfig()).summary()
+        'dnn on shop.csv'
     """
 
     recipe: str = ""

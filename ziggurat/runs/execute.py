@@ -235,6 +235,13 @@ def train_run(
     Raises:
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
         TopologyError: the ranks do not form what was asked for, or one of them is gone.
+
+    Example:
+        >>> frame = {"user": ["ann", "bob"] * 200, "bought": [1, 0, 0, 1] * 100}
+        >>> config = zg.table_run(zg.LogisticRegressionConfig(), zg.inspect_file(frame).schema)
+        >>> result = zg.train_run(config, folder="runs/shop", data=frame)
+        >>> sorted(result.evaluations)
+        ['test', 'valid']
     """
     if not isinstance(config, RunConfig):
         raise ConfigError(

@@ -387,6 +387,13 @@ def load_run(
         CheckpointError: the checkpoint of `step` is damaged, or none is intact; or the vocabularies are not those of
             the run's data. Where the best checkpoint is lost, the newest intact one is taken, with a warning.
         ConfigError: the model is neither built in nor in `models`.
+
+    Example:
+        >>> frame = {"user": ["ann", "bob"] * 200, "bought": [1, 0, 0, 1] * 100}
+        >>> config = zg.table_run(zg.LogisticRegressionConfig(), zg.inspect_file(frame).schema)
+        >>> result = zg.train_run(config, folder="runs/first", data=frame)
+        >>> zg.load_run("runs/first").predict({"user": ["ann", "eve"]}).keys()
+        dict_keys(['row', 'bought'])
     """
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)

@@ -68,7 +68,7 @@ def fit(
         DataError: the table cannot be read, or cannot be trained on.
 
     Example:
-        >>> frame = {"user": ["ann", "bob"] * 200, "price": range(400), "bought": [1, 0] * 200}
+        >>> frame = {"user": ["ann", "bob"] * 200, "price": range(400), "bought": [1, 0, 0, 1] * 100}
         >>> run = zg.fit(frame, label="bought", model=zg.LogisticRegressionConfig(), progress=silent)
         >>> run.scores({"user": ["ann", "bob"], "price": [3, 3]}).shape
         (2, 1)

@@ -154,6 +154,10 @@ class TrainingConfig:
             validation rows have unknown ids; none: never. See `unknown_ids.py`.
         start_at_base_rate: whether a new model starts at the share of positives among the training rows, by the bias of
             its output, and not at 50 %; published protocols start at 50 %.
+
+    Example:
+        >>> zg.TrainingConfig(epochs=2, learning_rate=1e-3).epochs
+        2
     """
 
     epochs: Count = 1

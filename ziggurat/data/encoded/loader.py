@@ -110,6 +110,10 @@ class LoaderConfig:
         deduplicate: whether training keeps equal lists of a batch once; see `Deduplicate`.
         prefetch: batches that are prepared ahead in the background; 0 does all work in the caller's thread.
         read_threads: threads that read and decode; 0: the rank's share of the cores, at most four.
+
+    Example:
+        >>> zg.LoaderConfig(batch_size=256, seed=1).batch_size
+        256
     """
 
     batch_size: Count = 2048

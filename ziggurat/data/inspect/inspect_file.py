@@ -170,6 +170,11 @@ def inspect_file(
         SchemaError: no such label or session, or more columns than a schema may have features.
         DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
             that cannot be a label.
+
+    Example:
+        >>> found = zg.inspect_file({"user": ["ann", "bob"] * 50, "price": [1.5, 2] * 50, "bought": [0, 1, 1, 0] * 25})
+        >>> [feature.name for feature in found.schema.features], found.schema.labels[0].name
+        (['user', 'price'], 'bought')
     """
     if is_frame(path):
         return _inspect_frame(

@@ -41,6 +41,10 @@ class DataConfig:
         negative_rate: share of the negatives that training keeps, by a hash of the row's number; validation and test
             keep all. Scores are corrected for it; see `models/contract/losses.py`. For one binary label.
         copies: folder of this machine where whole copies of files in stores are kept and read; "" reads the stores.
+
+    Example:
+        >>> zg.DataConfig(train=("day-*.parquet",), split=zg.SplitConfig(by=zg.SplitBy.TIME)).train
+        ('day-*.parquet',)
     """
 
     train: tuple[str, ...] = ()

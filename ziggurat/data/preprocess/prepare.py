@@ -77,6 +77,14 @@ def prepare(
         DataError, BoundsError: a bad row (policy ERROR), too many of them, a damaged file, or no training row.
         ConfigError: settings that contradict each other or the data.
         CheckpointError: the folder cannot be written.
+
+    Example:
+        >>> import polars
+        >>> polars.DataFrame({"user": ["ann", "bob"] * 200, "bought": [1, 0, 0, 1] * 100}).write_parquet("shop.parquet")
+        >>> schema = zg.inspect_file("shop.parquet").schema
+        >>> data = zg.prepare(zg.DataConfig(train=("shop.parquet",)), schema=schema, folder="prepared")
+        >>> data.inputs.single[0].name, data.train.num_rows > 300
+        ('user', True)
     """
     told: ProgressCallback = progress or (lambda phase, done, total: None)
     if schema.events is not None and config.train:

@@ -58,7 +58,12 @@ _NAMES = {"train": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
 
 
 class SplitBy(StrEnum):
-    """How rows are assigned; see the module's docstring."""
+    """How rows are assigned; see the module's docstring.
+
+    Example:
+        >>> zg.SplitBy("time") is zg.SplitBy.TIME
+        True
+    """
 
     AUTO = "auto"
     RANDOM = "random"
@@ -82,6 +87,10 @@ class SplitConfig:
         seed: for RANDOM.
         column: for COLUMN, and for TIME where it is not the schema's `time`.
         date_order: for TIME, what stands first in dates like 01/03/2024; auto: as the dates of the column show.
+
+    Example:
+        >>> zg.SplitConfig(by=zg.SplitBy.RANDOM, valid_fraction=0.1, test_fraction=0.2).test_fraction
+        0.2
     """
 
     by: SplitBy = SplitBy.AUTO

@@ -73,6 +73,10 @@ class MLPConfig:
         activation: after each hidden layer.
         normalization: before each activation.
         dropout: probability of zeroing a hidden unit, after the activation.
+
+    Example:
+        >>> zg.MLPConfig(hidden_dims=(64, 32)).hidden_dims
+        (64, 32)
     """
 
     hidden_dims: tuple[Dim, ...] = (512, 256)

@@ -49,6 +49,11 @@ class LossSums:
     Args:
         total: Σ weight · loss of the labelled samples, times the weight of the label; carries the gradient.
         weight: Σ weight of the labelled samples.
+
+    Example:
+        >>> import torch
+        >>> zg.LossSums(total=torch.tensor([6.0]), weight=torch.tensor([3.0])).mean()
+        tensor(2.)
     """
 
     total: Float[Tensor, "L"]

@@ -133,6 +133,11 @@ class Outputs:
     Args:
         logits: (B, L), one for each label (a regression label's logit is its predicted value).
         named: further tensors that `loss` reads, by a name of the model's choice.
+
+    Example:
+        >>> import torch
+        >>> zg.Outputs(logits=torch.zeros(5, 1)).logits.shape
+        torch.Size([5, 1])
     """
 
     logits: Float[Tensor, "B L"]

@@ -66,6 +66,10 @@ class TowerModuleConfig:
         cross_rank: of kind cross: rank of its layers; None for full rank.
         fm_rank: of kind fm: r, columns of Y.
         init: starting weights of the linear maps.
+
+    Example:
+        >>> zg.DLRMConfig(tower_module=zg.TowerModuleConfig(compression=4)).tower_module.compression
+        4.0
     """
 
     kind: TowerModuleKind = TowerModuleKind.LINEAR

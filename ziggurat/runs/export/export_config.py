@@ -33,6 +33,10 @@ class ExportConfig:
         program: whether the dense network is also written as a program of `torch.export`.
         compiled: whether that program is compiled ahead for this processor as well, for other runtimes; takes a minute.
         allow: publish although the scores differ from the run's, or the ranker knows few of the items or users.
+
+    Example:
+        >>> zg.ExportConfig(num_candidates=500, keep=("title",)).keep
+        ('title',)
     """
 
     tables: RowFormat = PLAIN

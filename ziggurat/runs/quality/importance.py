@@ -71,6 +71,10 @@ class ImportanceConfig:
         seed: of the sample and of the permutations.
         features: names of those to permute; () for all.
         groups: features to permute together, by a name of yours; each leaves the list of single ones.
+
+    Example:
+        >>> zg.ImportanceConfig(rounds=3, features=("price",)).rounds
+        3
     """
 
     metric: str = AUTO_METRIC
