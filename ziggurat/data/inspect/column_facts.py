@@ -8,6 +8,7 @@ zeros stay text. In Parquet the writer's choice of text is respected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -223,6 +224,28 @@ def find_marks_in(frame: pl.DataFrame, *, separator: str) -> MarksFound:
             present = series.drop_nulls()
             columns[series.name] = present.filter(~present.str.strip_chars().str.to_lowercase().is_in(nothing))
     return find_marks(columns, separator=separator)
+
+
+def numbers_in_text(columns: Sequence[ColumnFacts]) -> list[str]:
+    """Name columns of text in a file with types whose texts all are numbers, with fractions: no ids are written so.
+
+    Args:
+        columns: of such a file.
+    """
+    notes: list[str] = []
+    for facts in columns:
+        if facts.kind is not Values.TEXT or not len(facts.present):
+            continue
+        odd = facts.present.str.strip_chars().str.to_lowercase().is_in(pl.Series(NULL_MARKERS).implode())
+        texts = facts.present.filter(~odd)
+        fractions = texts.str.contains(r"^[+-]?\d*\.\d+$")
+        if number(fractions.mean()) > 0.5 and texts.cast(pl.Float64, strict=False).null_count() == 0:
+            notes.append(
+                f"{facts.name!r} is a column of text, and all its texts are numbers, such as "
+                f"{texts.filter(fractions)[0]!r}: "
+                'kind = "dense" in the schema reads them as numbers'
+            )
+    return notes
 
 
 def _kind(series: pl.Series) -> tuple[Values, pl.Series]:

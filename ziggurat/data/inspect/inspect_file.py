@@ -30,7 +30,7 @@ from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
-from ziggurat.data.inspect.column_facts import ColumnFacts, find_marks_in, measure, percent
+from ziggurat.data.inspect.column_facts import ColumnFacts, find_marks_in, measure, numbers_in_text, percent
 from ziggurat.data.inspect.column_roles import (
     RoleGuess,
     find_group,
@@ -249,7 +249,8 @@ def _measured_and_guessed(
         if name.strip()
     ]
     found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=named)
-    return replace(found, warnings=(*marks.warnings, *found.warnings), numbers=marks.numbers)
+    notes = [] if from_text else numbers_in_text(columns)
+    return replace(found, warnings=(*marks.warnings, *notes, *found.warnings), numbers=marks.numbers)
 
 
 def _refuse_wrong_names(label: str, session: str, *, columns: tuple[str, ...], file: DataPath) -> None:
