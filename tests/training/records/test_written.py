@@ -161,7 +161,8 @@ def test_the_best_of_an_older_checkpoint_stays_until_that_one_is_gone(tmp_path: 
     trainer = worse_and_worse(tmp_path / "run")
     values = iter([0.9, 0.5, 0.4, 0.95, 0.3, 0.2, 0.1])
 
-    def judge() -> bool:
+    def judge(*, is_extra: bool) -> bool:
+        del is_extra
         at = trainer.position
         value = next(values)
         at.evaluations.append({"step": at.step, "epoch": at.epoch, "metrics": {"auc": value}})
