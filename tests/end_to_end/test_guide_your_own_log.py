@@ -91,7 +91,7 @@ def test_every_command_of_the_guide_runs(tmp_path: Path) -> None:
         run(command)
     assert (tmp_path / "runs" / "ranker" / "report.html").exists()
     serve, *questions = served
-    command = serve.removesuffix("&").replace("8080", str(port))
+    command = serve.removesuffix("&").replace("8080", str(port)) + " --deadline-ms 10000"  # a busy machine answers late
     with serving(command, folder=tmp_path, environment=environment, port=port):
         answers = [json.loads(run(question)) for question in questions]
     plain, filtered, ranked = answers
