@@ -143,7 +143,8 @@ def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str
     """
     if not changes:
         return config
-    hints, reader = hints_of(type(config)), Reader(where=where)
+    hints = hints_of(type(config))
+    reader = Reader(where=where)
     names = [entry.name for entry in dataclasses.fields(config) if entry.init]
     below: dict[str, dict[str, tuple[str, str]]] = {}
     values: dict[str, Any] = {}
@@ -164,7 +165,8 @@ def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str
 
 def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     """Turn command-line text into a value of the hinted type."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is Annotated:
         is_share = arguments[0] is float and any(isinstance(each, Range) and each.most == 1 for each in arguments[1:])
         if is_share and text.endswith("%"):
@@ -231,7 +233,8 @@ def _named(text: str, path: str, where: str) -> Iterator[tuple[str, str]]:
 
 
 def _type_name(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is Annotated:
         return _type_name(arguments[0])
     if origin in (Union, types.UnionType):

@@ -77,7 +77,8 @@ class Towers:
         Raises:
             PlanError: a feature is missing or unknown, or features that share a table are in different towers.
         """
-        missing, unknown = sorted(tables.keys() - set(self.features)), sorted(set(self.features) - tables.keys())
+        missing = sorted(tables.keys() - set(self.features))
+        unknown = sorted(set(self.features) - tables.keys())
         if missing or unknown:
             raise PlanError(
                 expected="every feature with an embedding in exactly one tower",
@@ -158,7 +159,8 @@ class Plan:
                 f"plan, table {entry.table!r}",
             )
         if self.towers is not None:
-            size, num_towers = self.tower_size, len(self.towers)
+            size = self.tower_size
+            num_towers = len(self.towers)
             _expect(
                 size >= 0
                 and (size == 0 or (self.world_size % size == 0 and num_towers % (self.world_size // size) == 0)),
@@ -206,7 +208,8 @@ class Plan:
             "plan, world_size",
         )
         placed = {entry.table: entry for entry in self.tables}
-        missing, unknown = sorted(set(names) - placed.keys()), sorted(placed.keys() - set(names))
+        missing = sorted(set(names) - placed.keys())
+        unknown = sorted(placed.keys() - set(names))
         found = f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
         _expect(not missing and not unknown, "every table of the model exactly once", found, "plan, tables")
         if self.towers is None:

@@ -58,7 +58,8 @@ class Range:
         """What a number should have been that lies outside, and the way out."""
         least, most = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (self.least, self.most))
         is_low = value <= self.least
-        low, high = ("above " if self.open == "least" else "from "), ("below " if self.open == "most" else "")
+        low = "above " if self.open == "least" else "from "
+        high = "below " if self.open == "most" else ""
         if is_low and self.most >= _ENDLESS:
             return f"a number {low}{least}" + ("" if self.open == "least" else " on"), _way_out(low, least, "or more")
         reason = "" if is_low or not self.reason else f" ({self.reason})"
@@ -129,7 +130,8 @@ class Reader:
 
     def read(self, hint: Any, data: Any, path: str = "") -> Any:
         """`data` as the annotation says; returns it unchanged where it already is."""
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        origin = typing.get_origin(hint)
+        arguments = typing.get_args(hint)
         if origin is Annotated:
             kinds = [each.classes for each in arguments[1:] if isinstance(each, Kinds)]
             if kinds:
@@ -343,7 +345,8 @@ def _fields_of(cls: Any) -> tuple[tuple[str, Any, typing.Callable[[Any], bool]],
 
 def fits(hint: Any) -> typing.Callable[[Any], bool]:
     """What says quickly whether `Reader.read` would return a value as it is: True is certain, False means ask it."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is Annotated and not any(isinstance(each, Kinds) for each in arguments):
         plain, bounds = fits(arguments[0]), [each for each in arguments[1:] if isinstance(each, Range)]
         return lambda value: plain(value) and all(each.holds(value) for each in bounds)

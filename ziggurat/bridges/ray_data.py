@@ -65,7 +65,8 @@ def with_row_numbers(rows: Any, *, column: str = ROW) -> Any:
     rows; ask Ray to keep it (`preserve_order`) if they must be the same the next time.
     """
     blocks = rows.to_arrow_refs()
-    num_rows, numbered = ray.remote(_num_rows), ray.remote(_numbered)
+    num_rows = ray.remote(_num_rows)
+    numbered = ray.remote(_numbered)
     sizes = ray.get([num_rows.remote(block) for block in blocks])
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return ray.data.from_arrow_refs(

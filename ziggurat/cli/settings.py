@@ -86,7 +86,8 @@ def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str,
     Raises:
         ConfigError: a word that is no flag, or a flag without a value.
     """
-    given, by_full_name = {}, settings_given(rest)
+    given = {}
+    by_full_name = settings_given(rest)
     dashed = {path.replace("_", "-"): value for path, value in by_full_name.items()}
     for name, (paths, _) in SHORT.items():
         text = getattr(options, _dest(name), None)
@@ -252,7 +253,8 @@ def _parse_arguments(text: str) -> dict[str, str]:
 def _descriptions(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str]]:
     about = arguments_of(type(config))
     for entry in dataclasses.fields(config):
-        path, value = f"{prefix}{entry.name.replace('_', '-')}", getattr(config, entry.name)
+        path = f"{prefix}{entry.name.replace('_', '-')}"
+        value = getattr(config, entry.name)
         if dataclasses.is_dataclass(value):
             yield from _descriptions(value, prefix=f"{path}.")
         else:

@@ -106,7 +106,8 @@ def read_catalogue(source: RawSource, *, schema: Schema) -> pl.DataFrame:
         SchemaError: the schema has no items, or the files lack a column of an item feature.
         DataError: an item without id, or one that stands twice.
     """
-    columns, parts = item_columns(schema), []
+    columns = item_columns(schema)
+    parts = []
     for chunk in source.frames():
         for name in columns:
             if not chunk.has_column(name):
@@ -142,7 +143,8 @@ def with_columns_of(frame: pl.DataFrame, schema: Schema, *, features: Iterable[s
 
 def _keyed(chunk: RawChunk, *, schema: Schema, columns: Sequence[str]) -> pl.DataFrame:
     """The columns of a chunk, and the canonical id of each row's item."""
-    clean, name = with_nulls(chunk, schema.missing_texts), item_columns(schema)[0]
+    clean = with_nulls(chunk, schema.missing_texts)
+    name = item_columns(schema)[0]
     faults = Faults(chunk=clean)
     series = canonical_strings(clean.frame, [name]).get(name, clean.frame[name])
     keys = read_ids(series, faults=faults, role="the id of the item")

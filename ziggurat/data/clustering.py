@@ -112,7 +112,8 @@ def cluster_by_session(
         SchemaError: a file lacks one of the columns or has others than the first, the session is a list, or a column
             has one of our names.
     """
-    source, target = source_with_sessions(files, session=session, time=time, taken=(_ROW, _FIRST, _TIME)), Path(out)
+    source = source_with_sessions(files, session=session, time=time, taken=(_ROW, _FIRST, _TIME))
+    target = Path(out)
     make_room(target, error=DataError)
     fingerprint = _fingerprint(source.paths, session=session, time=time, bucket_bytes=bucket_bytes)
     before = column_bytes(source.paths) if source.all_parquet() else {}
@@ -160,7 +161,8 @@ class _Buckets:
     def write(self, bucket: int, table: pa.Table) -> None:
         with writing_to(self._folder, DataError):
             if bucket not in self._writers:
-                options, path = pa.ipc.IpcWriteOptions(compression="lz4"), self._folder / f"{bucket}.arrow"
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                path = self._folder / f"{bucket}.arrow"
                 self._writers[bucket] = pa.ipc.new_file(path, table.schema, options=options)
             self._writers[bucket].write_table(table)
 
@@ -178,9 +180,13 @@ class _Clustering:
 
     def __init__(self, work: Work, *, session: str, time: str, bucket_bytes: int, progress: Progress) -> None:
         self._work = work
-        self._session, self._time, self._bucket_bytes, self._progress = session, time, bucket_bytes, progress
+        self._session = session
+        self._time = time
+        self._bucket_bytes = bucket_bytes
+        self._progress = progress
         self._schema: pa.Schema | None = None
-        self._signs, self._order = OrderSigns(), DateOrder.AUTO
+        self._signs = OrderSigns()
+        self._order = DateOrder.AUTO
         self._is_date: bool | None = None  # of text: what its first cells show holds for every bucket
         self.num_rows = self.num_sessions = self.without_session = self.without_time = self.backwards = self.cut = 0
 
@@ -191,7 +197,8 @@ class _Clustering:
             self._progress(damaged_line(self._work.damaged), 0, None)
         name = f"spread-{fingerprint[:16]}"
         spread = self._work.once(name, lambda: self._spread_anew(source, folder), leaves=lambda: [folder])
-        self.num_rows, self._order = spread["num_rows"], DateOrder(spread["date_order"])
+        self.num_rows = spread["num_rows"]
+        self._order = DateOrder(spread["date_order"])
         self._is_date = spread.get("is_date", self._is_date)
         while True:
             with self._work.claimed("write") as is_mine:
@@ -329,7 +336,8 @@ class _Clustering:
                 batch = reader.get_batch(index)
                 if batches and size + batch.nbytes > 4 * self._bucket_bytes:
                     yield _frame(batches)
-                    batches, size = [], 0
+                    batches = []
+                    size = 0
                 batches.append(batch)
                 size += batch.nbytes
             if batches:
@@ -338,7 +346,8 @@ class _Clustering:
     def _sorted(self, frame: pl.DataFrame) -> tuple[pa.Table, pl.Series]:
         """The rows in their order, without our columns; and its sessions (rows without one by their numbers)."""
         absent = without_session(frame[self._session])
-        session, row = pl.col(self._session), pl.col(_ROW)
+        session = pl.col(self._session)
+        row = pl.col(_ROW)
         first = pl.when(pl.lit(absent)).then(row).otherwise(row.min().over(session)).alias(_FIRST)
         frame = frame.with_columns(first)
         keys = [_FIRST]

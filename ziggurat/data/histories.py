@@ -94,7 +94,8 @@ def history_indices(
         (N + 1,) where the list of each event begins, and (M,) the numbers of events, one list after the other.
     """
     order = np.lexsort((times, users))
-    sorted_users, sorted_times = users[order], times[order]
+    sorted_users = users[order]
+    sorted_times = times[order]
     is_new_user = np.r_[True, sorted_users[1:] != sorted_users[:-1]][: len(order)]
     is_new_moment = is_new_user | np.r_[True, sorted_times[1:] != sorted_times[:-1]][: len(order)]
     # Liked events stand one after the other, by user and time; a history is a run of them that ends before its event.
@@ -104,7 +105,8 @@ def history_indices(
     first_of_user = np.maximum.accumulate(np.where(is_new_user, np.arange(len(order)), 0))
     ends = num_before[first_of_moment]
     begins = np.maximum(num_before[first_of_user], ends - max_length)
-    lengths, first = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    lengths = np.empty(len(order), dtype=np.int64)
+    first = np.empty(len(order), dtype=np.int64)
     lengths[order], first[order] = ends - begins, begins
     starts = np.zeros(len(order) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])

@@ -47,7 +47,8 @@ def source_with_sessions(
 
 
 def _check_same(found: Sequence[str], known: Sequence[str], *, path: DataPath, first: DataPath) -> None:
-    missing, more = [name for name in known if name not in found], [name for name in found if name not in known]
+    missing = [name for name in known if name not in found]
+    more = [name for name in found if name not in known]
     if not missing and not more:
         return
     said = [f"without {', '.join(missing[:10])}"] if missing else []

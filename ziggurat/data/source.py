@@ -69,7 +69,8 @@ class LoaderSource:
         self.token_budget = token_budget
         if token_budget:
             _check_budget(loader)
-        self.epoch, self.row = 0, 0
+        self.epoch = 0
+        self.row = 0
         self.step_rows = 0  # rows, over all ranks, of the step that the last batch belongs to
 
     @property
@@ -93,7 +94,8 @@ class LoaderSource:
             self.step_rows = batch.batch_size if self.token_budget else min(per_step, self.num_rows - self.row)
             self.row += self.step_rows
             if self.row == self.num_rows:
-                self.epoch, self.row = self.epoch + 1, 0
+                self.epoch = self.epoch + 1
+                self.row = 0
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,7 +104,8 @@ class LoaderSource:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Stand at a row of an epoch."""
-        self.epoch, self.row = int(state_dict["epoch"]), int(state_dict["row"])
+        self.epoch = int(state_dict["epoch"])
+        self.row = int(state_dict["row"])
 
 
 def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> DataSource:

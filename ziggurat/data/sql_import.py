@@ -189,10 +189,13 @@ def _groups(reader: pa.RecordBatchReader, *, where: str) -> Iterator[pa.Table]:
         if batch is None:
             break
         batches.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+        rows = rows + batch.num_rows
+        size = size + batch.nbytes
         if rows >= ROWS_PER_GROUP or size >= _GROUP_BYTES:
             yield pa.Table.from_batches(batches)
-            batches, rows, size = [], 0, 0
+            batches = []
+            rows = 0
+            size = 0
     if rows:
         yield pa.Table.from_batches(batches)
 

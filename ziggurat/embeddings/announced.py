@@ -28,7 +28,9 @@ class AnnouncedBatches:
     """
 
     def __init__(self, inputs: InputSpec, tables: TableWeights, *, pooled: Sequence[LookupLayout]) -> None:
-        self._tables, self._pooled, self._every = tables, pooled, every_layout(inputs, tables)
+        self._tables = tables
+        self._pooled = pooled
+        self._every = every_layout(inputs, tables)
         self._last: Batch | None = None
 
     def announce(self, batch: Batch) -> None:

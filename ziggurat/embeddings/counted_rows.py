@@ -77,7 +77,8 @@ def _log(x: Float64[Tensor, "*N"]) -> Float64[Tensor, "*N"]:
     mantissa = torch.where(is_small, 2.0 * mantissa, mantissa)
     exponent = exponent.double() - is_small.double()
     z = (mantissa - 1.0) / (mantissa + 1.0)
-    square, series = z * z, torch.zeros_like(z)
+    square = z * z
+    series = torch.zeros_like(z)
     for power in range(21, 0, -2):
         series = series * square + 1.0 / power
     return exponent * 0.6931471805599453 + 2.0 * z * series

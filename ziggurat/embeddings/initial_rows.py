@@ -67,7 +67,8 @@ def initial_rows(
         return
     buffer = torch.empty(min(BLOCK_ROWS, shape[0]), shape[1])
     for block in range(rows.start // BLOCK_ROWS, -(-rows.stop // BLOCK_ROWS)):
-        first, last = block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, shape[0])
+        first = block * BLOCK_ROWS
+        last = min((block + 1) * BLOCK_ROWS, shape[0])
         weight = buffer[: last - first]
         if config.init_draw is InitialDraw.ROWS:
             initial = InitialRows(table=table, shape=shape, config=config, seed=seed)
@@ -76,7 +77,8 @@ def initial_rows(
             _draw_block(weight, num_rows=shape[0], config=config, generator=_generator(seed, table, block))
         if block == 0:
             weight[PADDING_ROW] = 0.0
-        begin, end = max(first, rows.start), min(last, rows.stop)
+        begin = max(first, rows.start)
+        end = min(last, rows.stop)
         yield begin, weight[begin - first : end - first, columns]
 
 
@@ -164,9 +166,11 @@ def _log(x: Float64[np.ndarray, "*N"]) -> Float64[np.ndarray, "*N"]:
     """Compute ln x = e·ln 2 + 2·artanh((m − 1)/(m + 1)) for x = m·2^e, √½ ≤ m < √2."""
     mantissa, exponent = np.frexp(x)
     is_small = mantissa < 0.5**0.5
-    mantissa, exponent = np.where(is_small, 2.0 * mantissa, mantissa), exponent - is_small
+    mantissa = np.where(is_small, 2.0 * mantissa, mantissa)
+    exponent = exponent - is_small
     z = (mantissa - 1.0) / (mantissa + 1.0)
-    square, series = z * z, np.zeros_like(z)
+    square = z * z
+    series = np.zeros_like(z)
     for power in range(21, 0, -2):
         series = series * square + 1.0 / power
     return exponent * 0.6931471805599453 + 2.0 * z * series
@@ -174,9 +178,11 @@ def _log(x: Float64[np.ndarray, "*N"]) -> Float64[np.ndarray, "*N"]:
 
 def ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Any) -> Any:
     """The quotient of two polynomials by Horner's rule, at numbers of numpy or of torch."""
-    above, below = x * 0.0, x * 0.0
+    above = x * 0.0
+    below = x * 0.0
     for a, b in zip(*coefficients, strict=True):
-        above, below = above * x + a, below * x + b
+        above = above * x + a
+        below = below * x + b
     return above / below
 
 

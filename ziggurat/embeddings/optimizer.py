@@ -149,7 +149,8 @@ class TableOptimizer:
         """
         num_recorded = [len(parts) for parts in self._tables.recorded]
         if self._summed is None or num_recorded != self._num_summed:
-            self._num_summed, self._is_replaced = num_recorded, False
+            self._num_summed = num_recorded
+            self._is_replaced = False
             kernel = self._tables.kernel
             with torch.no_grad():
                 self._summed = [
@@ -168,7 +169,8 @@ class TableOptimizer:
     def replace_sums(self, sums: list[SummedGradient | None]) -> None:
         """Go on with other sums, one a storage: those of all ranks that hold these tables."""
         assert len(sums) == len(self.sums())
-        self._summed, self._is_replaced = sums, True
+        self._summed = sums
+        self._is_replaced = True
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -218,7 +220,8 @@ class TableOptimizer:
 
     def state_rows(self) -> dict[str, StoredRows]:
         """State of every table, by the names of `state_dict`."""
-        weights, keys = self._tables.tables, state_keys(self.config.optimizer)
+        weights = self._tables.tables
+        keys = state_keys(self.config.optimizer)
         return {
             f"{name}.{key}": weights.rows(name, key=key)
             for name, place in weights.places.items()
@@ -232,7 +235,8 @@ class TableOptimizer:
 
     @num_steps.setter
     def num_steps(self, num_steps: int) -> None:
-        self._num_steps, self._count = num_steps, None
+        self._num_steps = num_steps
+        self._count = None
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy the state of every table.
@@ -242,7 +246,8 @@ class TableOptimizer:
         """
         mine: dict[str, tuple[int, ...]] = {name: rows.shape for name, rows in self.state_rows().items()}
         mine["step"] = ()
-        missing, unknown = sorted(mine.keys() - state.keys()), sorted(state.keys() - mine.keys())
+        missing = sorted(mine.keys() - state.keys())
+        unknown = sorted(state.keys() - mine.keys())
         wrong = [key for key in mine.keys() & state.keys() if mine[key] != tuple(state[key].shape)]
         if missing or unknown or wrong:
             raise CheckpointError(

@@ -117,7 +117,8 @@ def check_room(tables: Mapping[str, TableSize], *, use: TableUse, device: torch.
     """
     if device.type == "meta":
         return
-    memory, need = memory_of(device), bytes_of(tables.values(), use=use)
+    memory = memory_of(device)
+    need = bytes_of(tables.values(), use=use)
     if need > memory.free_bytes:
         raise no_room(tables, use=use, memory=memory, where=where)
 

@@ -82,7 +82,9 @@ class SortedAhead:
     """
 
     def __init__(self, tables: EmbeddingTables, *, limits_of: LimitsOf, knows_rows: bool = True) -> None:
-        self._tables, self._limits_of, self._knows_rows = tables, limits_of, knows_rows
+        self._tables = tables
+        self._limits_of = limits_of
+        self._knows_rows = knows_rows
         self._device = tables.tables.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._begun: Any = None
@@ -93,7 +95,8 @@ class SortedAhead:
 
     def begin(self) -> None:
         """Say that a step begins: on the batch that was announced last, if the step knows it."""
-        self._current, self._coming = self._coming, None
+        self._current = self._coming
+        self._coming = None
         if self._stream is not None:
             computing = torch.cuda.current_stream(self._device)
             self._begun = computing.record_event()
@@ -141,14 +144,16 @@ class SortedAhead:
         """The rows of a list that is not pooled as they were announced, for `taken`; None: nobody announced them."""
         if self._current is None:
             return None
-        own, found = _lists_in(batch, position), [(each.lists, each.given) for each in self._current.known]
+        own = _lists_in(batch, position)
+        found = [(each.lists, each.given) for each in self._current.known]
         return next((given for at, given in found if at and at[0] is own and at[1] == position), None)
 
     def _lists_of(self, batch: Batch) -> list[_Read]:
         """The lists that are not pooled, in the order of their gradients; [] where the host would have to wait."""
         if batch.on_host is None or not self._knows_rows or self._tables.has_dense_gradients:
             return []
-        inputs, found = self._tables.inputs, []
+        inputs = self._tables.inputs
+        found = []
         for spec in reversed(inputs.sequences):
             position = inputs.list_position(spec.name)
             flat = self._tables.flat(batch.lists(position)[0].values)
@@ -177,7 +182,8 @@ class SortedAhead:
         self, kernel: SortsAhead, reads: Sequence[tuple[Lookups, Sequence[LookupLayout]]], *, hidden: set[str]
     ) -> tuple[SortedReads, ...]:
         """The sorted rows of each storage whose update takes them; not of those that have `hidden` tables."""
-        found, weights = [], self._tables.tables
+        found = []
+        weights = self._tables.tables
         hides = {weights.places[table].storage for table in hidden}
         for index in range(self._tables.tables.num_storages):
             mine = [PlannedRead(layout=of[index], lookups=lookups) for lookups, of in reads if of[index].slots]

@@ -201,7 +201,8 @@ class EmbeddingTables(nn.Module):
     @staticmethod
     def flat(rows_N: Int64[Tensor, "N"]) -> Lookups:
         """Rows as a single field."""
-        nothing, single = rows_N.new_empty(0), rows_N.view(1, -1)
+        nothing = rows_N.new_empty(0)
+        single = rows_N.view(1, -1)
         return Lookups(batch_size=rows_N.numel(), single=single, values=nothing, offsets=rows_N.new_zeros(1))
 
     def table_layouts(self, table: str) -> list[LookupLayout]:
@@ -301,7 +302,8 @@ class EmbeddingTables(nn.Module):
     def view(self, inputs: InputSpec) -> EmbeddingTables:
         """The same tables, looked up for other fields; gradients of both are recorded in one place."""
         other = copy.copy(self)
-        other.inputs, other._layouts = inputs, field_layouts(inputs, self.tables)
+        other.inputs = inputs
+        other._layouts = field_layouts(inputs, self.tables)
         other.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         other.output_dim = sum(other.field_dims)
         other._single_layouts, other._split = {}, SplitLookups(other._layouts)

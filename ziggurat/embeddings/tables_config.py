@@ -111,7 +111,8 @@ class TablesConfig:
             low = LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
             return Cached(behind=low, cache=self._cache) if self.cache_of(row_format).share else low
 
-        rest, named = maker(self.weights), {name: maker(each) for name, each in self.by_table.items()}
+        rest = maker(self.weights)
+        named = {name: maker(each) for name, each in self.by_table.items()}
         if exact is not MemoryStorage:
             kept = (name for name in self.in_memory if self.by_table.get(name, self.weights).is_plain)
             named |= dict.fromkeys(kept, MemoryStorage)

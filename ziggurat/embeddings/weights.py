@@ -103,7 +103,8 @@ class TableWeights(nn.Module):
         make_storage: MakeStorage = MemoryStorage,
     ) -> None:
         super().__init__()
-        self.config, self.make_storage = config, make_storage
+        self.config = config
+        self.make_storage = make_storage
         self._are_parameters = config.optimizer.is_dense
         # Not buffers: what walks over buffers (snapshots, broadcasts) would take them for small state of the network.
         self.places, self._storages = group_tables(tables, dim=config.dim, make_storage=make_storage)
@@ -346,7 +347,8 @@ class TableWeights(nn.Module):
             if key not in state_dict:
                 missing_keys.append(key)
                 continue
-            given, mine = state_dict[key], self.rows(name)
+            given = state_dict[key]
+            mine = self.rows(name)
             if tuple(given.shape) != mine.shape:
                 error_msgs.append(f"table {name!r}: expected shape {mine.shape}, found {tuple(given.shape)}")
                 continue

@@ -181,7 +181,8 @@ class Batch:
 
     def rows(self, first: int, last: int) -> Batch:
         """Samples `first` to `last` as a batch; what is feature-major or jagged is copied, the rest are views."""
-        samples, kept = slice(first, last), self.on_host
+        samples = slice(first, last)
+        kept = self.on_host
         single = self.single[:, samples].contiguous()
         bounds = None if kept is None else kept.jagged.offsets
         jagged = self.jagged.rows(first, last, batch_size=self.batch_size, bounds=bounds)
@@ -221,7 +222,8 @@ class Batch:
         """Batches of the same inputs, one after the other; none of them has `sequences`, none is deduplicated."""
         assert parts, "at least one batch"
         assert not any(part.sequences or part.repeated for part in parts), "expanded by who stacks them"
-        first, weights = parts[0], [part.weights for part in parts if part.weights is not None]
+        first = parts[0]
+        weights = [part.weights for part in parts if part.weights is not None]
         groups = [part.groups for part in parts if part.groups is not None]
         assert len(weights) in (0, len(parts)), "batches of the same inputs"
         assert len(groups) in (0, len(parts)), "batches of the same inputs"
@@ -264,7 +266,8 @@ class Batch:
         """The same batch without `repeated`, every list where it belongs: what a deduplicated batch means."""
         if not self.repeated:
             return self
-        size, kept = self.batch_size, self.on_host
+        size = self.batch_size
+        kept = self.on_host
         if not size:
             return replace(self, repeated=())
         found: dict[int, JaggedRows] = {}
@@ -274,7 +277,8 @@ class Batch:
                 number = None if sizes is None else sizes.num_rows
                 lists = self.lists(position)[0]
                 found[position] = lists.take(group.inverse, batch_size=group.num_slices, num_rows=number)
-        num_plain, bounds = (len(self.jagged.offsets) - 1) // size, None if kept is None else kept.jagged.offsets
+        num_plain = (len(self.jagged.offsets) - 1) // size
+        bounds = None if kept is None else kept.jagged.offsets
         plain = iter([self.jagged.of(index, batch_size=size, bounds=bounds) for index in range(num_plain)])
         parts = [found[at] if at in found else next(plain) for at in range(num_plain + len(found))]
         return replace(self, jagged=JaggedRows.joined(parts), repeated=())

@@ -134,7 +134,8 @@ class Events:
 
     def to_state(self) -> dict[str, JSON]:
         """Plain data that fingerprints are made of: settings of candidates count only where they are used."""
-        state, plain = to_json(self), to_json(Events())
+        state = to_json(self)
+        plain = to_json(Events())
         used = ("actions", "max_length", "windows", "equal_times", "future_times")
         return {name: value for name, value in state.items() if name in used or value != plain[name]}
 

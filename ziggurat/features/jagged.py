@@ -115,7 +115,8 @@ class JaggedRows:
 
     def of(self, feature: int, *, batch_size: int, bounds: Tensor | None = None) -> JaggedRows:
         """The lists of one feature (views), their offsets from 0; `bounds` as in `rows`."""
-        first, last = feature * batch_size, (feature + 1) * batch_size
+        first = feature * batch_size
+        last = (feature + 1) * batch_size
         bounds = self.offsets if bounds is None else bounds
         offsets = self.offsets[first : last + 1]
         return JaggedRows(self.values[int(bounds[first]) : int(bounds[last])], offsets - offsets[0])
@@ -175,7 +176,8 @@ class SequenceGroup:
     def rows(self, first: int, last: int) -> SequenceGroup:
         """The sequences of samples `first` to `last`; those that only other samples have are left out."""
         if self.inverse is None:
-            begin, end = int(self.offsets[first]), int(self.offsets[last])
+            begin = int(self.offsets[first])
+            end = int(self.offsets[last])
             values = {name: value[begin:end] for name, value in self.values.items()}
             return SequenceGroup(values=values, offsets=self.offsets[first : last + 1] - begin)
         kept, inverse = torch.unique(self.inverse[first:last], return_inverse=True)

@@ -55,7 +55,8 @@ def refuse_our_columns(names: list[str]) -> None:
 
 def refuse_impossible_table(table: Table) -> None:
     """Raise SchemaError for settings of a table that do not go together."""
-    where, encoding = f"table {table.name!r}", table.encoding.value
+    where = f"table {table.name!r}"
+    encoding = table.encoding.value
     if encoding == "vocabulary" and table.num_rows:
         raise SchemaError(
             expected="no num_rows for a vocabulary table: its size is fitted",

@@ -173,7 +173,8 @@ def schema_from_toml(text: str, where: str) -> Schema:
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
-    missing, roles = _read_missing(data, where), _read_roles(data, where)
+    missing = _read_missing(data, where)
+    roles = _read_roles(data, where)
     items = _read_block(Items, data, "items", where=where, example='id = "movie_id", features = ["year"]')
     given = {"labels": labels, "tables": tables, "missing_texts": missing, "items": items, **roles}
     given["events"] = _read_block(Events, data, "events", where=where, example='actions = ["rating"], max_length = 200')

@@ -81,7 +81,8 @@ def read_bytes(
             raise refuse(f"{what}, in a regular file", _kind_of(status.st_mode))
         if status.st_size > max_bytes:
             raise refuse(f"{what}, of at most {max_bytes:,} bytes", f"{status.st_size:,} bytes")
-        blocks, size = [], 0
+        blocks = []
+        size = 0
         while block := os.read(descriptor, _BLOCK_BYTES):
             blocks.append(block)
             size += len(block)
@@ -186,7 +187,8 @@ def _number(text: str) -> float:
 
 def _check_depth(data: Any) -> None:
     """Without recursion: level by level. Also looks for whole numbers that no field can hold (TOML has no hook)."""
-    level, depth = [data], 0
+    level = [data]
+    depth = 0
     while level:
         if depth > MAX_DEPTH:
             raise ValueError(f"nested more than {MAX_DEPTH} deep")
@@ -200,7 +202,8 @@ def _check_depth(data: Any) -> None:
                 below.extend(item)
             elif type(item) is int and item.bit_length() > 4 * MAX_DIGITS:
                 raise ValueError(f"a number of more than {MAX_DIGITS} digits")
-        level, depth = below, depth + 1
+        level = below
+        depth = depth + 1
 
 
 def _why(problem: Exception) -> str:

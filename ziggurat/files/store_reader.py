@@ -166,11 +166,15 @@ class StoreReader(io.RawIOBase):
 
     def __init__(self, access: StoreAccess, *, in_order: bool = False) -> None:
         super().__init__()
-        self._access, self._in_order = access, in_order
+        self._access = access
+        self._in_order = in_order
         self._file, self.version = asked(access.open, where=access.where, what="open the object")
         self._position = 0
-        self._window, self._window_start, self._window_bytes = b"", 0, _FIRST_WINDOW_BYTES
-        self._digest, self._hashed = hashlib.md5(usedforsecurity=False), 0
+        self._window = b""
+        self._window_start = 0
+        self._window_bytes = _FIRST_WINDOW_BYTES
+        self._digest = hashlib.md5(usedforsecurity=False)
+        self._hashed = 0
         self._unverified = 0
         self._pool: ThreadPoolExecutor | None = None
 
@@ -239,12 +243,15 @@ class StoreReader(io.RawIOBase):
 
     def _from_window(self, wanted: int) -> bytes:
         parts: list[bytes] = []
-        position, stop = self._position, self._position + wanted
+        position = self._position
+        stop = self._position + wanted
         while position < stop:
             offset = position - self._window_start
             if not 0 <= offset < len(self._window):
                 end = min(position + max(self._window_bytes, stop - position), self.version.num_bytes)
-                self._window, self._window_start, offset = self._fetch(position, end), position, 0
+                self._window = self._fetch(position, end)
+                self._window_start = position
+                offset = 0
                 self._window_bytes = min(self._window_bytes * 4, _WINDOW_BYTES)
             parts.append(self._window[offset : offset + stop - position])
             position += len(parts[-1])
@@ -272,7 +279,8 @@ class StoreReader(io.RawIOBase):
     def _part(self, start: int, stop: int) -> bytes:
         """Bytes of one read, gone on with at the byte where it broke."""
         parts: list[bytes] = []
-        position, failures = start, 0
+        position = start
+        failures = 0
         while position < stop:
             try:
                 data = bytes(self._file.read_at(stop - position, position))
@@ -281,7 +289,8 @@ class StoreReader(io.RawIOBase):
                 raise
             except Exception as error:  # a store's package raises what it likes
                 refuse_at_once(error, where=f"{self._access.where}, byte {position:,}")
-                data, problem = b"", error
+                data = b""
+                problem = error
             parts.append(data)
             position += len(data)
             if data:
@@ -305,7 +314,8 @@ class StoreReader(io.RawIOBase):
         self._compare(version)
 
     def _compare_checksum(self) -> None:
-        stated, found = self.version.md5, self._digest.hexdigest()
+        stated = self.version.md5
+        found = self._digest.hexdigest()
         if not stated or stated == found or self._access.tags.are_no_md5:
             return
         again = hashlib.md5(usedforsecurity=False)

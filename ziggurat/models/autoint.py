@@ -118,7 +118,9 @@ class AutoInt(RankingModel):
             numeric=config.numeric,
             bottom=config.bottom,
         )
-        num_fields, dim, attention = self.stack.num_fields, self.stack.dim, config.attention
+        num_fields = self.stack.num_fields
+        dim = self.stack.dim
+        attention = config.attention
         widths = (dim, *[attention.dim] * config.num_layers)
         self.layers = nn.ModuleList(
             AutoIntLayer(num_fields, input_dim=width, config=attention) for width, _ in itertools.pairwise(widths)

@@ -225,7 +225,8 @@ def _build_tables(
 ) -> EmbeddingTables:
     columns = config.table_columns(inputs)
     open_dims = [columns[table.name] for table in inputs.tables if not table.embedding_dim]
-    given, default = config.embedding.dim, EmbeddingConfig().dim
+    given = config.embedding.dim
+    default = EmbeddingConfig().dim
     wanted = getattr(config, "embedding_dim", given)
     if given not in (default, wanted, *open_dims):
         raise ConfigError(
@@ -301,7 +302,9 @@ class _DenseRoom(TorchFunctionMode):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self._kind, self._taken, self._memory = kind, 0, host_memory()
+        self._kind = kind
+        self._taken = 0
+        self._memory = host_memory()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the size of what is about to be made."""

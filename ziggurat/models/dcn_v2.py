@@ -161,7 +161,8 @@ class DCNv2(RankingModel):
             numeric=config.numeric,
             bottom=config.bottom,
         )
-        dim, num_labels = self.flat.output_dim, len(inputs.labels)
+        dim = self.flat.output_dim
+        num_labels = len(inputs.labels)
         self.cross = _build_cross(config.cross, dim=dim)
         self.deep = nn.ModuleList()
         self.stacked: Heads | None = None

@@ -292,7 +292,8 @@ class DHEN(RankingModel):
             num_bottom_fields=config.num_bottom_fields,
         )
         self.layers = nn.ModuleList()
-        num_fields, dim = self.stack.num_fields, self.stack.dim
+        num_fields = self.stack.num_fields
+        dim = self.stack.dim
         self.input_norm = field_norm(config.input_norm, num_fields, dim=dim, eps=config.norm_eps)
         for index in range(config.num_layers):
             num_outputs = config.num_outputs[index if len(config.num_outputs) > 1 else 0]

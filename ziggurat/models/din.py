@@ -281,7 +281,8 @@ class DIN(RankingModel):
     ) -> dict[str, Tensor]:
         """A history and what was done with its events, summed with the same weights."""
         history = embedded.sequences[name].expanded()
-        weights_N, samples_N = cast(TargetAttention, attention).scores(target_BD, history), history.copies().samples
+        weights_N = cast(TargetAttention, attention).scores(target_BD, history)
+        samples_N = history.copies().samples
         lists = {name: history} | {each: embedded.sequences[each].expanded() for each in self.config.actions}
         return {
             each: weighted_sums(weights_N, values.values, samples_N, num_samples=target_BD.shape[0])

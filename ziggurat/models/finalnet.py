@@ -150,8 +150,10 @@ class FactorizedBlock(nn.Module):
 
     def __init__(self, input_dim: int, *, config: MLPConfig, residual: Residual, num_labels: int) -> None:
         super().__init__()
-        self.config, self.residual = config, residual
-        self.layers, self.norms = nn.ModuleList(), nn.ModuleList()
+        self.config = config
+        self.residual = residual
+        self.layers = nn.ModuleList()
+        self.norms = nn.ModuleList()
         wide = input_dim
         for width in config.hidden_dims:
             self.layers.append(Linear(wide, 2 * width if residual is Residual.SUM else width))
@@ -190,7 +192,9 @@ class FinalNet(RankingModel):
             numeric=config.numeric,
             bottom=config.bottom,
         )
-        num_fields, dim, num_labels = self.stack.num_fields, self.stack.dim, len(inputs.labels)
+        num_fields = self.stack.num_fields
+        dim = self.stack.dim
+        num_labels = len(inputs.labels)
         width = num_fields * dim
         self.gate = FieldGate(num_fields, dim=dim) if config.gating is Gating.FIELDS else None
         self.first = FactorizedBlock(

@@ -176,7 +176,9 @@ class MaskNet(RankingModel):
             numeric=config.numeric,
             bottom=config.bottom,
         )
-        num_fields, dim, num_labels = self.stack.num_fields, self.stack.dim, len(inputs.labels)
+        num_fields = self.stack.num_fields
+        dim = self.stack.dim
+        num_labels = len(inputs.labels)
         width = num_fields * dim
         self.field_norm = FieldNorm(num_fields, dim=dim) if config.field_norm is Normalization.LAYER else None
         self.output: nn.Module

@@ -99,7 +99,8 @@ class XDeepFM(RankingModel):
             numeric=config.numeric,
             bottom=config.bottom,
         )
-        num_fields, dim = self.stack.num_fields, self.stack.dim
+        num_fields = self.stack.num_fields
+        dim = self.stack.dim
         self.cin = CompressedInteraction(num_fields, dim=dim, layer_dims=config.cin)
         self.cin_output = Linear(self.cin.output_dim, num_labels)
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)

@@ -176,7 +176,8 @@ class CppLibrary:
     """
 
     def __init__(self, source: CppSource, *, declare: Callable[[ctypes.CDLL], None]) -> None:
-        self._source, self._declare = source, declare
+        self._source = source
+        self._declare = declare
 
     @classmethod
     def missing(cls, reason: str) -> CppLibrary:

@@ -65,7 +65,8 @@ def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray
     number = len(waiting)
     heapq.heapify(waiting)
     while len(waiting) > 1:
-        left, right = heapq.heappop(waiting)[2], heapq.heappop(waiting)[2]
+        left = heapq.heappop(waiting)[2]
+        right = heapq.heappop(waiting)[2]
         pairs = zip(left, reversed(right), strict=True)
         joined = [(one[0] + other[0], one[1] + other[1]) for one, other in pairs]
         joined.sort(key=lambda slot: -slot[0])

@@ -31,7 +31,8 @@ def pad_lists(
 
 def padded_places(offsets_B1: Int64[Tensor, "B+1"], *, num_rows: int, longest: int) -> Int64[Tensor, "N"]:
     """Where each of `num_rows` rows stands among B · L."""
-    device, num_lists = offsets_B1.device, len(offsets_B1) - 1
+    device = offsets_B1.device
+    num_lists = len(offsets_B1) - 1
     shift_B = torch.arange(num_lists, device=device) * longest - offsets_B1[:-1]
     shift_N = shift_B.repeat_interleave(offsets_B1.diff(), output_size=num_rows)
     return shift_N + torch.arange(num_rows, device=device)

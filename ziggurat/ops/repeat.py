@@ -141,7 +141,8 @@ def _sum_bags(rows: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
 def _by_position(lists: tuple[Tensor, Tensor, Tensor], num_events: int, num_copies: int) -> tuple[Tensor, Tensor]:
     """For each position of the slices' lists the positions of the samples' lists that are copies of it, and offsets."""
     offsets_U1, inverse_B, offsets_B1 = lists
-    device, num_slices = offsets_U1.device, len(offsets_U1) - 1
+    device = offsets_U1.device
+    num_slices = len(offsets_U1) - 1
     order_B, first_U = _by_slice(inverse_B, num_slices)
     slices_N = torch.arange(num_slices, device=device).repeat_interleave(offsets_U1.diff(), output_size=num_events)
     copies_N = F.pad(first_U, (0, 1), value=len(order_B)).diff()[slices_N]

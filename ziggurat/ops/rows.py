@@ -143,7 +143,8 @@ def gather_lists(
     library = _LIBRARY.or_none()
     if library is None:
         return gather_lists_reference(starts, offsets=offsets, chunks=chunks)
-    starts, offsets = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(offsets, np.int64)
+    starts = np.ascontiguousarray(starts, np.int64)
+    offsets = np.ascontiguousarray(offsets, np.int64)
     values = np.empty(int(offsets[-1]), dtype=np.int64)
     begins = np.array([_address(chunk) for chunk in chunks], dtype=np.uint64)
     library.ziggurat_gather_lists(len(starts), *map(_address, (starts, offsets, begins, values)))
@@ -175,7 +176,8 @@ def share_lists(values: Int32[np.ndarray, " V"], offsets: Int64[np.ndarray, " N+
     library = _LIBRARY.or_none()
     if library is None:
         return share_lists_reference(values, offsets)
-    values, offsets = np.ascontiguousarray(values, np.int32), np.ascontiguousarray(offsets, np.int64)
+    values = np.ascontiguousarray(values, np.int32)
+    offsets = np.ascontiguousarray(offsets, np.int64)
     starts = np.empty(len(offsets) - 1, dtype=np.int64)
     library.ziggurat_share_lists(_address(values), _address(offsets), len(starts), _address(starts))
     return starts
@@ -239,7 +241,8 @@ def _declare(library: ctypes.CDLL) -> None:
     }
     for name, arguments in prototypes.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes = arguments
+        function.restype = None
 
 
 _LIBRARY = CppLibrary(_SOURCE, declare=_declare)

@@ -49,10 +49,12 @@ class Agreement:
     """
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
-        self.rank, self.world_size = 0, 1
+        self.rank = 0
+        self.world_size = 1
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+            self.rank = dist.get_rank()
+            self.world_size = dist.get_world_size()
             with communicating("meeting of all ranks"):
                 group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
             assert isinstance(group, dist.ProcessGroup)

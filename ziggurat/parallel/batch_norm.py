@@ -48,7 +48,8 @@ class _WorldSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:  # type: ignore[override]
-        ctx.group, ctx.traffic = group, traffic
+        ctx.group = group
+        ctx.traffic = traffic
         return _summed(values, group, traffic)
 
     @staticmethod

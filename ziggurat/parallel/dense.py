@@ -75,7 +75,8 @@ class DenseNetwork(nn.Module):
         for name, child in model.named_children():
             if name not in ("embeddings", "towers"):
                 self.add_module(name, child)
-        self._parameters, self._buffers = model._parameters, model._buffers
+        self._parameters = model._parameters
+        self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         self._compute: DenseForward = compute or type(model).forward_dense.__get__(model)
 

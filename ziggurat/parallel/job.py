@@ -93,12 +93,15 @@ def same_device(wanted: Device, *, store: dist.Store, rank: int, world_size: int
     Raises:
         ConfigError: this rank has no such device, or the kinds differ; every rank raises.
     """
-    place, failure, chosen = dist.PrefixStore("ziggurat/device", store), None, None
+    place = dist.PrefixStore("ziggurat/device", store)
+    failure = None
+    chosen = None
     try:
         chosen = choose_device(wanted)
         said = [chosen.device.type, f"--device {wanted.value}: {chosen.device.type} ({chosen.reason})"]
     except ConfigError as error:
-        failure, said = error, [_NO_DEVICE, f"--device {wanted.value}: {error.found}"]
+        failure = error
+        said = [_NO_DEVICE, f"--device {wanted.value}: {error.found}"]
     place.set(str(rank), json.dumps(said))
     replies = [json.loads(text) for text in place.multi_get([str(each) for each in range(world_size)])]
     if chosen is not None and all(kind == chosen.device.type for kind, _ in replies):

@@ -55,7 +55,8 @@ class Pipeline:
 
     def __init__(self, model: Model, parallel: Parallel, *, num_parts: int = 2) -> None:
         assert isinstance(model.embeddings, ShardedEmbeddings)
-        self._model, self._parallel = model, parallel
+        self._model = model
+        self._parallel = parallel
         self._embeddings = model.embeddings
         self._towers = model.towers if isinstance(model.towers, TowerTransform) else None
         is_cut = num_parts > 1 and self._embeddings.can_start and self._embeddings.prioritised is None
@@ -174,7 +175,8 @@ class Pipeline:
     def _take(self, batch: Batch) -> list[Batch]:
         """The parts of a batch; their ids are on their way already if the batch was announced."""
         if self._ahead is not None and self._ahead[0] is batch:
-            parts, self._ahead = self._ahead[1], None
+            parts = self._ahead[1]
+            self._ahead = None
             return parts
         self._ahead = None
         parts = self._cut(batch)

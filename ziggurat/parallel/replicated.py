@@ -52,7 +52,8 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], *, num_parts: int) -> None:
         self.parameters = parameters
-        first, sizes = parameters[0], [p.numel() for p in parameters]
+        first = parameters[0]
+        sizes = [p.numel() for p in parameters]
         num_zeros = -sum(sizes) % num_parts
         self.flat = torch.zeros(sum(sizes) + num_zeros, dtype=first.dtype, device=first.device)
         *pieces, _ = self.flat.split([*sizes, num_zeros])
@@ -84,15 +85,20 @@ class ReplicatedNetwork:
         purpose: str,
         hierarchy: Hierarchy | None = None,
     ) -> None:
-        self.module, self._hierarchy = module, hierarchy
-        self._group, self._reduction, self._traffic, self._purpose = group, reduction, traffic, purpose
+        self.module = module
+        self._hierarchy = hierarchy
+        self._group = group
+        self._reduction = reduction
+        self._traffic = traffic
+        self._purpose = purpose
         # In shared memory nothing travels by itself: sums cost the same whenever they are made, and one costs least.
         is_early = group.memory is None
         limits = (_FIRST_BUCKET_BYTES, _BUCKET_BYTES) if is_early else (sys.maxsize, sys.maxsize)
         num_parts = 1 if hierarchy is None else hierarchy.inside.size
         self._buckets = [_Bucket(each, num_parts=num_parts) for each in _bucketed(module, limits=limits)]
         self._place: dict[nn.Parameter, tuple[int, int]] = {}
-        self._is_reduced, self._is_open = True, False
+        self._is_reduced = True
+        self._is_open = False
         self._next = 0
         for index, bucket in enumerate(self._buckets):
             for position, parameter in enumerate(bucket.parameters):
@@ -127,7 +133,8 @@ class ReplicatedNetwork:
         del gradient
         if self._is_open:
             return
-        self._is_open, self._next = True, 0
+        self._is_open = True
+        self._next = 0
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
@@ -181,7 +188,8 @@ def _advance(buckets: Sequence[_Bucket]) -> None:
 
 def _collect(bucket: _Bucket, position: int) -> None:
     """Put a weight's gradient into its place in the bucket, and let the weight have that place as its gradient."""
-    parameter, view = bucket.parameters[position], bucket.views[position]
+    parameter = bucket.parameters[position]
+    view = bucket.views[position]
     if parameter.grad is None:
         view.zero_()
     elif parameter.grad is not view:
@@ -191,9 +199,11 @@ def _collect(bucket: _Bucket, position: int) -> None:
 
 def _collect_all(bucket: _Bucket, positions: list[int]) -> None:
     """`_collect` for many weights, in one copy."""
-    views, gradients = [], []
+    views = []
+    gradients = []
     for position in positions:
-        parameter, view = bucket.parameters[position], bucket.views[position]
+        parameter = bucket.parameters[position]
+        view = bucket.views[position]
         if parameter.grad is None or parameter.grad is view:
             _collect(bucket, position)
         else:
@@ -207,7 +217,8 @@ def _collect_all(bucket: _Bucket, positions: list[int]) -> None:
 def _bucketed(module: nn.Module, *, limits: tuple[int, int]) -> list[list[nn.Parameter]]:
     """Weights that need gradients, the last ones first, in buckets of one type and of so many bytes."""
     buckets: list[list[nn.Parameter]] = []
-    num_bytes, limit = 0, limits[0]
+    num_bytes = 0
+    limit = limits[0]
     for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
         same = bool(buckets) and (buckets[-1][0].dtype, buckets[-1][0].device) == (parameter.dtype, parameter.device)
         if not same or num_bytes >= limit:

@@ -137,7 +137,8 @@ def _sums_of(value: Tensor) -> list[float]:
     """Return sums of the numbers with random signs, the same signs everywhere, and the length of the whole."""
     signs = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (_SIGNS_PER_ROW, _NUM_SUMS)) * 2.0 - 1.0)
     flat = value.detach().reshape(-1)
-    sums, square = torch.zeros(_NUM_SUMS, dtype=torch.float64), 0.0
+    sums = torch.zeros(_NUM_SUMS, dtype=torch.float64)
+    square = 0.0
     for number, first in enumerate(range(0, len(flat), _BLOCK)):
         block = flat[first : first + _BLOCK].cpu().double()
         square += float(block.square().sum())

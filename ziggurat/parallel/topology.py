@@ -348,7 +348,8 @@ def _groups_along(topology: Topology, axis: Axis) -> list[tuple[int, ...]]:
 
 def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> list[int]:
     """The host of every rank, as all ranks report it, in any numbers; each rank raises the same error."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     mine = torch.tensor([host_number(rank, ranks_per_host, hosts), tower_size]).to(communication_device())
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
     with communicating("first exchange of all ranks"):

@@ -82,7 +82,9 @@ class SliceHops:
         self._fields: list[list[_Field]] = []
         self._hops: list[BlockExchange] = []
         for part in self._parts:
-            widths, blocks, fields = [], [], []
+            widths = []
+            blocks = []
+            fields = []
             for group in range(shape.topology.num_groups):
                 towers = [tower for tower in shape.of_group(group) if self._travels_as[tower] == part]
                 mine = [(tower, index) for tower in towers for index in range(len(shape.output_field_dims[tower]))]

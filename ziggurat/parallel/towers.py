@@ -100,7 +100,8 @@ class TowerTransform(nn.Module):
         flow: Flow,
     ) -> None:
         super().__init__()
-        self._topology, self._flow = topology, flow
+        self._topology = topology
+        self._flow = flow
         self.towers = towers
         pooled = pooled_towers(towers, embeddings.inputs)
         input_field_dims = [[field_dims[name] for name in tower] for tower in pooled]
@@ -113,9 +114,12 @@ class TowerTransform(nn.Module):
         }
         own_towers = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
         assert sum(sum(input_field_dims[tower]) for tower in own) == embeddings.output_dim
-        widths, starts, named = [], {}, {}
+        widths = []
+        starts = {}
+        named = {}
         for group in range(topology.num_groups):
-            column, towers_of_group = 0, topology.towers_of(group, num_towers=len(towers))
+            column = 0
+            towers_of_group = topology.towers_of(group, num_towers=len(towers))
             for tower in towers_of_group:
                 for index, dim in enumerate(output_field_dims[tower]):
                     starts[tower, index] = Block(dim, ((group, column),))

@@ -58,7 +58,8 @@ def place_tables(
     for field in inputs.lookups:
         columns = inputs.table(field.table).embedding_dim or dim
         loads[field.table] += columns * (1.0 + lengths.get(field.name, 1.0))
-    load_of, size_of = [0.0] * world_size, [0] * world_size
+    load_of = [0.0] * world_size
+    size_of = [0] * world_size
     chosen: dict[str, int] = {}
     for name in sorted(loads, key=lambda name: (-loads[name], -sizes[name], name)):
         rank = min(homes.get(name, range(world_size)), key=lambda rank: (load_of[rank], size_of[rank], rank))

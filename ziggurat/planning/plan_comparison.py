@@ -42,7 +42,8 @@ def compare_plans(planned: PlannedModel, *, budget_s: float = 2.0, seed: int = 0
 
 def fixed_plans(planned: PlannedModel) -> Iterator[tuple[str, tuple[Assignment, ...]]]:
     """Names and assignments of the rules that look at no prices and no memory."""
-    problem, model = planned.problem, planned.model
+    problem = planned.problem
+    model = planned.model
     default = place_tables(
         model.inputs,
         dim=getattr(model.config, "embedding_dim", 1),
@@ -86,5 +87,6 @@ def _row(name: str, planned: PlannedModel, assignments: Sequence[Assignment]) ->
 
 
 def _figures(name: str, step_ms: str, costs: Sequence[float], sizes: Sequence[int], note: str) -> tuple[str, ...]:
-    most, mean = max(costs), sum(costs) / len(costs)
+    most = max(costs)
+    mean = sum(costs) / len(costs)
     return (name, step_ms, f"{most:.3f}", f"{most / max(mean, 1e-9):.2f}", f"{max(sizes) / 2**30:.2f}", note)

@@ -261,7 +261,8 @@ def planning_problem(
         placements: ways to cut tables that may be used.
         tables_bytes: most that tables may take on a device; 0: what its memory leaves.
     """
-    work, world = model.work, cluster.world_size
+    work = model.work
+    world = cluster.world_size
     memory = memory_ledger(work, cluster)
     allowed: tuple[tuple[int, ...] | None, ...] = ()
     if model.towers is not None:

@@ -117,8 +117,10 @@ class PlanReport:
     def lines(self) -> list[str]:
         """The sum of it: step, where its time goes, memory, balance."""
         planned = self.planned
-        timeline, work = planned.timeline, planned.model.work
-        step_ms, costs = 1e3 * timeline.step_s, planned.rank_ms
+        timeline = planned.timeline
+        work = planned.model.work
+        step_ms = 1e3 * timeline.step_s
+        costs = planned.rank_ms
         rate = timeline.samples_per_s(work.batch_size)
         parts = sorted(timeline.parts_ms().items(), key=lambda item: -item[1])
         size = planned.plan.ranks_per_group
@@ -138,7 +140,8 @@ class PlanReport:
 
     def _bound_by_program(self) -> list[str]:
         """A line if the program that starts the operations takes longer than the devices do."""
-        timeline, device = self.planned.timeline, self.planned.cluster.device
+        timeline = self.planned.timeline
+        device = self.planned.cluster.device
         rest_ms = timeline.parts_ms().get("rest", 0.0)
         if device.launch is not Launch.AHEAD or not rest_ms:
             return []

@@ -178,7 +178,8 @@ class PlanningProblem:
         most = len(self.devices_of(table))
         most = min(most, self.max_parts) if self.max_parts else most
         profile = self.tables[table]
-        parts, dim = [1], profile.dim
+        parts = [1]
+        dim = profile.dim
         may_cut = any(each.cuts_columns for each in self.placements)
         if may_cut and not profile.row_format.keeps_rows_whole and not profile.keeps_rows_whole:
             while parts[-1] * 2 <= most and dim % (parts[-1] * 2 * self.column_multiple) == 0:

@@ -138,7 +138,8 @@ def _kept(path: Path) -> tuple[Precision, str] | None:
 
 
 def _rates(answer: dict[str, str | float | int]) -> str:
-    fp32, bf16 = float(answer["fp32_gflop_per_s"]), float(answer["bf16_gflop_per_s"])
+    fp32 = float(answer["fp32_gflop_per_s"])
+    bf16 = float(answer["bf16_gflop_per_s"])
     return f"FP32 {fp32:.0f}, BF16 {bf16:.0f} GFLOP/s, {float(answer['speedup']):.2f} times"
 
 

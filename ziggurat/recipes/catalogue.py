@@ -295,7 +295,8 @@ def _is_fitted(config: RunConfig) -> bool:
     recipe = f"table_{getattr(config.model, 'kind', '')}"
     if not is_ranker or config.recipe != recipe or config.table_schema.events is not None:
         return False
-    training, default = config.training, table_run(config.model, config.table_schema).training
+    training = config.training
+    default = table_run(config.model, config.table_schema).training
     of_rows = ("epochs", "max_steps", "early_stop", "learning_rate", "table_learning_rate")
     is_default = all(getattr(training, name) == getattr(default, name) for name in of_rows)
     return is_default and training.loader.batch_size == default.loader.batch_size
@@ -331,7 +332,9 @@ def logistic_training(training: TrainingConfig, *, rows: int, epochs: int = 10) 
         rows: to train on.
         epochs: at most; validation ends it earlier.
     """
-    smallest, largest, steps = 64, 4096, 1000
+    smallest = 64
+    largest = 4096
+    steps = 1000
     batch_size = smallest
     while batch_size < largest and 2 * batch_size * steps <= rows:
         batch_size *= 2

@@ -41,7 +41,8 @@ def check_events(config: RunConfig) -> None:
     Raises:
         SchemaError: they do not go together; names the recipe that fits.
     """
-    schema, model = config.table_schema, type(config.model)
+    schema = config.table_schema
+    model = type(config.model)
     labels = [label.name for label in schema.labels]
     if schema.events is None:
         made_by_hand = any(feature.name == HISTORY for feature in schema.features)
@@ -50,7 +51,8 @@ def check_events(config: RunConfig) -> None:
             raise _wrong(config, f"a schema with {wanted}", "no [events]", f"add {wanted} to it: {_GUIDE}", _SAMPLES)
     elif model is NextItemConfig:
         if labels and NEXT_ITEM not in labels:
-            found, way_out = f"labels {', '.join(labels)}", f"take each [[label]] out of the schema: {_NEXT}"
+            found = f"labels {', '.join(labels)}"
+            way_out = f"take each [[label]] out of the schema: {_NEXT}"
             raise _wrong(
                 config, "a schema with [events] and no labels: what comes next is asked", found, _RANKER, way_out
             )

@@ -141,7 +141,8 @@ def scale_model(model: M) -> M:
 
 def protocol_of(config: RunConfig) -> Protocol | None:
     """Which protocol a run follows, or None if it is none of them."""
-    training, tables = config.training, config.model.embedding
+    training = config.training
+    tables = config.model.embedding
     dense = tables.optimizer.is_dense
     plateau = training.schedule.decay is Decay.PLATEAU and training.early_stop.patience > 0
     if dense and plateau and tables.init is TableInit.NORMAL and training.clip_norm == 10.0:

@@ -82,7 +82,9 @@ class Live:
         """
         self._check(vectors, items, len(numbers))
         vectors = vectors.detach().to("cpu", torch.float32)
-        kept_vectors, kept_numbers, kept_items = vectors, numbers, items
+        kept_vectors = vectors
+        kept_numbers = numbers
+        kept_items = items
         if self.fresh_vectors is not None and self.fresh_numbers is not None and self.fresh is not None:
             stays = ~torch.isin(self.fresh_numbers, numbers) & self._is_alive(self.fresh_numbers)
             kept_vectors = torch.cat([self.fresh_vectors[stays], vectors])
@@ -105,7 +107,8 @@ class Live:
     def all_alive(self) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "N"]]:
         """Vectors and numbers of every item that is alive, by number."""
         alive = rows_of_mask(self.main.base_mask())
-        vectors, numbers = self.main.vectors.vectors(alive), self.main.numbers_at(alive)
+        vectors = self.main.vectors.vectors(alive)
+        numbers = self.main.numbers_at(alive)
         if self.fresh_vectors is not None and self.fresh_numbers is not None:
             stays = self._is_alive(self.fresh_numbers)
             vectors = torch.cat([vectors, self.fresh_vectors[stays]])
@@ -151,7 +154,8 @@ class Live:
         return Segment(vectors=index, filters=filters)
 
     def _check(self, vectors: Tensor, items: pl.DataFrame | None, num: int) -> None:
-        dim, has_filters = self.main.vectors.dim, self.main.filters is not None
+        dim = self.main.vectors.dim
+        has_filters = self.main.filters is not None
         lines = 0 if items is None else len(items)
         if vectors.dim() != 2 or vectors.shape != (num, dim) or (has_filters and lines != num):
             expected = f"{num:,} vectors of {dim} numbers" + (", and a line for each" if has_filters else "")

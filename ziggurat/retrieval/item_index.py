@@ -208,7 +208,8 @@ class ItemIndex(nn.Module):
         if probes is not None:
             check_count(probes, 0, 2**31 - 1, name="probes", ways_out="leave it out: the index chooses")
         queries = as_matrix(queries, argument="queries")
-        live, num = self._live, len(queries)
+        live = self._live
+        num = len(queries)
         wanted = one_a_query(filters, num, name="filters")
         seen = one_a_query(exclude, num, name="exclude")
         base = probes or self.vectors.probes_for(k)

@@ -100,7 +100,8 @@ class MainSearch:
         if len(together) == len(planned):
             found = _scan(vectors, queries, planned, k=k)
             return found, tuple(each.plan for each in planned)
-        scores, positions = torch.empty(len(planned), k), torch.empty(len(planned), k, dtype=torch.int64)
+        scores = torch.empty(len(planned), k)
+        positions = torch.empty(len(planned), k, dtype=torch.int64)
         if together:
             scores[together], positions[together] = _scan(
                 vectors, queries[together], [planned[i] for i in together], k=k
@@ -126,10 +127,14 @@ class MainSearch:
 
     def _masked(self, main: Segment, wanted: Wanted, seen: Tensor | None, asked: MainQuery) -> Planned:
         if wanted is None:
-            mask, passing, cached, kept = main.base_mask(), main.num_alive(), False, None
+            mask = main.base_mask()
+            passing = main.num_alive()
+            cached = False
+            kept = None
         else:
             kept, cached = self._cache.get((main, wanted), make=lambda: main.mask(wanted))
-            mask, passing = kept.mask, kept.passing
+            mask = kept.mask
+            passing = kept.passing
         if seen is not None:
             mask = mask if kept is None else mask.clone()
             main.clear(mask, seen)

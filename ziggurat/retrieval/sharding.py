@@ -91,7 +91,9 @@ class ShardIndex:
     """
 
     def __init__(self, live: Live, *, positions: Tensor, cache: FilterCache) -> None:
-        self._live, self._positions, self._cache = live, positions, cache
+        self._live = live
+        self._positions = positions
+        self._cache = cache
         self._search_main = MainSearch(cache)
 
     @staticmethod
@@ -111,7 +113,8 @@ class ShardIndex:
         whole = index.vectors
         numbers = whole.order
         positions = is_of_shard(numbers, shard=shard, num_shards=num_shards).nonzero().flatten()
-        vectors, numbers = _rows_of(whole, positions), numbers[positions]
+        vectors = _rows_of(whole, positions)
+        numbers = numbers[positions]
         filters = None
         if index.filters is not None:
             if items is None:

@@ -466,7 +466,8 @@ def _trainer(
     config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, given: Mapping[str, Any]
 ) -> tuple[Trainer, ModelFacts, str]:
     """The trainer of a run, its model on the ranks; the facts of the model as a whole, and what its logits start at."""
-    device, embedding = choose_device(config.device).device, config.model.embedding
+    device = choose_device(config.device).device
+    embedding = config.model.embedding
     if resume:  # perhaps on another machine
         embedding = dataclasses.replace(embedding, kernel=usable_kernel(embedding.kernel, device=device))
     model = build_model(

@@ -153,7 +153,8 @@ class Run:
         prepared = self._prepared(split, progress)
         dataset = self._rows(prepared, split)
         self._warn_of_left_out(split, progress)
-        settings, team = self.config.training, self.team
+        settings = self.config.training
+        team = self.team
         batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
         batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
         ranking = self._full_ranking(prepared, split=split) if self.model.finds_items else None

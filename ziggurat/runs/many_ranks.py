@@ -45,7 +45,8 @@ def on_any_ranks(config: RunConfig) -> RunConfig:
     Args:
         config: of the run.
     """
-    size, parallel = Topology.create().world_size, config.parallel
+    size = Topology.create().world_size
+    parallel = config.parallel
     context = 1 if size % parallel.context else parallel.context
     parallel = replace(parallel, tower_size=0, context=context)
     return replace(config, parallel=parallel, device=device_of_finished_run(config.device))
@@ -67,7 +68,8 @@ class Ranks:
     """
 
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
-        self._config, self._plan = config, plan
+        self._config = config
+        self._plan = plan
         self.tower_size_reason = ""
         size = config.parallel.context  # refused here where it does not divide the ranks, before data is prepared
         self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host, context_size=size)
@@ -183,12 +185,15 @@ class Ranks:
 
     def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> dict[str, Any]:
         """The plan as JSON, and why its tower groups have the size that they have."""
-        config, world_size = self._config, self._hosts.world_size
-        plan, source = self._plan, "--plan"
+        config = self._config
+        world_size = self._hosts.world_size
+        plan = self._plan
+        source = "--plan"
         if plan is None and resume and run.plan.exists():
             kept = Plan.load(run.plan)
             if kept.world_size == world_size and config.parallel.tower_size in (0, kept.ranks_per_group):
-                plan, source = kept, "the plan in the run's folder"
+                plan = kept
+                source = "the plan in the run's folder"
         if plan is not None:
             reason = "" if plan.towers is None else f"{plan.ranks_per_group} ranks, as {source} says"
             return {"plan": to_json(plan), "reason": reason}

@@ -135,7 +135,9 @@ def sources_text(run: RunFolder, changes: list[Difference]) -> str:
 
 
 def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
-    training, embedding, labels = given.training, given.model.embedding, given.table_schema.labels
+    training = given.training
+    embedding = given.model.embedding
+    labels = given.table_schema.labels
     if training.precision.is_measured:
         training = replace(training, precision=stored.training.precision)
     if not training.threads:
@@ -151,13 +153,16 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         training = replace(training, unknown_ids=stored.training.unknown_ids)
     if embedding.kernel is KernelChoice.AUTO:
         embedding = replace(embedding, kernel=stored.model.embedding.kernel)
-    data, device, schema = given.data, given.device, given.table_schema
+    data = given.data
+    device = given.device
+    schema = given.table_schema
     if stored.table_schema.items is None:  # older than items, and its model reads none
         schema = replace(schema, items=None)
     tables = given.tables
     if tables.memory_limit and tables.memory_limit == stored.tables.memory_limit:  # it chose formats at the first start
         cache = tables.cache or stored.tables.cache
-        formats, places = stored.tables.by_table | tables.by_table, {}
+        formats = stored.tables.by_table | tables.by_table
+        places = {}
         if tables.disk:
             memory = stored.tables.memory if tables.memory == TablesConfig.memory else tables.memory
             places = {"in_memory": tables.in_memory or stored.tables.in_memory, "memory": memory}

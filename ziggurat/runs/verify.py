@@ -42,7 +42,8 @@ def verify_run(folder: str | Path, *, models: Sequence[type[Any]] = ()) -> Verdi
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)
     lines: list[str] = []
-    good, intact = True, list[int]()
+    good = True
+    intact = list[int]()
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     for step in store.steps():
         try:

@@ -121,7 +121,8 @@ def recommend_in_bulk(
         SchemaError: the files have no column that the export reads.
         RequestError: a row, or the filter, cannot be used; names the row.
     """
-    config, target = config or BulkConfig(), Path(out)
+    config = config or BulkConfig()
+    target = Path(out)
     source = users_of(users, out=target, config=config)
     columns = _columns(export, source)
     if config.filter:

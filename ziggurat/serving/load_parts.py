@@ -113,7 +113,9 @@ def _known_sides(users: KnownUsers | None, ranker: Ranker | None, encoder: Vecto
 
 
 def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
-    catalogue, ranker, encoder = chain.catalogue, chain.ranker, chain.encoder
+    catalogue = chain.catalogue
+    ranker = chain.ranker
+    encoder = chain.encoder
     sides = [side for part in (ranker, encoder) if part is not None for side in (part.users, part.items)]
     user_schemas = [side.preprocessing.schema for side in sides[::2] if side.preprocessing is not None]
     item_schemas = [side.preprocessing.schema for side in sides[1::2] if side.preprocessing is not None]

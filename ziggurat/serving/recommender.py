@@ -68,9 +68,11 @@ class Recommender:
     """
 
     def __init__(self, export: ExportFolder, *, chain: Chain, users: KnownUsers | None, info: Info) -> None:
-        self.export, self.chain = export, chain
+        self.export = export
+        self.chain = chain
         self._changing = threading.Lock()
-        self._users, self._info = users, info
+        self._users = users
+        self._info = info
         self._user_columns = tuple(column.name for column in info.user_columns)
         self._item_columns = tuple(column.name for column in info.item_columns)
 
@@ -289,7 +291,8 @@ class Recommender:
         questions = [self._question(request) for request in requests]
         chain = self.chain  # items may change meanwhile; it knows every number that a question has
         found = chain.recommend(questions, effort=effort, explain=any(request.explain for request in requests))
-        known, absent = self._users, self._catalogue().notes
+        known = self._users
+        absent = self._catalogue().notes
         return [
             Recommendations(
                 items=self._items(each),
@@ -311,7 +314,8 @@ class Recommender:
 
     def _items(self, found: Candidates) -> tuple[ScoredItem, ...]:
         ids = self._catalogue().ids_at(found.items)
-        labels, tasks = self.chain.labels, found.tasks.tolist()
+        labels = self.chain.labels
+        tasks = found.tasks.tolist()
         products, again = found.further()
         return tuple(
             ScoredItem(
@@ -368,12 +372,15 @@ class Recommender:
         askers = [self._asker(request.user) for request in requests]
         given = [self._split_items(request) for request in requests]
         chain = self.chain
-        found, version = score_given(chain, questions=askers, given=given), chain.changes.version(self.export.version)
+        found = score_given(chain, questions=askers, given=given)
+        version = chain.changes.version(self.export.version)
         return [self._ranked(request, scores, version) for request, scores in zip(requests, found, strict=True)]
 
     def _ranked(self, request: RankRequest, found: GivenScores, version: str) -> Ranked:
-        size, labels = len(request.items), self.chain.labels
-        tasks, values = found.tasks.tolist(), found.values.tolist()
+        size = len(request.items)
+        labels = self.chain.labels
+        tasks = found.tasks.tolist()
+        values = found.values.tolist()
         nothing = [None] * size
         retrieval = nothing if found.retrieval is None else found.retrieval.tolist()
         over_arch = nothing if found.over_arch is None else found.over_arch.tolist()

@@ -65,8 +65,10 @@ def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
     lengths = [each.list.len().fill_null(0) for each in lists]
     for other, found in zip(lists[1:], lengths[1:], strict=True):
         if (rows := (found != lengths[0]).arg_true()).len():
-            first, row = lists[0].name, int(rows[0])
-            num_events, num_found = int(lengths[0][row]), int(found[row])
+            first = lists[0].name
+            row = int(rows[0])
+            num_events = int(lengths[0][row])
+            num_found = int(found[row])
             raise RequestError(
                 expected=f"as many values in {other.name!r} as in {first!r}, which has {num_events}: both describe the "
                 "same events",

@@ -234,7 +234,8 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
 
 def _answer(place: _Place, *, progress: Progress) -> Comparison:
     """Train what is missing of one question's models, and put them together."""
-    models, question = [], place.question
+    models = []
+    question = place.question
     for number, (name, settings) in enumerate(place.chosen.items(), start=1):
         progress.say(f"[{number}/{len(place.chosen)}] {name}")
         models.append(_compare_one(place, name, settings, progress=progress))
@@ -283,7 +284,8 @@ def differences(
     for model in models if over_rows and name in ("auc", "rmse") else ():
         loaded = [test_scores(folder) for folder in model.folders]
         known = ~np.isnan(loaded[0][1])
-        scores, labels = [each[known] for each, _ in loaded], loaded[0][1][known]
+        scores = [each[known] for each, _ in loaded]
+        labels = loaded[0][1][known]
         parts[model.name] = placements(scores, labels) if name == "auc" else squared_errors(scores, labels)
     found = {}
     for index, first in enumerate(models):
@@ -310,8 +312,12 @@ class _Place:
         question: Question,
         chosen: Mapping[str, ModelSettings],
     ) -> None:
-        self.config, self.base, self.folder, self.data = config, base, folder, data
-        self.question, self.chosen = question, chosen
+        self.config = config
+        self.base = base
+        self.folder = folder
+        self.data = data
+        self.question = question
+        self.chosen = chosen
 
     def request(self, name: str, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
         """The run of one variant and seed."""
@@ -320,9 +326,11 @@ class _Place:
             model = settings.model
             training = recipe_training(self.base.training, rate=settings.rate, metric=config.metric)
         elif config.protocol is Protocol.SCALE:
-            model, training = scale_model(settings.model), scale_training(num_rows=self.data.train.num_rows)
+            model = scale_model(settings.model)
+            training = scale_training(num_rows=self.data.train.num_rows)
         else:
-            model, training = bars_model(settings.model), bars_training(embedding_l2=settings.embedding_l2)
+            model = bars_model(settings.model)
+            training = bars_training(embedding_l2=settings.embedding_l2)
             stop = dataclasses.replace(training.early_stop, metric=config.metric)
             training = dataclasses.replace(training, early_stop=stop)
             training = averaged(training) if config.protocol is Protocol.BARS_AVERAGED else training

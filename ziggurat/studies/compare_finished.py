@@ -238,7 +238,8 @@ def _refuse_other_data(first: FinishedRun, mine: dict[str, str], other: Finished
     ]
     if different:
         raise _other_data((first, other), "; ".join(map(str, different[:4])))
-    name, same_schema = "data test content", first.config.table_schema == other.config.table_schema
+    name = "data test content"
+    same_schema = first.config.table_schema == other.config.table_schema
     if same_schema and name in differing([_comparable(first.content), _comparable(other.content)]):
         raise _other_data((first, other), "the same schema and files, and other test rows: a file changed in between")
     if first.num_rows != other.num_rows:
@@ -275,7 +276,8 @@ def _refuse_other_vocabulary(folders: Sequence[Path], runs: Sequence[FinishedRun
     """Equal schemas that were fitted to other values: the files changed between the runs."""
     found: dict[str, Preprocessing] = {}
     for folder, run in zip(folders, runs, strict=True):
-        schema, path = str(run.config.table_schema), RunFolder(folder).preprocessing
+        schema = str(run.config.table_schema)
+        path = RunFolder(folder).preprocessing
         fitted = load_preprocessing(path)
         if found.setdefault(schema, fitted).difference(fitted):
             raise _other_data(runs, "the same schema, fitted to different training rows: a file changed in between")

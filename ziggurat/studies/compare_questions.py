@@ -137,7 +137,8 @@ def _without_labels(schema: Schema) -> Schema:
 
 def _ranker_run(data: OwnData, ranked: Sequence[str]) -> RunConfig:
     """Data and training settings of the rankers: those of the log's recipe, with what the command line changes."""
-    run, schema = data.run, data.run.table_schema
+    run = data.run
+    schema = data.run.table_schema
     is_movielens = run.dataset.name == movielens_events.NAME and schema == movielens_events.events_schema()
     if schema.labels:
         base = table_run(HSTU_RANKER, schema)

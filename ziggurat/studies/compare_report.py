@@ -47,7 +47,8 @@ def shown(metric: str) -> str:
 
 def model_columns(comparison: Comparison) -> tuple[str, ...]:
     """Headings of the table of models."""
-    metric, other = comparison.config.metric, _second_metric(comparison)
+    metric = comparison.config.metric
+    other = _second_metric(comparison)
     name = shown(metric)
     second = f"test {shown(other)}" if other else ""
     rest = ("parameters", "FLOPs a sample", "samples/s", "epochs")
@@ -211,7 +212,8 @@ def p_text(value: float) -> str:
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     used = [index for index in range(len(columns)) if columns[index] and any(row[index] for row in rows)]
-    columns, rows = tuple(columns[i] for i in used), [tuple(row[i] for i in used) for row in rows]
+    columns = tuple(columns[i] for i in used)
+    rows = [tuple(row[i] for i in used) for row in rows]
     head = "| " + " | ".join(columns) + " |"
     rule = "|---|" + "---:|" * (len(columns) - 1)
     return [head, rule, *("| " + " | ".join(row) + " |" for row in rows)]

@@ -70,7 +70,8 @@ class RunCost:
     @staticmethod
     def of(model: Model) -> RunCost:
         """Counted exactly; see `models/costs/model_cost.py`."""
-        parameters, flops = num_parameters(model), flops_per_sample(model)
+        parameters = num_parameters(model)
+        flops = flops_per_sample(model)
         return RunCost(
             table_parameters=parameters.embedding,
             dense_parameters=parameters.dense,
@@ -231,7 +232,8 @@ def _refuse_other_data(folder: Path, *, data: PreparedData) -> None:
     """A run goes on with the rows that it began with; runs of older versions did not keep what those were."""
     if not (folder / DATA).exists():
         return
-    stored, now = _DATA.read(folder / DATA), content_of(data)
+    stored = _DATA.read(folder / DATA)
+    now = content_of(data)
     changed = [name for name in now if stored.get(name) != now[name]]
     if changed:
         raise ConfigError(
@@ -282,9 +284,11 @@ def _logged_rate(run: RunFolder) -> float:
 
 def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, request: RunRequest) -> RunRecord:
     assert data.test is not None
-    folder, label = request.folder, label_index(request.metric, trainer.model.inputs)
+    folder = request.folder
+    label = label_index(request.metric, trainer.model.inputs)
     accumulator = MetricAccumulator(trainer.model.inputs)
-    kept_labels, kept_scores = [], []
+    kept_labels = []
+    kept_scores = []
     batches = ordered_batches(data.test, batch_size=_rows_at_once(trainer)).batches(epoch=0)
     for batch, scores in scores_of(trainer.model, batches):
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
@@ -305,7 +309,8 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
 
 def _rows_at_once(trainer: Trainer) -> int:
     """Test rows of a batch: many, but of rows with histories no more than in evaluation."""
-    config, many = trainer.config, 16_384
+    config = trainer.config
+    many = 16_384
     own = config.evaluation_batch_size or 4 * config.loader.batch_size
     return min(many, own) if trainer.model.inputs.sequences else many
 

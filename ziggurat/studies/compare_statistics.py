@@ -123,7 +123,8 @@ def placements(scores: Sequence[NDArray[np.floating]], labels: NDArray[np.floati
         DataError: lengths differ, or only one class is there.
     """
     positive = np.asarray(labels) > 0.5
-    num_positives, num_negatives = int(positive.sum()), int((~positive).sum())
+    num_positives = int(positive.sum())
+    num_negatives = int((~positive).sum())
     if any(len(each) != positive.size for each in scores) or not scores or not num_positives or not num_negatives:
         raise DataError(
             expected="scores of every run for the same rows, of both classes",
@@ -131,7 +132,8 @@ def placements(scores: Sequence[NDArray[np.floating]], labels: NDArray[np.floati
             where="placements",
             ways_out="evaluate all runs on the same test data",
         )
-    above, below = np.zeros(num_positives), np.zeros(num_negatives)
+    above = np.zeros(num_positives)
+    below = np.zeros(num_negatives)
     for each in scores:
         ranks = stats.rankdata(np.asarray(each))
         above += (ranks[positive] - stats.rankdata(np.asarray(each)[positive])) / num_negatives

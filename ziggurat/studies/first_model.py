@@ -236,7 +236,8 @@ def train_first_model(
     tried: list[Tried] = []
     told = {f"warning: {warning}" for warning in prepared.summary.warnings}
     said: dict[str, list[str]] = {}
-    metric, is_upwards = candidates[0].config.stop_metric(), True
+    metric = candidates[0].config.stop_metric()
+    is_upwards = True
     for candidate in candidates:
         config = candidate.within_budget(prepared.train.num_rows)
         is_upwards = improves_upwards(dataclasses.replace(config.training.early_stop, metric=metric))
@@ -308,7 +309,9 @@ def _take_over(finished: Path, folder: Path) -> None:
 
 def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Progress) -> str:
     """What will be trained, and how long it takes at most, by the time of a few steps of each model."""
-    rows, total_s, longest_s = prepared.train.num_rows, 0.0, 0.0
+    rows = prepared.train.num_rows
+    total_s = 0.0
+    longest_s = 0.0
     for candidate in candidates:
         config = candidate.config
         has_same = config.table_schema == candidates[0].config.table_schema
@@ -390,7 +393,8 @@ class _Named:
     """
 
     def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._name = progress, name
+        self._progress = progress
+        self._name = name
         self.said: list[str] = []
 
     def begin(self, what: str, *, total: int | None) -> None:

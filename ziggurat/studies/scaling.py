@@ -130,9 +130,11 @@ def _widen(wider: Callable[[float], BuiltInConfig]) -> Callable[[InputSpec, floa
     """Bisect the factor of widths between 1 and 4096 until the FLOPs meet a target."""
 
     def found(inputs: InputSpec, target: float) -> BuiltInConfig:
-        low, high = 1.0, 2.0
+        low = 1.0
+        high = 2.0
         while high < _MAX_WIDTH and forward_flops(wider(high), inputs) < target:
-            low, high = high, high * 2.0
+            low = high
+            high = high * 2.0
         if forward_flops(wider(low), inputs) >= target:
             return wider(low)
         for _ in range(12):

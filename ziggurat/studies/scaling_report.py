@@ -92,7 +92,8 @@ def plot(scaled: Sequence[ScaledModel], config: ScaleConfig) -> Figure:
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     for index, model in enumerate(scaled):
-        color, smallest = f"C{index}", model.points[0].flops
+        color = f"C{index}"
+        smallest = model.points[0].flops
         for point in model.points:
             losses = [run.test[config.metrics[0]] for run in point.runs]
             axes.plot([point.flops] * len(losses), losses, "o", color=color, markersize=5)

@@ -220,9 +220,11 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
     """
     progress = progress or NoProgress()
     if isinstance(config.data, OwnData):
-        base, changes = config.data.run, config.data.training_changes
+        base = config.data.run
+        changes = config.data.training_changes
     else:
-        base, changes = data_run(config.data, source=config.source, rows=config.rows), {}
+        base = data_run(config.data, source=config.source, rows=config.rows)
+        changes = {}
     data = prepare_run(base, progress=progress)
     torch.set_num_threads(config.threads)
     folder = Path(out) / f"{config.data_name}-scale-{data.train.num_rows}"

@@ -155,7 +155,8 @@ def _values(batch: Batch, inputs: InputSpec) -> NDArray[np.float32]:
     columns += list(batch.dense.numpy().T)
     for position in range(len(inputs.jagged)):
         lists = batch.lists(position)[0]
-        rows, offsets = lists.values.numpy(), lists.offsets.numpy()
+        rows = lists.values.numpy()
+        offsets = lists.offsets.numpy()
         samples = np.repeat(np.arange(batch.batch_size), np.diff(offsets))
         for value in range(NUM_RESERVED_ROWS, NUM_RESERVED_ROWS + _LIST_VALUES):
             counts = np.bincount(samples[rows == value], minlength=batch.batch_size)

@@ -77,10 +77,12 @@ def assert_same_as_single_device(
         context: ranks that divide the histories of their samples; fields and logits, which are those of pieces, are
             then not compared.
     """
-    tolerance, whole = tolerance or Tolerance(), batch.expanded()
+    tolerance = tolerance or Tolerance()
+    whole = batch.expanded()
     places = {"ranks_per_host": ranks_per_host, "hosts": hosts, "context_size": context}
     topology = Topology.create(tower_size=plan.ranks_per_group, **places)
-    single, many = build(), build()
+    single = build()
+    many = build()
     if cuts is None:
         block = single.coupled_in(batch)
         cuts = [cut // block * block for cut in _uneven(batch.batch_size, topology.world_size)]
@@ -89,7 +91,8 @@ def assert_same_as_single_device(
     parallel = parallelize(many, plan, topology, config=config)
     if context > 1:
         local = ContextDeal(many, topology=topology, traffic=parallel.traffic)(local)
-    single_tables, many_tables = TableOptimizer(single.embeddings), parallel.table_optimizer(many)
+    single_tables = TableOptimizer(single.embeddings)
+    many_tables = parallel.table_optimizer(many)
     single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)
     many_dense = torch.optim.SGD(many.parameters(), lr=_LEARNING_RATE)
     pipeline = Pipeline(many, parallel, num_parts=num_parts)
@@ -148,9 +151,11 @@ def assert_same_sequences(
     """
     topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=ranks_per_host)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
-    first, last = bounds[topology.rank], bounds[topology.rank + 1]
+    first = bounds[topology.rank]
+    last = bounds[topology.rank + 1]
     local = batch.rows(first, last)
-    single, many = build(), build()
+    single = build()
+    many = build()
     parallel = parallelize(many, plan, topology)
     optimizers = [TableOptimizer(single.embeddings), parallel.table_optimizer(many)]
     for step in range(2):

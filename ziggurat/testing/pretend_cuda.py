@@ -142,7 +142,9 @@ def _note_waits(func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: list[An
         if any(not isinstance(each, PretendCuda) and each.dim() for each in indices):
             note_wait("indices of the host")
     if func is _aten._to_copy.default:
-        to, source, blocks = kwargs.get("device"), args[0], not kwargs.get("non_blocking")
+        to = kwargs.get("device")
+        source = args[0]
+        blocks = not kwargs.get("non_blocking")
         if to is not None and (torch.device(to).type == "cuda") != isinstance(source, PretendCuda) and source.numel():
             if isinstance(source, PretendCuda):
                 note_wait("copy to the host")
@@ -152,7 +154,8 @@ def _note_waits(func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: list[An
 
 def _late_copy(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     """A copy between host and device, noted where the host waits for it; what arrives later is put on its way."""
-    into, source = args[0], args[1]
+    into = args[0]
+    source = args[1]
     if isinstance(into, PretendCuda) == isinstance(source, PretendCuda):
         return None
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
@@ -179,7 +182,8 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     on_gpu = [each for each in tensors if isinstance(each, PretendCuda)]
     assert not any(each.is_meta for each in tensors), f"{func}: a tensor without numbers"
-    name, to = func.__name__.split(".")[0], kwargs.get("device")
+    name = func.__name__.split(".")[0]
+    to = kwargs.get("device")
     moves = func in (_aten._to_copy.default, _aten.copy_.default)
     indexes = func in (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
     others = [each for each in tensors if not isinstance(each, PretendCuda) and each.dim()]
@@ -243,7 +247,8 @@ _submit, _group = ThreadPoolExecutor.submit, torch.optim.Optimizer._group_tensor
 @contextlib.contextmanager
 def pretend_cuda() -> Iterator[torch.device]:
     """The device that there is inside."""
-    before, state = torch._C._only_lift_cpu_tensors(), {"rng": torch.zeros(16, dtype=torch.uint8)}
+    before = torch._C._only_lift_cpu_tensors()
+    state = {"rng": torch.zeros(16, dtype=torch.uint8)}
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") makes a tensor here, then moves it
     machine = mock.patch.multiple(
         "torch.cuda",

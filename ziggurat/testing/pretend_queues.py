@@ -50,7 +50,8 @@ def note_wait(what: str) -> None:
     """Say to whoever records it that the host waits, and which line of the package made it."""
     if not _recorders:
         return
-    frame, where = sys._getframe(1), ""
+    frame = sys._getframe(1)
+    where = ""
     while frame is not None and not where:
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE) and name not in _OURS:

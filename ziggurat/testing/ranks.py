@@ -125,7 +125,9 @@ def _collect(pipes: list[Connection], processes: list[Any], *, folder: Path, dea
             try:
                 when, value, failure = pipe.recv()
             except EOFError:
-                when, value, failure = 0.0, None, _death(processes[rank])
+                when = 0.0
+                value = None
+                failure = _death(processes[rank])
             if failure is None:
                 results[rank] = value
             else:

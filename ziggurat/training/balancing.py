@@ -43,7 +43,9 @@ class Balancer:
     def __init__(
         self, deal: Callable[[Batch], Dealt], *, lines: dict[str, str] | None = None, balances: bool = True
     ) -> None:
-        self._deal, self.lines, self.balances = deal, lines or {}, balances
+        self._deal = deal
+        self.lines = lines or {}
+        self.balances = balances
         self._thread: threading.Thread | None = None
         self._result: Dealt | BaseException | None = None
         self._loads = np.zeros(2)  # Σ mean / max over steps, before and after
@@ -63,7 +65,8 @@ class Balancer:
         """
         assert self._thread is not None, "nothing was started"
         self._thread.join()
-        self._thread, result = None, self._result
+        self._thread = None
+        result = self._result
         if isinstance(result, BaseException):
             raise result
         assert result is not None
@@ -129,7 +132,8 @@ def _balance_of(
         return None, {}
     if parallel is None or parallel.topology.world_size == 1:
         raise _refused("several ranks, whose work is balanced", "one device", (_OFF, "--training.token-budget TOKENS"))
-    world_size, block = parallel.topology.world_size, model.coupled_samples
+    world_size = parallel.topology.world_size
+    block = model.coupled_samples
     if block > 1:
         raise _refused(
             "a loss of single samples", f"one that looks at {block} consecutive samples together", (_OFF,), "balance"

@@ -45,7 +45,8 @@ class TellingRecords:
     """
 
     def __init__(self, records: Any, *, callbacks: Sequence[Callback]) -> None:
-        self._records, self._callbacks = records, callbacks
+        self._records = records
+        self._callbacks = callbacks
 
     def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write one record, and tell."""

@@ -22,7 +22,8 @@ _MACHINE = ("machine", "device", "python", "ziggurat", *PACKAGES)
 def computed_with(run: RunFolder) -> dict[str, str]:
     """Precision, kernel, threads, machine and versions of a run; what is not known is left out."""
     sections = STARTUP.read(run.startup) if run.startup.exists() else {}
-    machine, training = sections.get("Machine", {}), sections.get("Training", {})
+    machine = sections.get("Machine", {})
+    training = sections.get("Training", {})
     instructions, _, threads = machine.get("cpu kernels", "").rpartition(", ")
     found = {
         "precision": training.get("precision", "").partition(" ")[0],

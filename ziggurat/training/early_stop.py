@@ -102,7 +102,8 @@ def decision_lines(
         return {"best checkpoint": "the last one: there are no validation rows", "early stop": "never, likewise"}
     direction = "higher is better" if improves_upwards(config) else "lower is better"
     known = "as is known of it" if config.better is Better.AUTO else "as early-stop.better says"
-    several, why = len(inputs.labels) > 1, "as the settings say"
+    several = len(inputs.labels) > 1
+    why = "as the settings say"
     if asked.metric == AUTO_METRIC and not config.metric.startswith("full_"):
         first = _first_judged(inputs.labels)
         kind = "is binary" if first.task is Task.BINARY else "is a number"

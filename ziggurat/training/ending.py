@@ -87,7 +87,8 @@ class Ending:
 
     def text(self) -> str:
         """Why the run ends where it stands, and its best step, in one line; "" while it goes on."""
-        position, metric = self.position, self.config.early_stop.metric
+        position = self.position
+        metric = self.config.early_stop.metric
         if not self.is_finished:
             return ""
         if self.epochs_are_done:
@@ -108,7 +109,8 @@ class Ending:
 
     def ways_on(self) -> str:
         """The settings that let a finished run go on."""
-        position, ways = self.position, []
+        position = self.position
+        ways = []
         if self.epochs_are_done:
             ways.append(f"--training.epochs {position.epoch + 1}")
         if self.max_steps_reached:

@@ -127,10 +127,15 @@ class Feed:
         self.source = as_source(
             train, token_budget=config.token_budget, config=loader, rank=rank, world_size=world_size
         )
-        self.balancer, self._shortened = balancer, shortened
-        self._config, self._rank, self._world_size, self._gather = config, rank, world_size, gather
+        self.balancer = balancer
+        self._shortened = shortened
+        self._config = config
+        self._rank = rank
+        self._world_size = world_size
+        self._gather = gather
         self._state: dict[str, Any] = {}
-        self._inputs, self._has_rows = inputs, True
+        self._inputs = inputs
+        self._has_rows = True
         self._is_checked = False
         self._waits = False  # this rank's epoch is over, that of another one is not
         if config.schedule.decay in (Decay.LINEAR, Decay.COSINE) and not self.total_steps(Position()):
@@ -159,7 +164,8 @@ class Feed:
 
     def total_steps(self, position: Position) -> int:
         """Steps of the whole run, if nothing stops it early; 0 if the source does not know."""
-        epochs, limit = self._config.epochs, self._config.max_steps
+        epochs = self._config.epochs
+        limit = self._config.max_steps
         steps = epochs * self.steps_per_epoch or limit
         if isinstance(self.source, LoaderSource):  # batches may have had another size, on another number of ranks
             if self.source.token_budget:
@@ -198,9 +204,11 @@ class Feed:
         def may_make(step: int) -> bool:
             return growing is None and (negatives is None or not negatives.is_due(step))
 
-        waits, self._waits = self._waits, False
+        waits = self._waits
+        self._waits = False
         taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
-        current, line = next(taken), deque[_Coming]()
+        current = next(taken)
+        line = deque[_Coming]()
         batch = None if current.batch is None else made(current.batch, step)()
         try:
             while current.batch is not None and batch is not None:
@@ -214,7 +222,8 @@ class Feed:
                     if coming.landed is None and coming.taken.batch is not None:
                         coming.landed = made(coming.taken.batch, number)
                 coming = line.popleft()
-                following, ahead = coming.taken, None if coming.landed is None else coming.landed()
+                following = coming.taken
+                ahead = None if coming.landed is None else coming.landed()
                 is_done = following.is_done
                 self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
                 yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)

@@ -73,8 +73,12 @@ class Judge:
         progress: Progress,
         timing: Callable[[], dict[str, Any]],
     ) -> None:
-        self._team, self._config, self._inputs, self._folder = team, config, inputs, folder
-        self._progress, self._timing = progress, timing
+        self._team = team
+        self._config = config
+        self._inputs = inputs
+        self._folder = folder
+        self._progress = progress
+        self._timing = timing
         self._made: deque[MadeStep] = deque()
         self.loss = float("nan")
 
@@ -108,7 +112,8 @@ class Judge:
             if made.line is not None and position.loss_rows:
                 loss = position.loss_sum / position.loss_rows
                 records.append(made.line | {"loss": loss}, timing=self._timing())
-                position.loss_sum, position.loss_rows = 0.0, 0
+                position.loss_sum = 0.0
+                position.loss_rows = 0
 
     def _on_non_finite(self, made: MadeStep, result: StepResult) -> str:
         """Keep the batch and say so, or raise; the first bad tensor of all ranks."""

@@ -102,7 +102,8 @@ def far_labels(model: Model, dataset: EncodedDataset) -> list[str]:
         model.train(was_training)
     lines: list[str] = []
     for index in numbers:
-        label, mean = model.inputs.labels[index], float(means_L[index])
+        label = model.inputs.labels[index]
+        mean = float(means_L[index])
         if abs(mean - label.offset) > _FAR * label.scale:
             lines.append(
                 f"label {label.name!r} is {label.offset:,.6g} ± {label.scale:,.6g} in the training rows, and "

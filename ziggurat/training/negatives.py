@@ -55,7 +55,10 @@ class DrawnNegatives:
 
     def __init__(self, model: Model, *, train: Any, ranking: FullRanking, seed: int) -> None:
         assert model.draws is not None, "asked by who makes it"
-        self._model, self._inputs, self._config, self._seed = model, model.inputs, model.draws, seed
+        self._model = model
+        self._inputs = model.inputs
+        self._config = model.draws
+        self._seed = seed
         self._item = [spec.name for spec in self._inputs.single].index(ranking.item.name)
         self._items = _without_lists_of_users(table_to_batch(ranking.items, ranking.inputs), self._inputs)
         self._table = ranking.items
@@ -66,7 +69,8 @@ class DrawnNegatives:
     @property
     def lines(self) -> dict[str, str]:
         """What the start-up report says."""
-        config, num_items = self._config, self._items.batch_size
+        config = self._config
+        num_items = self._items.batch_size
         text = f"{config.kind.value}: {config.num_drawn:,} of {num_items:,} items drawn for each block of "
         lines = {"negatives": text + f"{self._model.coupled_samples:,} samples, looked up and encoded with them"}
         if self._mined is not None:
@@ -93,7 +97,8 @@ class DrawnNegatives:
         batch = batch.expanded()
         if not batch.batch_size:
             return dataclasses.replace(batch, extras=batch.extras | {CANDIDATES: batch.row_ids})
-        block, drawn = self._model.coupled_samples, self._config.num_drawn
+        block = self._model.coupled_samples
+        drawn = self._config.num_drawn
         layout = DrawnLayout.of_samples(batch.batch_size, block=block, drawn=drawn)
         firsts = torch.arange(layout.num_blocks) * block
         numbers_Zm = np.stack([self._draw(batch, first, step=step) for first in firsts.tolist()])
@@ -147,7 +152,9 @@ class MinedNegatives:
     """
 
     def __init__(self, config: NegativesConfig, *, train: Any, ranking: FullRanking) -> None:
-        self._config, self._ranking, self._searched_at = config, ranking, -1
+        self._config = config
+        self._ranking = ranking
+        self._searched_at = -1
         if not train.inputs.has_groups:
             raise ConfigError(
                 expected="data that says which samples are of one user: mined negatives are what a user does not like",
@@ -167,7 +174,8 @@ class MinedNegatives:
 
     def text(self, num_items: int, *, dim: int) -> str:
         """What a search is and costs, in words."""
-        users, mining = len(self.groups), self._config.mining
+        users = len(self.groups)
+        mining = self._config.mining
         flops = 2 * users * num_items * dim
         return (
             f"every {mining.every:,} steps the {mining.depth:,} best of {num_items:,} items for each of {users:,} "
@@ -182,7 +190,8 @@ class MinedNegatives:
             items: all of them.
             step: steps made.
         """
-        begin, device = time.perf_counter(), next(iter(cast(Model, model).parameters())).device
+        begin = time.perf_counter()
+        device = next(iter(cast(Model, model).parameters())).device
         items_ND = vectors_of_table(model, items, compute=model.item_vectors, device=device)
         users_UD = vectors_of_table(model, self._users, compute=model.user_vectors, device=device)
         pairs = torch.from_numpy(np.stack(self._likes.pairs_of(self.groups), axis=1)).to(device)
@@ -190,7 +199,8 @@ class MinedNegatives:
         questions = Questions(users=users_UD, targets=nothing_U, excluded=pairs)
         _, found = rank_all(items_ND, questions, depth=self._config.mining.depth)
         self.lists.copy_(found.int())
-        self._searched_at, self._seconds = step, time.perf_counter() - begin
+        self._searched_at = step
+        self._seconds = time.perf_counter() - begin
 
     @property
     def seconds(self) -> float:
@@ -205,7 +215,8 @@ class MinedNegatives:
             generator: of random numbers.
         """
         assert block.groups is not None
-        groups, size = block.groups.numpy(), self._config.num_drawn
+        groups = block.groups.numpy()
+        size = self._config.num_drawn
         liked = np.flatnonzero((block.labels.numpy() > 0).any(axis=1))
         samples = generator.permutation(liked if len(liked) else np.arange(len(groups)))
         samples = np.resize(samples, size)

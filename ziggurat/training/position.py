@@ -91,9 +91,12 @@ class Position:
         best = next((entry for entry in self.evaluations if entry["step"] == self.best_step), None)
         entry: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "metrics": metrics}
         entry |= {"extra": True} if is_extra else {}
-        improved, value = _improves(entry, best, stop=stop), metrics[stop.metric]
+        improved = _improves(entry, best, stop=stop)
+        value = metrics[stop.metric]
         if improved:
-            self.best_step, self.best_value, self.not_improved = self.step, value, 0
+            self.best_step = self.step
+            self.best_value = value
+            self.not_improved = 0
         elif math.isfinite(value):
             self.not_improved += 1
             self.reductions += 1

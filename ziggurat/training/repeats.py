@@ -42,10 +42,12 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
         return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}
     if model.draws is not None:
         return {"repeats": "kept: items are drawn for each block of samples, and stand between them"}
-    inputs, sizes = loader.dataset.inputs, loader.dataset.group_sizes
+    inputs = loader.dataset.inputs
+    sizes = loader.dataset.group_sizes
     if not any(sizes):
         return {}
-    size, filled = loader.config.batch_size, [index for index, rows in enumerate(sizes) if rows]
+    size = loader.config.batch_size
+    filled = [index for index, rows in enumerate(sizes) if rows]
     batch = table_to_batch(loader.dataset.read_group(filled[0]).slice(0, size), inputs)
     if not batch.jagged.values.numel():  # files in the order of time begin with empty histories
         last = loader.dataset.read_group(filled[-1])

@@ -178,7 +178,8 @@ class Team:
 
     def restore_context_rates(self, model: Model, state: Mapping[str, Any]) -> None:
         """Choose by the rates of a checkpoint, so that a resumed run adds up in the order of one never stopped."""
-        attention, kept = context_attention_of(model), state.get(_RATES)
+        attention = context_attention_of(model)
+        kept = state.get(_RATES)
         rates = [kept] * self.world_size if isinstance(kept, dict) else kept or []  # once there was one group's
         if attention is not None and len(rates) == self.world_size and rates[self.rank]:
             attention.use_rates(ContextRates.from_json(rates[self.rank]))

@@ -103,8 +103,10 @@ class Trainer:
         self.progress = team.progress(progress)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.loss, self.metrics = loss, dict(metrics or {})
-        datasets, self.model = {"train": train, "valid": valid}, model
+        self.loss = loss
+        self.metrics = dict(metrics or {})
+        datasets = {"train": train, "valid": valid}
+        self.model = model
         named = {"loss": loss_name(loss), "metrics": ", ".join(self.metrics)}
         self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
         self.step = self.team.train_step(model, config, loss=loss)
@@ -120,10 +122,12 @@ class Trainer:
         self.valid = valid
         self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
-        self._pace, self._showing = Pace(), False
+        self._pace = Pace()
+        self._showing = False
         self._is_undefined_said = False
         self._pinned: set[int] = set()
-        self._written, self._damaged = WrittenFiles(self.folder), list[str]()
+        self._written = WrittenFiles(self.folder)
+        self._damaged = list[str]()
         self._restored: bool | None = None
         self._latest = ""  # the last evaluation, for whoever watches
         told = {"config": config, "inputs": model.inputs, "folder": self.folder, "progress": self.progress}
@@ -160,7 +164,8 @@ class Trainer:
                     ),
                 )
         if isinstance(source, LoaderSource) and not source.token_budget and self.team.world_size == 1:
-            batch_size, num_rows = self.config.loader.batch_size, source.num_rows
+            batch_size = self.config.loader.batch_size
+            num_rows = source.num_rows
             if num_rows and (num_rows % batch_size or batch_size) == 1:
                 where = f"training data: {num_rows:,} rows in batches of {batch_size:,}, the last of which has one"
                 refuse_lone_sample(self.model, where=where)
@@ -262,9 +267,11 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------- one epoch
 
     def _epoch(self) -> None:
-        position, epoch = self.position, self.position.epoch
+        position = self.position
+        epoch = self.position.epoch
         first_row = position.rows - self.feed.row_in_epoch(position)
-        begin, empty = time.perf_counter(), Batch.empty(self.model.inputs)
+        begin = time.perf_counter()
+        empty = Batch.empty(self.model.inputs)
         made = {"negatives": self.negatives, "growing": self.growing}
         for fed in self.feed.epoch(device=self.step.device, empty=empty, step=position.step, **made):
             result = self._train(fed)
@@ -284,7 +291,8 @@ class Trainer:
         self._boundary(last=True)  # no batch was left: an empty data set, or a resume at its very end
 
     def _train(self, fed: Fed) -> StepResult | LateResult:
-        position, num_rows = self.position, fed.num_rows
+        position = self.position
+        num_rows = fed.num_rows
         factor = self._factor()
         result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming)
         position.step += 1
@@ -324,9 +332,11 @@ class Trainer:
 
     def _boundary(self, *, last: bool) -> None:
         """After a step: evaluate, decide, save. `last` says that the epoch has no further batch."""
-        position, config = self.position, self.config
+        position = self.position
+        config = self.config
         if last:
-            position.epoch, position.step_in_epoch = position.epoch + 1, 0
+            position.epoch = position.epoch + 1
+            position.step_in_epoch = 0
         at_end = position.epoch >= config.epochs or bool(config.max_steps and position.step >= config.max_steps)
         due = bool(config.evaluate_every) and position.step % config.evaluate_every == 0
         due = due or (not config.evaluate_every and last)
@@ -339,7 +349,8 @@ class Trainer:
             self._save(pinned=improved)
 
     def _evaluate_and_judge(self, *, is_extra: bool) -> bool:
-        position, stop = self.position, self.config.early_stop
+        position = self.position
+        stop = self.config.early_stop
         self._judge_all()
         self.progress.end()
         average = self.step.average
@@ -374,8 +385,10 @@ class Trainer:
         self._judge_all()
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
-        self.position.threads, self.position.world_size = torch.get_num_threads(), self.team.world_size
-        self.position.sources, self.position.shuffle = self.feed.states(), self.feed.shuffle
+        self.position.threads = torch.get_num_threads()
+        self.position.world_size = self.team.world_size
+        self.position.sources = self.feed.states()
+        self.position.shuffle = self.feed.shuffle
         state: dict[str, JSON] = {"position": self.position.to_json()}
         state["written"] = self.team.on_first(self._written.marks)
         state |= self.team.context_rates(self.model)
@@ -417,7 +430,9 @@ class Trainer:
         if self.position.best_step in self.store.steps():
             self.store.pin(self.position.best_step)
         self._pinned = set(self.store.pinned()) & set(self.position.best_steps(None, stop=self.config.early_stop))
-        marks, step, damaged = checkpoint.state.get("written"), self.position.step, self.config.damaged_records
+        marks = checkpoint.state.get("written")
+        step = self.position.step
+        damaged = self.config.damaged_records
         self._damaged = self.team.on_first(lambda: self._written.damaged(marks, step=step, then=damaged))
         if self.position.epoch < self.config.epochs and not self.ending.max_steps_reached:
             self.position.finished = self.ending.patience_is_out

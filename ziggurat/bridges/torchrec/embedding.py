@@ -98,7 +98,8 @@ class TowerEmbedding(nn.Module):
             dim=dim or dims[0],
             seed=seed,
         )
-        self.dim, self.seed = dim or dims[0], seed
+        self.dim = dim or dims[0]
+        self.seed = seed
         self.field_dims = self.tower_layer.field_dims
         self.output_dim = self.tower_layer.output_dim
 

@@ -65,7 +65,8 @@ def tower_plan(
     placements = {entry.table: entry for entry in plan.tables}
     shardings = EmbeddingModuleShardingPlan()
     for name in names:
-        entry, local_size = placements[name], topology.ranks_per_host
+        entry = placements[name]
+        local_size = topology.ranks_per_host
         match entry.placement.torchrec:
             case "table_wise":
                 generate = table_wise(rank=entry.ranks[0])
@@ -73,7 +74,8 @@ def tower_plan(
                 _check_columns(entry, weights[name].shape[1])
                 generate = column_wise(ranks=list(entry.ranks))
             case "table_row_wise":
-                generate, local_size = table_row_wise(host_index=_group(entry, topology)), topology.tower_size
+                generate = table_row_wise(host_index=_group(entry, topology))
+                local_size = topology.tower_size
             case _:
                 raise PlanError(
                     expected=", ".join(each.name for each in Placement if each.torchrec),

@@ -77,7 +77,8 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
     ) -> None:
         super().__init__()
         self._topology = topology
-        self.field_dims, self.output_dim = module.field_dims, module.output_dim
+        self.field_dims = module.field_dims
+        self.output_dim = module.output_dim
         self._num_towers = len(groups)
         self._tables = tables
         if module.ebc.device.type != "meta":  # TorchRec would draw new ones
@@ -122,7 +123,8 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
     def output_dist(self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]) -> LazyAwaitable[Tensor]:
         """Steps (d) to (f); the inter-group all-to-all is under way when this returns."""
         sizes = ctx.sharding_contexts[0].batch_size_per_rank
-        topology, num_groups = self._topology, self._topology.num_groups
+        topology = self._topology
+        num_groups = self._topology.num_groups
         columns = [pooled for pooled in output if pooled.shape[1]]
         if columns:
             pooled_RC = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
@@ -219,7 +221,8 @@ class _Arriving(LazyAwaitable[Tensor]):
 
     def __init__(self, token: Tensor, transfer: Transfer) -> None:
         super().__init__()
-        self._token, self._transfer = token, transfer
+        self._token = token
+        self._transfer = transfer
 
     def _wait_impl(self) -> Float[Tensor, "B X"]:
         return self._transfer.exchange.finish(self._token, self._transfer)

@@ -126,7 +126,8 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
         self, module: TowerEmbedding, params: Mapping[str, ParameterSharding], *, where: str
     ) -> tuple[int, ...]:
         """The tower group of each tower."""
-        size, world_size = self.topology.tower_size, self.topology.world_size
+        size = self.topology.tower_size
+        world_size = self.topology.world_size
         configs = {table.name: table for table in module.ebc.embedding_bag_configs()}
         found: dict[str, int] = {}
         for name, table in configs.items():

@@ -113,10 +113,17 @@ class RowWiseInTowers(TwRwPooledEmbeddingSharding):
     ) -> None:
         # Not that of the parent, which would make process groups of the size of LOCAL_WORLD_SIZE.
         EmbeddingSharding.__init__(self, qcomm_codecs_registry=None)
-        self._env, self._pg, self._device = env, env.process_group, device
-        self._is_2D_parallel, self._need_pos, self._has_feature_processor = False, False, False
-        self._world_size, self._rank, self._local_size = env.world_size, env.rank, topology.tower_size
-        self._intra_pg, self._cross_pg = topology.tower.process_group, topology.peers.process_group
+        self._env = env
+        self._pg = env.process_group
+        self._device = device
+        self._is_2D_parallel = False
+        self._need_pos = False
+        self._has_feature_processor = False
+        self._world_size = env.world_size
+        self._rank = env.rank
+        self._local_size = topology.tower_size
+        self._intra_pg = topology.tower.process_group
+        self._cross_pg = topology.peers.process_group
         self._grouped_embedding_configs_per_rank = group_tables(self._shard(infos))
         self._grouped_embedding_configs_per_node = self._grouped_embedding_configs_per_rank[:: self._local_size]
 
@@ -169,7 +176,8 @@ class TablesInTowers(ShardedEmbeddingBagCollection):
         """What every rank looks up, in the order of its lookups side by side."""
         found: list[list[LookedUp]] = []
         for rank in range(self._env.world_size):
-            column, mine = 0, []
+            column = 0
+            mine = []
             for sharding in self._embedding_shardings:
                 for group in sharding._grouped_embedding_configs_per_rank[rank]:
                     for table in group.embedding_tables:

@@ -30,7 +30,8 @@ def cluster_by_session(options: argparse.Namespace) -> int:
     )
     if is_terminal:
         say("\n")
-    before, after = done.bytes_before, done.bytes_after
+    before = done.bytes_before
+    after = done.bytes_after
     rows = [
         [name, *([f"{before.get(name, 0):,}"] if before else []), f"{size:,}"]
         + ([f"{before.get(name, 0) / max(size, 1):.2f}"] if before else [])

@@ -268,12 +268,14 @@ def _no_towers() -> Exception:
 
 def _flat_lines(found: PlannedRun) -> list[str]:
     """What the same model without towers would do."""
-    planned, flat = found.planned, found.flat
+    planned = found.planned
+    flat = found.flat
     if planned.plan.towers is None:
         return []
     if flat is None:
         return ["flat      without towers the model does not fit"]
-    step_ms, flat_ms = 1e3 * planned.timeline.step_s, 1e3 * flat.timeline.step_s
+    step_ms = 1e3 * planned.timeline.step_s
+    flat_ms = 1e3 * flat.timeline.step_s
     sizes = planned.sizes_tried
     none_gains = "slower: no tower size that was tried gains here" if len(sizes) > 1 else "slower: they do not pay here"
     verdict = "faster" if step_ms < flat_ms else none_gains

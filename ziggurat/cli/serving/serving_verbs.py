@@ -215,7 +215,8 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     leaves_out = info.exclude_seen if config.exclude_seen is None else config.exclude_seen
     said = f"repeats = {info.repeats}" if config.exclude_seen is None else "as the command says"
     notes.append(f"items that a user had {'are left out' if leaves_out else 'may be in the list'} ({said})")
-    lists, items = _counted(result.num_users, "user"), _counted(result.num_items, "item")
+    lists = _counted(result.num_users, "user")
+    items = _counted(result.num_items, "item")
     print_line(f"lists of {lists}, {items}, in {options.out}")
     for note in filter(None, notes):
         print_line(note)

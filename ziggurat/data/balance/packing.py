@@ -38,7 +38,8 @@ def packed(
         if not batch.batch_size:
             continue
         rest = concatenate_batches([*waiting, batch])
-        ends, begin = np.cumsum(cost_of(rest)), 0
+        ends = np.cumsum(cost_of(rest))
+        begin = 0
         while (end := _end(ends, begin, budget=budget, most=most)) < rest.batch_size or end - begin == most:
             yield rest.rows(begin, end)
             begin = end

@@ -100,13 +100,15 @@ def variable(costs: np.ndarray, *, num_ranks: int, shares: Sequence[float] | Non
     if not ends or not ends[-1]:  # nothing costs anything
         return partition(costs, balance=Balance.NONE, num_ranks=num_ranks)
     # `high` always fits, with room for rounding: a rank takes all that is left
-    low, high = 0.0, ends[-1] / max(min(wanted), 1e-9) * (1 + 1e-9)
+    low = 0.0
+    high = ends[-1] / max(min(wanted), 1e-9) * (1 + 1e-9)
     best = _cuts(ends, high, wanted)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         cuts = _cuts(ends, middle, wanted)
         if cuts[-1] == len(ends):
-            best, high = cuts, middle
+            best = cuts
+            high = middle
         else:
             low = middle
     return _pieces(len(ends), best)
@@ -147,7 +149,9 @@ def loads_of(costs: np.ndarray, ranks: np.ndarray, *, num_ranks: int) -> np.ndar
 
 def _cuts(ends: list[float], bound: float, shares: list[float]) -> list[int]:
     """Where each rank ends that takes whole samples up to its share of the bound."""
-    cuts, done, cost = [], 0, 0.0
+    cuts = []
+    done = 0
+    cost = 0.0
     for share in shares:
         done = bisect.bisect_right(ends, cost + bound * share, lo=done)
         cost = ends[done - 1] if done else 0.0

@@ -229,7 +229,8 @@ def pip_download(requirement: str, folder: Path, *, otherwise: str, timeout_s: f
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         message = "\n".join(f"{done.stdout}\n{done.stderr}".strip().splitlines()[-4:])
     except subprocess.TimeoutExpired:
-        done, message = None, f"pip did not finish within {timeout_s:.0f} s"
+        done = None
+        message = f"pip did not finish within {timeout_s:.0f} s"
     if "No module named pip" in message:
         raise MissingDependencyError(
             expected="pip in this Python, to download a wheel",

@@ -117,7 +117,8 @@ def frappe_schema() -> Schema:
 
 
 def _from_csv(folder: Path) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
-    frames, members = {}, {}
+    frames = {}
+    members = {}
     for split in SPLITS:
         path = folder / f"{split}.csv"
         data = path.read_bytes()

@@ -88,7 +88,9 @@ def read_s3rec(data: bytes, *, where: str) -> pl.DataFrame:
     Raises:
         DataError: a line has no item, or something that is no whole number of 0 to 2^31 - 1.
     """
-    users, items, lengths = [], [], []
+    users = []
+    items = []
+    lengths = []
     for number, line in enumerate(data.splitlines(), start=1):
         words = line.split()
         if not words:

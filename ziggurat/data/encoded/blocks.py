@@ -63,7 +63,8 @@ class BlockLayout:
     """
 
     def __init__(self, inputs: InputSpec, *, with_labels: bool, groups: Sequence[FeatureGroup] = ()) -> None:
-        self.inputs, self.groups = inputs, tuple(groups)
+        self.inputs = inputs
+        self.groups = tuple(groups)
         self._shared = frozenset(at for group in groups for at in group.jagged)
         assert not any(inputs.jagged[at].name in inputs.numbered for at in self._shared), "halves are no rows"
         labels = [label_column(spec.name) for spec in inputs.labels] if with_labels else []
@@ -140,7 +141,8 @@ class BlockLayout:
         for index, (chunk, length, starts) in enumerate(zip(block.chunks, lengths, all_starts, strict=True)):
             base = (first_chunk + index) << CHUNK_BITS
             if not every:
-                mine, sizes = starts[kept] - base, length[kept].astype(np.int64)
+                mine = starts[kept] - base
+                sizes = length[kept].astype(np.int64)
                 heads = ~is_repeated(mine, sizes)
                 chunk = gather_segments(chunk, mine[heads], sizes[heads])
                 begins = np.cumsum(sizes[heads]) - sizes[heads]
@@ -218,7 +220,8 @@ class BlockLayout:
         if self._shared:
             repeated = tuple(self._repeated(group, batch, lengths_JB, starts_JB, chunks) for group in self.groups)
             batch = replace(batch, repeated=repeated)
-        lengths_JB, starts_JB = lengths_JB[plain], starts_JB[plain]
+        lengths_JB = lengths_JB[plain]
+        starts_JB = starts_JB[plain]
         if not plain:
             return batch
         return replace(batch, jagged=rows_of_halves(_gathered(lengths_JB, starts_JB, chunks), self.inputs, plain))
@@ -252,7 +255,8 @@ def _one_numbering(blocks: Sequence[Block], runs: np.ndarray, starts_JB: np.ndar
     ends = np.cumsum(runs[:, 2])
     for number, block in enumerate(blocks):
         of_block = np.flatnonzero(runs[:, 0] == number)
-        first, last = ends[of_block[0]] - runs[of_block[0], 2], ends[of_block[-1]]
+        first = ends[of_block[0]] - runs[of_block[0], 2]
+        last = ends[of_block[-1]]
         starts_JB[:, first:last] += len(chunks) << CHUNK_BITS
         chunks += block.chunks
     return chunks

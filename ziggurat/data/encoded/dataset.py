@@ -141,7 +141,8 @@ class EncodedWriter:
                 self._parts.write(group)
             else:
                 rest.append(group)
-        self._pending, self._pending_rows = rest, sum(table.num_rows for table in rest)
+        self._pending = rest
+        self._pending_rows = sum(table.num_rows for table in rest)
 
     def close(self) -> None:
         """Write the rest, flush everything to the disk and let the folder appear."""

@@ -97,7 +97,8 @@ class LaneOrder:
         """What the rank takes in a step."""
         found: list[np.ndarray] = []
         for stretch in self._stretches(step):
-            lanes, number = self._lanes[stretch.window], stretch.window
+            lanes = self._lanes[stretch.window]
+            number = stretch.window
             runs = lanes.runs(stretch)
             runs[:, 1] -= lanes.borders[self._held[number][0]]
             runs[:, 0] = number
@@ -120,12 +121,14 @@ class LaneOrder:
             if low < high:
                 found.append(_Stretch(number, first, end, low, high))
             quotas = quotas - cuts
-            first, number = end, number + 1
+            first = end
+            number = number + 1
         return found
 
     def _lanes_held(self, number: int) -> tuple[int, int]:
         """The lanes of a window that the rank takes rows from, as a range."""
-        slices, lanes = self._slices, self._lanes[number]
+        slices = self._slices
+        lanes = self._lanes[number]
         if slices.world_size == 1:
             return 0, lanes.num
         size = slices.batch_size * slices.world_size
@@ -186,10 +189,13 @@ class _WindowLanes:
     def __init__(
         self, groups: np.ndarray, sizes: np.ndarray, *, start: int, seed: int, sessions: Sessions | None = None
     ) -> None:
-        self._groups, self._group_ends, self._seed = groups, np.cumsum(sizes), seed
+        self._groups = groups
+        self._group_ends = np.cumsum(sizes)
+        self._seed = seed
         self._sessions = sessions
         num_rows = int(sizes.sum())
-        self.start, self.end = start, start + num_rows
+        self.start = start
+        self.end = start + num_rows
         most = NUM_LANES if sessions is None else NUM_SESSION_LANES
         self.num = min(most, max(num_rows // LEAST_LANE_ROWS, 1))
         dealt = hashed_permutation(self.num, seed=derive_seed(seed, self.num))
@@ -209,7 +215,8 @@ class _WindowLanes:
         """Rows of a stretch: anything, first row among the lanes, number of rows."""
         before, after = self._rows_before(np.array([stretch.first, stretch.last]))
         ends = after - before
-        lows, highs = np.maximum(ends[:-1], stretch.begin), np.minimum(ends[1:], stretch.end)
+        lows = np.maximum(ends[:-1], stretch.begin)
+        highs = np.minimum(ends[1:], stretch.end)
         taken = np.flatnonzero(lows < highs)
         firsts = self.borders[taken] + np.diff(before)[taken] + lows[taken] - ends[taken]
         return np.stack([taken, firsts, highs[taken] - lows[taken]], axis=1)
@@ -242,9 +249,11 @@ class _WindowLanes:
         found = np.empty(last - first, dtype=np.int32)
         lane = int(np.searchsorted(self.borders, first, side="right")) - 1
         while self.borders[lane] < last:
-            begin, end = int(self.borders[lane]), int(self.borders[lane + 1])
+            begin = int(self.borders[lane])
+            end = int(self.borders[lane + 1])
             order = self._order(begin, end, seed=derive_seed(self._seed, lane))
-            low, high = max(begin, first), min(end, last)
+            low = max(begin, first)
+            high = min(end, last)
             found[low - first : high - first] = order[low - begin : high - begin] + begin
             lane += 1
             if lane == self.num:

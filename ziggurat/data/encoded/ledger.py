@@ -238,7 +238,8 @@ def verify_ledgers(paths: Sequence[str | Path], *, num_rows: int, row_sum: int) 
 
 
 def _order_problems(path: Path, records: np.ndarray) -> list[str]:
-    steps, epochs = records["step"].astype(np.int64), records["epoch"].astype(np.int64)
+    steps = records["step"].astype(np.int64)
+    epochs = records["epoch"].astype(np.int64)
     jumps = np.flatnonzero(np.diff(steps) != 1)
     problems = [f"{path}: step {steps[at + 1]:,} follows step {steps[at]:,}" for at in jumps[:3]]
     back = np.flatnonzero(np.diff(epochs) < 0)

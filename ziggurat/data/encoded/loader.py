@@ -250,7 +250,8 @@ class Loader:
             self._storages = reader.close()
 
     def _order(self, slices: RankSlices, epoch: int) -> RankOrder:
-        sizes, config = self.dataset.group_sizes, self.config
+        sizes = self.dataset.group_sizes
+        config = self.config
         if self.shuffle is Shuffle.NONE:
             return StoredOrder(sizes, slices=slices)
         is_lanes = self.shuffle in (Shuffle.LANES, Shuffle.SESSION_LANES)

@@ -109,7 +109,8 @@ class StoredOrder:
             window = self.windows[number]
             taken = min(last, window.end) - first
             found.append((number, first - window.start, taken))
-            first, number = first + taken, number + 1
+            first = first + taken
+            number = number + 1
         return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
@@ -125,7 +126,9 @@ class BufferOrder:
     """
 
     def __init__(self, stream: EpochStream, *, slices: RankSlices, group_sizes: Sequence[int]) -> None:
-        self._stream, self._slices, self._sizes = stream, slices, group_sizes
+        self._stream = stream
+        self._slices = slices
+        self._sizes = group_sizes
         self.num_steps = slices.num_steps
         found = [window for window in stream.windows if window.end > slices.first_row]
         self.windows = [self._rank_window(window) for window in found]
@@ -166,5 +169,6 @@ class BufferOrder:
             taken = min(last, int(self._ends[number])) - first
             if taken:
                 found.append((number, first - begin, taken))
-            first, number = first + taken, number + 1
+            first = first + taken
+            number = number + 1
         return np.array(found, dtype=np.int64).reshape(-1, 3)

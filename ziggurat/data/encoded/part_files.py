@@ -103,7 +103,8 @@ def row_groups(tables: Iterable[pa.Table], *, rows_per_group: int) -> Iterator[p
         cut = num_waiting - num_waiting % rows_per_group
         for first in range(0, cut, rows_per_group):
             yield joined.slice(first, rows_per_group)
-        waiting, num_waiting = [joined.slice(cut)], num_waiting - cut
+        waiting = [joined.slice(cut)]
+        num_waiting = num_waiting - cut
     if num_waiting:
         yield pa.concat_tables(waiting)
 
@@ -122,7 +123,8 @@ def _exact(group: pa.Table) -> pa.Table:
     for field, column in zip(group.schema, group.columns, strict=True):
         array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if pa.types.is_list(field.type):
-            offsets, values = array.offsets.to_numpy(), pa.array(array.flatten().to_numpy())
+            offsets = array.offsets.to_numpy()
+            values = pa.array(array.flatten().to_numpy())
             first = offsets[0] if len(offsets) else 0
             array = pa.ListArray.from_arrays(pa.array(offsets - first), values, type=field.type)
         elif pa.types.is_fixed_size_list(field.type):
@@ -142,7 +144,8 @@ class PartFiles:
     """
 
     def __init__(self, folder: Path, *, groups_per_file: int) -> None:
-        self._folder, self._groups_per_file = folder, groups_per_file
+        self._folder = folder
+        self._groups_per_file = groups_per_file
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="ziggurat-write")
         self._room = threading.Semaphore(_NUM_THREADS * groups_per_file)
         self._num_groups = 0

@@ -52,7 +52,9 @@ class BlockReader:
         threads: int,
         storages: Sequence[Columns] = (),
     ) -> None:
-        self._windows, self._read_group, self._layout = windows, read_group, layout
+        self._windows = windows
+        self._read_group = read_group
+        self._layout = layout
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ziggurat-loader-read") if threads else None
         self._capacity = max((window.num_rows for window in windows if window.places is not None), default=0)
         self._free = [each for each in storages if len(each.arrays[0]) >= self._capacity]

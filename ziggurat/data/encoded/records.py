@@ -125,7 +125,8 @@ def with_wide_labels(table: pa.Table, inputs: InputSpec) -> pa.Table:
 
 
 def _conform_column(table: pa.Table, entry: pa.Field, where: str) -> pa.Array:
-    name, kind = entry.name, entry.type
+    name = entry.name
+    kind = entry.type
     array = _one_array(table.column(name))
     nested = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
     same = _same_type(array.type, kind)
@@ -225,9 +226,11 @@ def write_records(
         array = _one_array(table.column(spec.name))
         values, starts, lengths = halves_of(array)
         first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
-        values, starts = values[first:last], starts - first
+        values = values[first:last]
+        starts = starts - first
         if keep is not None:
-            starts, lengths = starts[keep], lengths[keep]
+            starts = starts[keep]
+            lengths = lengths[keep]
             values = gather_segments(values, starts, lengths)
             starts = np.cumsum(lengths) - lengths
         target["starts"][:, index] = starts + start
@@ -301,7 +304,9 @@ def rows_of_halves(lists: JaggedRows, inputs: InputSpec, jagged: Sequence[int]) 
     if not any(wide):
         return lists
     size = (len(lists.offsets) - 1) // len(wide)
-    ends, values, parts = lists.offsets[::size] if size else lists.offsets, lists.values.numpy(), list[np.ndarray]()
+    ends = lists.offsets[::size] if size else lists.offsets
+    values = lists.values.numpy()
+    parts = list[np.ndarray]()
     lengths = lists.offsets.diff().view(len(wide), size).clone()
     for index, is_wide in enumerate(wide):
         part = values[ends[index] : ends[index + 1]] if size else values

@@ -56,11 +56,13 @@ def repeated_rows(
     is_new_B[1:] = (columns_KB[:, 1:] != columns_KB[:, :-1]).any(axis=0)
     heads = np.flatnonzero(is_new_B)
     codes, kept = joint_codes([np.ascontiguousarray(column) for column in columns_KB[:, heads]])
-    codes, first = codes[np.cumsum(is_new_B) - 1], heads[kept]
+    codes = codes[np.cumsum(is_new_B) - 1]
+    first = heads[kept]
     jagged = _lists(starts[:, first], lengths[:, first], gather)
     again, kept = _equal_contents(jagged, single[:, first])
     if len(kept) < len(first):
-        codes, first = again[codes], first[kept]
+        codes = again[codes]
+        first = first[kept]
         jagged = _lists(starts[:, first], lengths[:, first], gather)
     return RepeatedRows(
         features=group,
@@ -82,7 +84,8 @@ def _lists(
 def _equal_contents(jagged: JaggedRows, single: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Codes of slices by what is in them; one feature in which all differ settles it."""
     size = single.shape[1]
-    values, offsets = jagged.values.numpy(), jagged.offsets.numpy()
+    values = jagged.values.numpy()
+    offsets = jagged.offsets.numpy()
     parts: list[np.ndarray] = []
     for feature in range((len(offsets) - 1) // size if size else 0):
         ends = offsets[feature * size : (feature + 1) * size + 1]

@@ -30,18 +30,21 @@ def is_repeated(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def store_once(group: pa.Table) -> pa.Table:
     """A row group with a null for each list that equals the one before; columns without such stay as they are."""
-    arrays, fields = [], []
+    arrays = []
+    fields = []
     for field, column in zip(group.schema, group.columns, strict=True):
         array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if pa.types.is_list(field.type):
-            array, field = _once(array), field.with_nullable(True)
+            array = _once(array)
+            field = field.with_nullable(True)
         arrays.append(array)
         fields.append(field)
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _once(array: pa.ListArray) -> pa.Array:
-    offsets, values = array.offsets.to_numpy().astype(np.int64), array.values.to_numpy(zero_copy_only=True)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.to_numpy(zero_copy_only=True)
     if values.dtype == np.int64:  # moments: compared as two halves each
         starts = share_lists(values.view(np.int32), 2 * offsets) // 2
     else:
@@ -91,7 +94,8 @@ def _shared(column: pa.ChunkedArray) -> pa.Array:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if not pa.types.is_list(array.type) or not array.null_count:
         return array
-    rows, offsets = _rows_of(array), array.offsets.to_numpy()
+    rows = _rows_of(array)
+    offsets = array.offsets.to_numpy()
     sizes = np.diff(offsets)[rows].astype(np.int32)
     return pa.ListViewArray.from_arrays(pa.array(offsets[rows]), pa.array(sizes), array.values)
 

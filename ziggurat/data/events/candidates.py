@@ -77,7 +77,8 @@ def candidate_schema(schema: Schema) -> Schema:
     Args:
         schema: of the events, with labels.
     """
-    events, items = schema.events, schema.items
+    events = schema.events
+    items = schema.items
     assert events is not None, "asked by who has events"
     assert items is not None, "checked by the schema"
     length = events.max_length
@@ -120,7 +121,8 @@ def asked_together(
         parts: rising for the candidates of a user; a question has candidates of one part.
         most: candidates of a question; 0: all of the user and part.
     """
-    users, number = log.users[places], np.arange(len(places))
+    users = log.users[places]
+    number = np.arange(len(places))
     starts = np.ones(len(places), dtype=np.bool_)
     starts[1:] = (np.diff(users) != 0) | (np.diff(parts) != 0)
     if most:
@@ -154,14 +156,17 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
             where="the event log",
             ways_out=("fill the columns of the labels", "take the labels out, and train a next-item model"),
         )
-    times, most = log.times[places], schema.events.candidates
+    times = log.times[places]
+    most = schema.events.candidates
     if split.by is SplitBy.WINDOWS:
         return _by_windows(log, places, window=schema.events.window, most=most)
     if split.by is SplitBy.LEAVE_ONE_OUT:
-        parts, text = _from_the_end(log.users[places]), "leave one out: the last candidate of each user is the test"
+        parts = _from_the_end(log.users[places])
+        text = "leave one out: the last candidate of each user is the test"
     else:
         valid_from, test_from = time_cuts(log, fractions=(split.valid_fraction, split.test_fraction))
-        parts, text = (times >= valid_from).astype(np.int64) + (times >= test_from), f"by time column {schema.time!r}"
+        parts = (times >= valid_from).astype(np.int64) + (times >= test_from)
+        text = f"by time column {schema.time!r}"
     found = [asked_together(log, places[parts == at], parts=parts[parts == at], most=most) for at in range(3)]
     return (found[0], found[1], found[2]), text
 
@@ -225,8 +230,10 @@ def candidate_arrow_schema(schema: Schema, log: EventLog, *, labels: Sequence[st
     """
     assert schema.items is not None, "checked by the schema"
     assert schema.events is not None, "asked by who has events"
-    text, times = pa.dictionary(pa.int32(), pa.large_string()), pa.large_list(pa.int64())
-    events, items = schema.events, schema.items
+    text = pa.dictionary(pa.int32(), pa.large_string())
+    times = pa.large_list(pa.int64())
+    events = schema.events
+    items = schema.items
     fields = [(name, text) for name in (schema.group, *items.features, *events.context)]
     fields += [(HISTORY, pa.large_list(text))]
     others = [name for name in (*items.features, *events.actions) if name != items.id]
@@ -262,16 +269,19 @@ def candidate_tables(
     pools = history_pools(log, schema, happened=happened)
     begins, ends = _pool_bounds(pools, asked, share=schema.events.max_length // len(pools))
     sizes = np.cumsum((ends - begins).sum(axis=0)[asked.questions])
-    first, total = 0, len(asked.candidates)
+    first = 0
+    total = len(asked.candidates)
     while first < total:
         before = sizes[first - 1] if first else 0
         last = min(total, max(first + 1, int(np.searchsorted(sizes, before + at_once, side="right"))))
         numbers = asked.questions[first:last]
-        some, candidates = slice(numbers[0], numbers[-1] + 1), asked.candidates[first:last]
+        some = slice(numbers[0], numbers[-1] + 1)
+        candidates = asked.candidates[first:last]
         kept, offsets = _joined(pools, begins[:, some], ends[:, some])
         mine = numbers - numbers[0]
         at, offsets = runs(offsets[:-1][mine], offsets[1:][mine])
-        events, asked_from = kept[at], asked.begins[numbers]
+        events = kept[at]
+        asked_from = asked.begins[numbers]
         found: dict[str, pa.Array] = {
             schema.group: pa.DictionaryArray.from_arrays(pa.array(log.users[candidates].astype(np.int32)), users),
             HISTORY: pa.LargeListArray.from_arrays(offsets, columns[schema.items.id].at(events)),
@@ -298,7 +308,8 @@ def _pool_bounds(pools: Sequence[np.ndarray], asked: Asked, *, share: int) -> tu
 
 def _joined(pools: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The events of each question's history in the order of time, one after the other, and where each begins."""
-    events, owners = [], []
+    events = []
+    owners = []
     for places, first, last in zip(pools, begins, ends, strict=True):
         at, offsets = runs(first, last)
         events.append(places[at])

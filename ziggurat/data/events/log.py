@@ -134,7 +134,8 @@ def read_events(
     known, first, users = np.unique(users, return_index=True, return_inverse=True)
     rank = np.empty(len(known), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(known))
-    users, times = rank[users], frame["time:"].to_numpy()
+    users = rank[users]
+    times = frame["time:"].to_numpy()
     order = np.lexsort((times, users))
     by_user = np.argsort(users, kind="stable")
     same_user = np.diff(users[by_user]) == 0
@@ -276,7 +277,8 @@ def _missing(faults: Faults, index: int, *, column: str, role: str) -> None:
 
 def _times(chunk: RawChunk, column: str, faults: Faults, *, future: FutureTimes) -> Int64[np.ndarray, " N"]:
     series = needed_column(chunk, column)
-    dtype, is_date = series.dtype, series.dtype.is_temporal()
+    dtype = series.dtype
+    is_date = series.dtype.is_temporal()
     if dtype == pl.String or dtype.is_integer():
         texts = series.str.strip_chars() if dtype == pl.String else series
         numbers = texts.cast(pl.Int64, strict=False)

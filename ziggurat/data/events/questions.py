@@ -52,7 +52,8 @@ def leave_one_out(
 ) -> tuple[Questions, Questions, Questions]:
     """Questions of training, validation and test: a user's last event is the test, the one before it validates."""
     bounds = log.bounds()
-    firsts, counts = bounds[:-1], np.diff(bounds)
+    firsts = bounds[:-1]
+    counts = np.diff(bounds)
     test = _asked(firsts[counts >= 2], bounds[1:][counts >= 2] - 1, max_length=max_length)
     valid = _asked(firsts[counts >= 3], bounds[1:][counts >= 3] - 2, max_length=max_length)
     train = _training(firsts, bounds[1:] - 2, max_length=max_length, windows=windows)
@@ -100,7 +101,8 @@ def time_cuts(log: EventLog, *, fractions: tuple[float, float]) -> tuple[int, in
     total = len(times)
     cuts = [times[min(total - 1, round(total * (1 - share)))] for share in (sum(fractions), fractions[1])]
     ends = [int(times[-1]) + 1 if not share else int(cut) for cut, share in zip(cuts, fractions, strict=True)]
-    valid_from, test_from = (ends[0] if fractions[0] else ends[1]), ends[1]
+    valid_from = ends[0] if fractions[0] else ends[1]
+    test_from = ends[1]
     if int(times[0]) >= valid_from or (fractions[0] and valid_from >= test_from):
         raise ConfigError(
             expected="distinct times for training, validation and test",
@@ -124,7 +126,8 @@ def _asked(firsts: np.ndarray, targets: np.ndarray, *, max_length: int) -> Quest
 def _training(firsts: np.ndarray, ends: np.ndarray, *, max_length: int, windows: TrainingWindows) -> Questions:
     """Sequences of the events `firsts` to `ends` (not included) of each user."""
     enough = ends - firsts >= 2
-    firsts, lasts = firsts[enough], ends[enough] - 1
+    firsts = firsts[enough]
+    lasts = ends[enough] - 1
     if windows is TrainingWindows.LAST:
         return _asked(firsts, lasts, max_length=max_length)
     counts = -(-(lasts - firsts) // max_length)

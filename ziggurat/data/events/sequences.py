@@ -97,7 +97,8 @@ def sequence_schema(schema: Schema) -> Schema:
     """
     if schema.labels:
         return candidate_schema(schema)
-    events, items = schema.events, schema.items
+    events = schema.events
+    items = schema.items
     assert events is not None, "asked by who has events"
     assert items is not None, "checked by the schema"
     length = events.max_length
@@ -237,12 +238,15 @@ class _Made:
 
 def _next_items(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
     assert schema.events is not None
-    split, windows = config.split, {"max_length": schema.events.max_length, "windows": schema.events.windows}
+    split = config.split
+    windows = {"max_length": schema.events.max_length, "windows": schema.events.windows}
     if split.by is SplitBy.LEAVE_ONE_OUT:
-        parts, text = leave_one_out(log, **windows), "leave one out: the last event of each user is the test"
+        parts = leave_one_out(log, **windows)
+        text = "leave one out: the last event of each user is the test"
     else:
         fractions = (split.valid_fraction, split.test_fraction)
-        parts, text = by_time(log, fractions=fractions, **windows), f"by time column {schema.time!r}"
+        parts = by_time(log, fractions=fractions, **windows)
+        text = f"by time column {schema.time!r}"
     if not len(parts[0].targets):
         raise _nothing_to_train(
             log,
@@ -313,7 +317,8 @@ def _warnings(log: EventLog, parts: tuple[Questions, Questions, Questions], sche
 def _arrow_schema(schema: Schema) -> pa.Schema:
     """Columns of the samples, in the order of `sample_tables`."""
     assert schema.items is not None, "checked by the schema"
-    text, times = pa.dictionary(pa.int32(), pa.large_string()), pa.large_list(pa.int64())
+    text = pa.dictionary(pa.int32(), pa.large_string())
+    times = pa.large_list(pa.int64())
     names = [feature.name for feature in schema.features]
     fields = [(schema.group, text), *((name, text) for name in schema.items.features)]
     fields += [(HISTORY, pa.large_list(text)), (EARLIER, pa.large_list(text))]

@@ -274,7 +274,8 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
     if dtype == pl.Date or isinstance(dtype, pl.Datetime):
         return Values.DATES, series.cast(pl.Datetime("us"))
     if isinstance(dtype, pl.Array):
-        series, dtype = series.arr.to_list(), pl.List(dtype.inner)
+        series = series.arr.to_list()
+        dtype = pl.List(dtype.inner)
     if isinstance(dtype, pl.List):
         inner = dtype.inner
         if inner.is_float() or isinstance(inner, pl.Decimal):

@@ -233,13 +233,17 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
         named = bool(set(words(facts.name)) & _TIME_WORDS)
         unit = _epoch_unit(facts)
         if facts.kind is Values.DATES and facts.null_share == 0:
-            score, why = 2 + named, _dates_in_words(facts)
+            score = 2 + named
+            why = _dates_in_words(facts)
         elif unit and named:
-            score, why = 3, f"whole numbers in the range of {unit} since 1970, and the name says so"
+            score = 3
+            why = f"whole numbers in the range of {unit} since 1970, and the name says so"
         elif unit and len(facts.present) > 2 and facts.num_distinct > 2 and facts.present.is_sorted():
-            score, why = 2, f"whole numbers in the range of {unit} since 1970, in order"
+            score = 2
+            why = f"whole numbers in the range of {unit} since 1970, in order"
         elif named and facts.kind is Values.WHOLE and facts.null_share == 0 and words(facts.name)[-1] != "at":
-            score, why = 1, "whole numbers, by the name"
+            score = 1
+            why = "whole numbers, by the name"
         else:
             continue
         guess = RoleGuess(

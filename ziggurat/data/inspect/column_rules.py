@@ -139,7 +139,8 @@ def _looks_like_row_number(facts: ColumnFacts) -> bool:
 
 def _vector(facts: ColumnFacts) -> FeatureGuess:
     lengths = facts.present.list.len()
-    shortest, longest = int(number(lengths.min())), int(number(lengths.max()))
+    shortest = int(number(lengths.min()))
+    longest = int(number(lengths.max()))
     if shortest == longest and longest > 0:
         return FeatureGuess(
             Vector(name=facts.name, dim=longest),

@@ -279,7 +279,8 @@ def _inspect_frame(frame: pl.DataFrame, *, label: str, session: str, sample_rows
     file = Path("frame")
     refuse_too_many_columns(frame.width, what="columns to look at", where=str(file))
     _refuse_wrong_names(label, session, columns=tuple(frame.columns), file=file)
-    sample, exact = frame, {}
+    sample = frame
+    exact = {}
     if frame.height > sample_rows:
         size = max(sample_rows // _PLACES, 1)
         starts = [place * (frame.height - size) // (_PLACES - 1) for place in range(_PLACES)]
@@ -295,9 +296,11 @@ def _read(
     source: RawSource, names: Sequence[str], *, sample_rows: int
 ) -> tuple[int, pl.DataFrame, Mapping[str, tuple[int, int]]]:
     """Rows of the file, a sample, and exact (distinct, nulls) of columns where that is cheap."""
-    file, hint = source.paths[0], source.num_rows_hint()
+    file = source.paths[0]
+    hint = source.num_rows_hint()
     if not source.knows_rows(file) or hint is None or hint <= sample_rows:
-        parts, height = [], 0
+        parts = []
+        height = 0
         for chunk in source.frames(chunk_rows=sample_rows + 1):
             parts.append(chunk.frame)
             height += chunk.num_rows
@@ -544,12 +547,14 @@ def _line(
 ) -> ColumnGuess:
     """The line of one column: it is a role, a label, or a feature."""
     if feature is not None:
-        becomes, reason = feature.feature.kind if feature.feature else "left out", feature.reason
+        becomes = feature.feature.kind if feature.feature else "left out"
+        reason = feature.reason
     else:
         named = [*roles.items(), *(("label", label) for label in labels)]
         becomes, reason = next((role, guess.reason) for role, guess in named if guess.column == facts.name)
     if group is not None and group.column == facts.name:
-        becomes, reason = f"{becomes}, group", f"{reason}; {group.reason}"
+        becomes = f"{becomes}, group"
+        reason = f"{reason}; {group.reason}"
     return ColumnGuess(
         column=facts.name,
         dtype=facts.dtype,

@@ -107,7 +107,8 @@ def transform_table(
 
 def _fit(schema: Schema, chunks: Iterable[RawChunk], bad_rows: BadRows, *, first_row: int = 0) -> FitState:
     fitter = Fitter(schema)
-    lowest, num_rows = None, 0
+    lowest = None
+    num_rows = 0
     for chunk in chunks:
         parsed = parse_chunk(schema, chunk, bad_rows=bad_rows)
         fitter.add(parsed)

@@ -89,7 +89,8 @@ class Sources:
             SchemaError: a column is missing; says which role names it.
         """
         source = self._config.source(self.by_split[0])
-        first, known = source.paths[0], tuple(source.columns())
+        first = source.paths[0]
+        known = tuple(source.columns())
         separator = source.separator_of(first) if source.is_text(first) else ""
         for role in ("group", "session", "time", "weight"):
             name = getattr(schema, role)
@@ -149,8 +150,12 @@ class Build:
         sizes: ShardSizes,
         numbers: Mapping[str, NumericState] | None = None,
     ) -> None:
-        self._config, self._schema, self._sources = config, schema, sources
-        self._work, self._progress, self._sizes = work, progress, sizes
+        self._config = config
+        self._schema = schema
+        self._sources = sources
+        self._work = work
+        self._progress = progress
+        self._sizes = sizes
         self._aside = work.target.with_name(f"{work.target.name}_bad_rows")
         self._out = work.folder / "out"
         self._numbers = numbers
@@ -192,7 +197,8 @@ class Build:
         split = self._config.split
         if split.by in (SplitBy.TIME, SplitBy.TIME_ORDER):
             found = self._work.once("split", lambda: self._find_split(shards))
-            splitter, rows = Splitter.from_json(found["splitter"], config=split), found["rows"]
+            splitter = Splitter.from_json(found["splitter"], config=split)
+            rows = found["rows"]
         else:
             splitter = fit_splitter(split, (), schema=self._schema)
             names = [f"rows-{shard.index:04}" for shard in shards[:-1]]
@@ -415,7 +421,8 @@ class Build:
 
     def _refuse_too_many_bad_rows(self, facts: Sequence[ShardFacts]) -> None:
         """Of several shards that were read at the same time; a single one stops where its own are too many."""
-        budget, found = self._config.bad_row_budget, sum(each.num_bad for each in facts)
+        budget = self._config.bad_row_budget
+        found = sum(each.num_bad for each in facts)
         if self._config.bad_rows is BadRowPolicy.QUARANTINE and budget and found > budget:
             raise DataError(
                 expected=f"at most {budget:,} bad rows (bad_row_budget)",

@@ -24,7 +24,8 @@ class GrownDataset:
     """
 
     def __init__(self, dataset: Any, grown: Mapping[str, GrownVocabulary]) -> None:
-        self._dataset, self._grown = dataset, grown
+        self._dataset = dataset
+        self._grown = grown
         for name in ("inputs", "num_rows", "with_labels", "group_sizes", "sessions"):
             setattr(self, name, getattr(dataset, name))
 

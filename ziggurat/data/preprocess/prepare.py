@@ -93,7 +93,8 @@ def prepare(
     config, schema = (config, schema) if sequences is None else (sequences.config, sequences.schema)
     refuse_label_as_feature(schema)
     schema = with_negative_rate(schema, config.negative_rate)
-    is_auto, config = config.split.by is SplitBy.AUTO, config.resolved(schema)
+    is_auto = config.split.by is SplitBy.AUTO
+    config = config.resolved(schema)
     sources = Sources(config)
     fingerprint = fingerprint_of(config, schema, sources, numbers=numbers)
     target = Path(folder) / fingerprint
@@ -145,7 +146,8 @@ def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> 
             sequences = find_sequences(config, schema, folder=Path(folder))
             if sequences is None:
                 return None
-            config, schema = sequences.config, sequences.schema
+            config = sequences.config
+            schema = sequences.schema
         schema, config = with_negative_rate(schema, config.negative_rate), config.resolved(schema)
         fingerprint = fingerprint_of(config, schema, Sources(config))
         target = Path(folder) / fingerprint

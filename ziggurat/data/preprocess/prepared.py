@@ -131,7 +131,8 @@ class PreparedData:
 
     def summary_lines(self) -> list[str]:
         """The summary for a person: rows, split, bad rows, tables, and features worth a look."""
-        summary, splits = self.summary, self.summary.splits
+        summary = self.summary
+        splits = self.summary.splits
         rows = ", ".join(f"{name} {entry.rows:,}" for name, entry in splits.items())
         lines = [f"rows: {rows} from {summary.raw_files:,} raw file{'s' if summary.raw_files != 1 else ''}"]
         why = " (the schema has a time)" if self.preprocessing.schema.time else " (the schema has no time)"

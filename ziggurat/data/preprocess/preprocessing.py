@@ -273,7 +273,8 @@ class Preprocessing:
         parsed: ParsedChunk,
         row_of_number: Mapping[str, np.ndarray],
     ) -> pa.Array:
-        name, counters = feature.name, self.counters[feature.name]
+        name = feature.name
+        counters = self.counters[feature.name]
         counters.out_of_range += parsed.out_of_range.get(name, 0)
         counters.truncated += parsed.truncated.get(name, 0)
         if isinstance(feature, Vector):

@@ -197,7 +197,8 @@ class Splitter:
     def _assign_random(self, rows: np.ndarray) -> np.ndarray:
         hashes = splitmix64(np.ascontiguousarray(rows).view(np.uint64) + np.uint64(derive_seed(self.config.seed, 2)))
         shares = hashes / 2.0**64
-        test, valid = self.config.test_fraction, self.config.test_fraction + self.config.valid_fraction
+        test = self.config.test_fraction
+        valid = self.config.test_fraction + self.config.valid_fraction
         return np.where(shares < test, 2, np.where(shares < valid, 1, 0)).astype(np.int8)
 
     def _assign_by_name(self, chunk: RawChunk, bad_rows: BadRows) -> np.ndarray:
@@ -210,7 +211,8 @@ class Splitter:
 
     def describe(self) -> str:
         """The split in one line, for the start-up report."""
-        by, config = self.config.by, self.config
+        by = self.config.by
+        config = self.config
         if by is SplitBy.RANDOM:
             return f"at random: valid {config.valid_fraction:.3g}, test {config.test_fraction:.3g}, seed {config.seed}"
         if by is SplitBy.COLUMN:
@@ -325,7 +327,8 @@ def _fit_time(
             ways_out=("name the right time column", "set valid_fraction or test_fraction to 0", "set by = random"),
         )
     before = np.concatenate([[0], np.cumsum(numbers)])  # rows before each distinct value, and all of them
-    total, last = float(before[-1]), len(values)
+    total = float(before[-1])
+    last = len(values)
     test = last
     if config.test_fraction:
         test = _nearest(before, total * (1 - config.test_fraction), low=wanted - 1, high=last - 1)
@@ -389,7 +392,8 @@ class _DistinctCounts:
 
     def _merge(self) -> None:
         values, counts = np.unique(np.concatenate([np.empty(0), *self._pending]), return_counts=True)
-        self._pending, self._num_pending = [], 0
+        self._pending = []
+        self._num_pending = 0
         every = np.concatenate([self.values, values])
         self.values, places = np.unique(every, return_inverse=True)
         weights = np.concatenate([self.counts, counts])

@@ -102,7 +102,8 @@ def without_broken_texts(
                             found=str(error),
                         )
                     )
-            batch, rows = batch.filter(pa.array(good)), rows[good]
+            batch = batch.filter(pa.array(good))
+            rows = rows[good]
     return batch, rows
 
 

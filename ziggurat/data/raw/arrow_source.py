@@ -117,7 +117,8 @@ class ArrowFile:
     def sample(self, *, columns: Sequence[str], num_rows: int) -> pl.DataFrame:
         """At most so many rows, evenly spread; reads the file."""
         step = max(1, self.num_rows // max(num_rows, 1))
-        parts, first = [], 0
+        parts = []
+        first = 0
         for frame, rows in self.frames(columns=columns, chunk_rows=1 << 17, bad_rows=BadRows()):
             parts.append(frame[(-first) % step :: step])
             first += len(rows)

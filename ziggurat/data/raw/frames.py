@@ -61,12 +61,11 @@ def as_polars(data: Any, *, where: str = "data to score") -> pl.DataFrame:
         problem = ""
         objects = [] if found is None else [name for name, dtype in found.schema.items() if dtype == pl.Object]
         if objects:
-            found, problem = None, f"column {objects[0]!r} of objects of Python"
+            found = None
+            problem = f"column {objects[0]!r} of objects of Python"
     except Exception as error:  # polars, pyarrow and pandas raise whatever they like
-        found, problem = (
-            None,
-            f"{_refused_column(data)}{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}",
-        )
+        found = None
+        problem = f"{_refused_column(data)}{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
     if found is None:
         raise DataError(
             expected="a frame of polars or pandas, an Arrow table, or a dict of equally long columns",

@@ -461,7 +461,10 @@ class _Gather:
             numbers=self.text.numbers,
             list_separator=self.text.list_separator,
         )
-        self.frames, self.rows, self.lines, self.num_rows = [], [], [], 0
+        self.frames = []
+        self.rows = []
+        self.lines = []
+        self.num_rows = 0
         yield chunk
 
 

@@ -166,7 +166,8 @@ class ByteStream:
                 rest = (self._inflate.unused_data or self._pending or self._read_plain(_GZIP_READ_BYTES)).lstrip(b"\0")
                 if not rest:
                     return b""
-                self._inflate, self._pending = zlib.decompressobj(wbits=31), rest
+                self._inflate = zlib.decompressobj(wbits=31)
+                self._pending = rest
             if not self._pending:
                 self._pending = self._read_plain(_GZIP_READ_BYTES)
             if not self._pending:

@@ -149,7 +149,8 @@ def read_text(
             stream.narrow(part.first_byte, part.last_byte)
         block_bytes = file.options.block_bytes
         upcoming = pool.submit(stream.read, block_bytes)
-        buffer, is_last = b"", False
+        buffer = b""
+        is_last = False
         while not is_last:
             block = upcoming.result()
             is_last = len(block) < block_bytes
@@ -199,7 +200,8 @@ class _Parser:
             keep = np.arange(len(records.ends))
         else:
             frame, keep = self._frame(data, records)
-        rows, lines = self.next_row + keep, self.next_line + 1 + records.lines[keep]
+        rows = self.next_row + keep
+        lines = self.next_line + 1 + records.lines[keep]
         self.next_row += len(records.ends)
         self.next_line += records.num_lines
         return TextPiece(frame=frame, spans=spans, rows=rows, lines=lines, next_row=self.next_row), records.consumed
@@ -310,7 +312,8 @@ class _Parser:
     def _polars(
         self, text: bytes, *, columns: Sequence[str], numbers: frozenset[str], has_quotes: bool
     ) -> pl.DataFrame:
-        layout, names = self.file.layout, self.file.columns
+        layout = self.file.layout
+        names = self.file.columns
         if self.file.header and text.startswith(_UTF8_MARK):
             text = _UTF8_MARK + text  # polars drops one, and this one belongs to the first field
         wanted = [self.places[name] for name in columns]

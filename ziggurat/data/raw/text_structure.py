@@ -210,17 +210,21 @@ def _check_bytes(data: bytes, records: Records, layout: TextLayout) -> None:
 def _invalid_utf8(data: bytes, records: Records) -> list[int]:
     """Records that are not valid UTF-8."""
     found = []
-    first, num_records, step = 0, len(records.ends), 1
+    first = 0
+    num_records = len(records.ends)
+    step = 1
     while first < num_records:
         last = min(first + step, num_records)
         try:
             data[records.starts[first] : records.ends[last - 1]].decode()
-            first, step = last, min(step * 2, 8192)
+            first = last
+            step = min(step * 2, 8192)
         except UnicodeDecodeError as error:
             position = int(records.starts[first]) + error.start
             record = int(np.searchsorted(records.ends, position, side="right"))
             found.append(record)
-            first, step = record + 1, 1
+            first = record + 1
+            step = 1
     return found
 
 
@@ -249,7 +253,8 @@ def _scan(data: bytes, layout: TextLayout, *, is_last: bool) -> Records:
         elif num_fields != layout.num_fields or end - position <= 2:
             text = data[position:end].rstrip(b"\r\n")
             if end > line_end:  # lines were joined by a quote: only the first is to blame
-                end, text = line_end, data[position:line_end].rstrip(b"\r\n")
+                end = line_end
+                text = data[position:line_end].rstrip(b"\r\n")
             if num_fields != layout.num_fields or not text:
                 faults.append(_wrong_count(record, num_fields, text, layout))
         elif any(text[:1] != layout.quote and layout.quote in text for text in fields):
@@ -284,7 +289,8 @@ def _requoted(fields: list[bytes], layout: TextLayout) -> bytes:
 def _scan_record(data: bytes, position: int, layout: TextLayout, *, limit: int) -> tuple[list[bytes], int, str]:
     """One record from `position` on: its fields (raw), the byte behind it, and "", "open" or "stray"."""
     fields: list[bytes] = []
-    quote, delimiter = layout.quote, layout.delimiter
+    quote = layout.quote
+    delimiter = layout.delimiter
     while True:
         start = position
         if data[position : position + 1] == quote:

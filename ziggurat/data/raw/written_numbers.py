@@ -241,7 +241,8 @@ _LIKELY = (_Reading.SURE, _Reading.AMBIGUOUS)
 
 def _in_order(separator: str) -> list[WrittenNumbers]:
     """Return the settings without signs, the likelier ones first."""
-    point, comma = DecimalMark.POINT, DecimalMark.COMMA
+    point = DecimalMark.POINT
+    comma = DecimalMark.COMMA
     order = [PLAIN_NUMBERS]
     thousands = [WrittenNumbers(decimal=point, thousands=ThousandsMark.COMMA)]
     # Where commas divide fields, or no field needs a mark, 3,5 is rather a list of two ids.

@@ -78,7 +78,9 @@ def pair_share(score: NDArray[np.float64], p: NDArray[np.float64], q: NDArray[np
     NaN where there is no pair.
     """
     order = np.argsort(score, kind="stable")
-    score, p, q = score[order], p[order], q[order]
+    score = score[order]
+    p = p[order]
+    q = q[order]
     start = np.flatnonzero(np.r_[True, score[1:] != score[:-1]])
     sums = np.add.reduceat(q, start)
     below = np.r_[0.0, np.cumsum(sums)[:-1]]

@@ -256,7 +256,8 @@ def _centred(rng: np.random.Generator, cardinality: int, columns: int, exponent:
 def _symmetric(vectors: list[_Floats]) -> tuple[_Floats, _Floats]:
     """Σ over pairs and Σ over triples of elementwise products, summed over the hidden axis: two (rows,) arrays."""
     first = np.zeros_like(vectors[0])
-    pairs, triples = first.copy(), first.copy()
+    pairs = first.copy()
+    triples = first.copy()
     for vector in vectors:
         triples += pairs * vector
         pairs += first * vector
@@ -266,7 +267,8 @@ def _symmetric(vectors: list[_Floats]) -> tuple[_Floats, _Floats]:
 
 def _solve_bias(logit: NDArray[np.float64], rate: float, *, weight: NDArray[np.float64] | None = None) -> float:
     """The bias for which the (weighted) mean of σ(bias + logit) is `rate`: bisection, the mean grows with the bias."""
-    low, high = -60.0, 60.0
+    low = -60.0
+    high = 60.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if np.average(_sigmoid(middle + logit), weights=weight) < rate else (low, middle)

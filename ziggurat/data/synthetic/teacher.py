@@ -109,7 +109,8 @@ class SyntheticTeacher:
     def schema(self, *, encoding: Encoding = Encoding.IDENTITY) -> Schema:
         """The schema of the rows. Ids are 0 … cardinality−1, so `identity` tables have exactly the true ids."""
         config = self.config
-        names, counts = self._maker.names, self._maker.cardinalities
+        names = self._maker.names
+        counts = self._maker.cardinalities
         tables = ()
         if encoding is not Encoding.VOCABULARY:
             tables = tuple(
@@ -143,7 +144,8 @@ class SyntheticTeacher:
                 pending.append(part)
                 if height == chunk_rows:
                     yield pl.concat(pending)
-                    pending, height = [], 0
+                    pending = []
+                    height = 0
         if pending:
             yield pl.concat(pending)
 

@@ -41,7 +41,9 @@ class GrowingBatches:
     """
 
     def __init__(self, inputs: InputSpec, *, gather: Gather | None = None, rank: int = 0) -> None:
-        self._inputs, self._gather, self._rank = inputs, gather, rank
+        self._inputs = inputs
+        self._gather = gather
+        self._rank = rank
         self.ids = {spec.name: GrowingIds(spec.growing) for spec in inputs.tables if spec.growing is not None}
         self._single = [index for index, spec in enumerate(inputs.single) if spec.table in self.ids]
         self._jagged = [index for index, spec in enumerate(inputs.jagged) if spec.table in self.ids]
@@ -54,9 +56,11 @@ class GrowingBatches:
             step: that it is for, from 1 on.
         """
         batch = batch.expanded()
-        mine, new = self._features(batch), list[NewRows]()
+        mine = self._features(batch)
+        new = list[NewRows]()
         everyone = [mine] if self._gather is None else self._gather(mine)
-        tables, found = self._tables(), list(mine)
+        tables = self._tables()
+        found = list(mine)
         for name, ids in self.ids.items():
             places = [place for place, table in enumerate(tables) if table == name]
             parts = [(place, rank, each[place]) for place in places for rank, each in enumerate(everyone)]
@@ -130,7 +134,8 @@ class GrowingBatches:
             single[index] = torch.from_numpy(each)
         values = batch.jagged.values
         if self._jagged:
-            values, offsets = values.clone(), batch.jagged.offsets[:: batch.batch_size]
+            values = values.clone()
+            offsets = batch.jagged.offsets[:: batch.batch_size]
             for index, each in zip(self._jagged, rows[len(self._single) :], strict=True):
                 values[offsets[index] : offsets[index] + len(each)] = torch.from_numpy(each)
         return replace(batch, single=single, jagged=JaggedRows(values, batch.jagged.offsets))

@@ -200,7 +200,8 @@ class LowPrecisionStorage(TableStorage):
         if len(rows) == 0:
             return
         if isinstance(kernel, TritonKernel) and self.row_format.is_updated_by_triton:
-            halves, state = self._kept()[0], self._state_of(step)
+            halves = self._kept()[0]
+            state = self._state_of(step)
             kernel.apply(halves, state=state, gradient=gradient, step=step, noise=self.noise)
             return
         if self._has_fast_rows(kernel):

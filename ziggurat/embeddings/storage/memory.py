@@ -59,7 +59,8 @@ class MemoryStorage(TableStorage):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(num_rows, dim)
-        self._device, self._dtype = torch.device(device), dtype
+        self._device = torch.device(device)
+        self._dtype = dtype
         self._weight: Tensor | None = None
         self._huge_pages = False
         self._state: dict[str, Tensor] = {}
@@ -154,7 +155,8 @@ class MemoryStorage(TableStorage):
                 where="EmbeddingTables.to",
                 ways_out="keep the weights in float32 and ask the lookup for bfloat16: tables(batch, dtype=…)",
             )
-        self._dtype, self._device = probe.dtype, probe.device
+        self._dtype = probe.dtype
+        self._device = probe.device
         if self._weight is not None:
             self._weight = fn(self._weight)
         self._state = {key: fn(tensor) for key, tensor in self._state.items()}

@@ -88,11 +88,13 @@ class TablePart(Tensor):
     @classmethod
     def of(cls, rows: StoredRows, *, offsets: tuple[int, ...] = (), shape: tuple[int, ...] = ()) -> Any:
         """Wrap rows; the whole table unless `offsets` and the table's `shape` say otherwise."""
-        shape, offsets = shape or rows.shape, offsets or (0,) * len(rows.shape)
+        shape = shape or rows.shape
+        offsets = offsets or (0,) * len(rows.shape)
         assert all(o + n <= whole for o, n, whole in zip(offsets, rows.shape, shape, strict=True)), (offsets, shape)
         storage = rows.storage
         part = Tensor._make_wrapper_subclass(cls, shape, dtype=storage.dtype, device=storage.device)  # type: ignore[attr-defined]
-        part.rows, part.offsets = rows, offsets
+        part.rows = rows
+        part.offsets = offsets
         return part
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

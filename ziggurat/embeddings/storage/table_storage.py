@@ -69,7 +69,8 @@ class TableStorage(ABC):
     """
 
     def __init__(self, num_rows: int, dim: int) -> None:
-        self.num_rows, self.dim = num_rows, dim
+        self.num_rows = num_rows
+        self.dim = dim
 
     # ------------------------------------------------------------------------------------------ what a storage gives
 
@@ -206,7 +207,8 @@ class TableStorage(ABC):
             BoundsError: a row is outside its table.
         """
         check_rows(layout, lookups)
-        size, num_single = lookups.batch_size, len(layout.single)
+        size = lookups.batch_size
+        num_single = len(layout.single)
         if size == 0 or not layout.slots:
             return
         if lookups.are_checked:

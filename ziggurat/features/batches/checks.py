@@ -101,7 +101,8 @@ def _check_labels(batch: Batch, inputs: InputSpec, *, must_be_there: bool) -> No
 
 def _check_weights(batch: Batch) -> None:
     """Refuse weights of another shape, negative ones, and those that are no numbers."""
-    weights, size = batch.weights, batch.batch_size
+    weights = batch.weights
+    size = batch.batch_size
     if weights is None:
         return
     if tuple(weights.shape) != (size,):
@@ -124,7 +125,8 @@ def _check_weights(batch: Batch) -> None:
 
 def _check_sequences(name: str, group: SequenceGroup, size: int) -> None:
     where = f"batch.sequences[{name!r}]"
-    num_events, num_sequences = int(group.offsets[-1]), len(group.offsets) - 1
+    num_events = int(group.offsets[-1])
+    num_sequences = len(group.offsets) - 1
     wrong = {kind: len(value) for kind, value in group.values.items() if len(value) != num_events}
     if int(group.offsets[0]) != 0 or bool((group.offsets.diff() < 0).any()) or wrong:
         raise DataError(
@@ -149,7 +151,8 @@ def _check_repeated(batch: Batch, inputs: InputSpec) -> None:
     size = batch.batch_size
     seen: list[int] = []
     for number, group in enumerate(batch.repeated):
-        name, features = f"repeated[{number}]", group.features
+        name = f"repeated[{number}]"
+        features = group.features
         num_slices = group.num_slices
         _expect_shape(f"{name}.single", group.single, (len(features.single), num_slices))
         _expect_shape(f"{name}.jagged.offsets", group.jagged.offsets, (len(features.jagged) * num_slices + 1,))

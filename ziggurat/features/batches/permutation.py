@@ -50,7 +50,8 @@ def permuted(
     Raises:
         SchemaError: the inputs have no such feature.
     """
-    wanted, known = set(features), feature_names(inputs)
+    wanted = set(features)
+    known = feature_names(inputs)
     if unknown := sorted(wanted - set(known)):
         raise SchemaError(
             expected="features of the model: " + ", ".join(known),
@@ -58,7 +59,9 @@ def permuted(
             where="features to permute",
             ways_out="correct the names",
         )
-    dense, single, jagged = batch.dense, batch.single, batch.jagged
+    dense = batch.dense
+    single = batch.single
+    jagged = batch.jagged
     columns = [index for index, name in enumerate(inputs.dense) if name in wanted]
     if columns:
         dense = dense.clone()
@@ -77,8 +80,10 @@ def permuted(
 def _with_lists_moved(jagged: JaggedRows, index: int, order: Tensor, *, keep_lengths: bool) -> JaggedRows:
     """The same lists, those of feature number `index`, or all their values one after the other, in another order."""
     size = len(order)
-    first, last = index * size, (index + 1) * size
-    begin, end = int(jagged.offsets[first]), int(jagged.offsets[last])
+    first = index * size
+    last = (index + 1) * size
+    begin = int(jagged.offsets[first])
+    end = int(jagged.offsets[last])
     lists = SequenceGroup(
         values={"rows": jagged.values[begin:end]}, offsets=jagged.offsets[first : last + 1] - begin
     ).take(order)

@@ -189,7 +189,8 @@ def _join_sequences(groups: Sequence[SequenceGroup]) -> SequenceGroup:
     offsets = offsets_of(torch.cat([group.offsets.diff() for group in groups]))
     if all(group.inverse is None for group in groups):
         return SequenceGroup(values=values, offsets=offsets)
-    inverses, begin = [], 0
+    inverses = []
+    begin = 0
     for group in groups:
         num_sequences = len(group.offsets) - 1
         own = torch.arange(num_sequences, device=offsets.device) if group.inverse is None else group.inverse
@@ -216,7 +217,8 @@ def _join_repeated(groups: Sequence[RepeatedRows]) -> RepeatedRows:
 
 def _same_parts(first: Batch, other: Batch) -> None:
     """Refuse batches of different parts, which cannot be one batch."""
-    parts, others = _parts(first), _parts(other)
+    parts = _parts(first)
+    others = _parts(other)
     if parts != others:
         raise DataError(
             expected=f"batches with the same parts: {', '.join(sorted(parts))}",

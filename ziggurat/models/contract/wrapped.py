@@ -66,8 +66,10 @@ class LookedUp(nn.Module):
 
     def __init__(self, tables: EmbeddingTables) -> None:
         super().__init__()
-        self.inputs, self.config = tables.inputs, tables.config
-        self.field_dims, self.output_dim = tables.field_dims, tables.output_dim
+        self.inputs = tables.inputs
+        self.config = tables.config
+        self.field_dims = tables.field_dims
+        self.output_dim = tables.output_dim
         self.given: Batched | None = None
 
     def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"]:

@@ -30,7 +30,8 @@ def length_cost(model: Model) -> tuple[SampleCost, str]:
     Args:
         model: on one device, before `parallelize`.
     """
-    inputs, places = model.inputs, model.embeddings.tables.places
+    inputs = model.inputs
+    places = model.embeddings.tables.places
     lookups = {spec.name: float(LOOKUP_FLOPS * places[spec.table].dim) for spec in inputs.jagged}
     counted = {name for group in model.joined_lists for name in group[1:]}  # with the first list of each
     unpooled = [spec.name for spec in inputs.sequences if spec.name not in counted]

@@ -78,7 +78,8 @@ class ParameterCount:
 
 def num_parameters(model: Model) -> ParameterCount:
     """Parameters in tables (rows × columns, reserved rows too) and in the dense network, tower modules included."""
-    tables, open_dim = model.embeddings.inputs.tables, model.embeddings.config.dim
+    tables = model.embeddings.inputs.tables
+    open_dim = model.embeddings.config.dim
     embedding = sum(table.num_rows * (table.embedding_dim or open_dim) for table in tables)
     dense = [p for name, p in model.named_parameters() if not name.startswith("embeddings.")]
     return ParameterCount(embedding=embedding, dense=sum(parameter.numel() for parameter in dense))
@@ -186,7 +187,8 @@ def _all_lengths(model: Model, lengths: Mapping[str, int]) -> dict[str, int]:
 
 def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[str, int]) -> Embedded:
     """What the dense network reads of some samples; what was looked up requires a gradient."""
-    inputs, places = model.inputs, model.embeddings.tables.places
+    inputs = model.inputs
+    places = model.embeddings.tables.places
     is_wrapped = isinstance(model, WrappedModel)
     if type(model).embed is not Model.embed and not is_wrapped:
         if device == _META:

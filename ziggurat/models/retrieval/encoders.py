@@ -148,14 +148,17 @@ class Encoder(nn.Module):
         self, config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: int, length: VectorLength
     ) -> None:
         super().__init__()
-        self.config, self.side, self.length = config, side, length
+        self.config = config
+        self.side = side
+        self.length = length
         self.network = _network(config, side=side, dim=dim, output_dim=output_dim)
 
     def forward(self, embedded: Embedded) -> Float[Tensor, "B VD"]:
         """The vectors of all samples, FP32; several of a sample stand side by side."""
         side = self.side
         vectors = {spec.name: embedded.vectors[spec.name] for spec in side.vectors}
-        dense_BN, fields_BX = _take(embedded.dense, side.dense), _take(embedded.fields, side.fields)
+        dense_BN = _take(embedded.dense, side.dense)
+        fields_BX = _take(embedded.fields, side.fields)
         vectors_BD = self.network.interact(dense_BN, fields_BX, vectors).float()
         if self.length is not VectorLength.UNIT:
             return vectors_BD
@@ -200,7 +203,8 @@ def _network(config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: 
 def _model_config(
     config: EncoderConfig, *, dim: int
 ) -> DNNConfig | DCNv2Config | DLRMConfig | MaskNetConfig | AutoIntConfig | FinalMLPConfig | WukongConfig:
-    hidden, numeric = config.hidden, NumericInput.FIELDS
+    hidden = config.hidden
+    numeric = NumericInput.FIELDS
     match config.interaction:
         case EncoderInteraction.DNN:
             return DNNConfig(embedding_dim=dim, deep=hidden, numeric=numeric)

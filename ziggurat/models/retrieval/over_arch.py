@@ -103,8 +103,10 @@ class OverArch(DenseProducts, ABC):
 
     def __init__(self, config: OverArchConfig, *, dim: int, user_width: int, item_width: int) -> None:
         super().__init__()
-        self.config, self.dim = config, dim
-        self.user_width, self.item_width = user_width, item_width
+        self.config = config
+        self.dim = dim
+        self.user_width = user_width
+        self.item_width = item_width
 
     @abstractmethod
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
@@ -202,9 +204,12 @@ class MixtureOfLogits(OverArch):
     ) -> Float[Tensor, "B K"]:
         """φ by inner products of components, weighted for each pair."""
         weights = {name: value.float() for name, value in weights.items()}
-        size, num_items, pairs = len(users_BU), items_BKX.shape[1], self.num_pairs
+        size = len(users_BU)
+        num_items = items_BKX.shape[1]
+        pairs = self.num_pairs
         num_user, num_item = _components(self.config)
-        dim, each = self.dim, self.config.component_dim
+        dim = self.dim
+        each = self.config.component_dim
         products_BK = self.arithmetic.matmul(items_BKX[:, :, :dim], users_BU[:, :dim].unsqueeze(2)).squeeze(2)
         user_BDI = users_BU[:, dim:-pairs].view(size, num_user, each).transpose(1, 2)
         item_BJD = items_BKX[:, :, dim:-pairs].reshape(size, num_items * num_item, each)

@@ -250,7 +250,9 @@ class TwoTower(Model):
             ConfigError: negatives are to be drawn, and nobody drew any for this batch.
         """
         self._require_drawn(batch)
-        places, weights_BL, pool = self._places(batch), self._weights(batch), self._pool(batch)
+        places = self._places(batch)
+        weights_BL = self._weights(batch)
+        pool = self._pool(batch)
         user_ZnX, item_ZCD = self._blocks(outputs.named["user"], outputs.named["item"], places)
         losses = []
         for user_ZnD in user_ZnX.split(item_ZCD.shape[2], dim=2):
@@ -263,7 +265,8 @@ class TwoTower(Model):
                 losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
             losses.append(losses_Zn.flatten())
         samples_S = places[0]
-        losses_SV, weights_SL = torch.stack(losses, dim=1)[: len(samples_S)], weights_BL[samples_S]
+        losses_SV = torch.stack(losses, dim=1)[: len(samples_S)]
+        weights_SL = weights_BL[samples_S]
         # A sample that is no question must not lend the sum a NaN of its own weightlessness: 0 · inf.
         losses_SL = torch.where(weights_SL > 0, losses_SV, 0.0)
         return LossSums(total=(losses_SL * weights_SL).sum(dim=0), weight=weights_BL.sum(dim=0))
@@ -298,7 +301,8 @@ class TwoTower(Model):
         named = outputs.named
         user_ZnU, item_ZCX = self._blocks(named["user_parts"], named["item_parts"], places)
         num_blocks, size, num_candidates = found_ZnC.shape
-        num, width = min(self.config.over_arch.hardest, num_candidates), item_ZCX.shape[2]
+        num = min(self.config.over_arch.hardest, num_candidates)
+        width = item_ZCX.shape[2]
         best_ZnK, at_ZnK = found_ZnC.topk(num, dim=2)
         places_ZNX = at_ZnK.flatten(1).unsqueeze(2).expand(-1, -1, width)
         chosen_NKX = item_ZCX.gather(1, places_ZNX).reshape(num_blocks * size, num, width)
@@ -318,7 +322,8 @@ class TwoTower(Model):
 
     def _places(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Places of the samples (S,) and of the drawn items of each block (Z, m)."""
-        layout, device = self._layout(batch), batch.dense.device
+        layout = self._layout(batch)
+        device = batch.dense.device
         if layout is None:
             num_blocks = -(-batch.batch_size // self.coupled_samples)
             samples_S = torch.arange(batch.batch_size, device=device)
@@ -336,7 +341,8 @@ class TwoTower(Model):
     def _pool(self, batch: Batch) -> Pool:
         size, (samples_S, drawn_Zm) = self.config.negatives_block, self._places(batch)
         candidates_B = batch.extras.get(CANDIDATES, batch.single[self._item])
-        own_Zn, drawn_rows_Zm = in_blocks(candidates_B[samples_S], size, fill=-1), candidates_B[drawn_Zm]
+        own_Zn = in_blocks(candidates_B[samples_S], size, fill=-1)
+        drawn_rows_Zm = candidates_B[drawn_Zm]
         weights_SL = self._weights(batch)[samples_S]
         return Pool(
             rows=torch.cat([own_Zn, drawn_rows_Zm], dim=1),
@@ -351,7 +357,8 @@ class TwoTower(Model):
 
         Without drawn items the number of samples of a block is left out: it is the same for all of them.
         """
-        kind, counts = self.config.negatives.kind, self.item_counts
+        kind = self.config.negatives.kind
+        counts = self.item_counts
         rows_ZC = torch.cat([own_Zn, drawn_Zm], dim=1).clamp(min=0)
         shares_ZC = counts[rows_ZC].clamp(min=1).float().log() - counts.sum().clamp(min=1).log()
         if kind is NegativesKind.IN_BATCH:

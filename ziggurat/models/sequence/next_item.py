@@ -200,8 +200,10 @@ class NextItem(Model):
         self._lists = {spec.name: at for at, spec in enumerate(inputs.jagged) if spec.name != EARLIER}
         self.joined_lists = ((HISTORY, *self._side_lists, *self._actions, HISTORY_TIMES),)
         history = next(spec for spec in inputs.jagged if spec.name == HISTORY)
-        self.max_length, self._table = history.max_length, history.table
-        dim, length = config.embedding_dim, self.max_length
+        self.max_length = history.max_length
+        self._table = history.table
+        dim = config.embedding_dim
+        length = self.max_length
         self.positions = nn.Embedding(length, dim) if config.positions is not Positions.NONE else None
         self.stack = SequenceStack(
             [config.layer_settings(where=config.kind).make(max_length=length) for _ in range(config.num_layers)],
@@ -225,7 +227,8 @@ class NextItem(Model):
 
     def observe(self, batches: Iterable[Batch]) -> None:
         """Count the items of the training events, and keep what is known of each of them: of its last event."""
-        counts, sides = torch.zeros_like(self.item_counts), torch.zeros_like(self.item_sides)
+        counts = torch.zeros_like(self.item_counts)
+        sides = torch.zeros_like(self.item_sides)
         for batch in batches:
             batch = batch.expanded()
             rows = torch.cat([self.lists_of(batch, HISTORY)[0], batch.single[self._item]]).to(counts.device)
@@ -256,12 +259,14 @@ class NextItem(Model):
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The logit is the score of what came next; `named` has what the loss reads."""
         history = embedded.sequences[HISTORY].expanded()
-        offsets_B1, dim = history.offsets, self.config.embedding_dim
+        offsets_B1 = history.offsets
+        dim = self.config.embedding_dim
         listed = [embedded.sequences[name].expanded().values for name in (HISTORY, *self._side_lists)]
         items_ND = reduce(torch.add, listed).float()
         target_BD = reduce(torch.add, embedded.fields.split(dim, dim=1)).float()
         states_ND = self._sized(self._states(items_ND, embedded, history))
-        user_BD, item_BD = last_of_each(states_ND, offsets_B1), self._sized(target_BD)
+        user_BD = last_of_each(states_ND, offsets_B1)
+        item_BD = self._sized(target_BD)
         scale_1 = item_BD.new_full((1,), 1.0 / self.config.temperature)
         named = {"user": user_BD, "item": item_BD, "scale": scale_1}
         if _ROWS in embedded.named:
@@ -273,7 +278,9 @@ class NextItem(Model):
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The sum over all questions of the histories, each with the weight of its sample."""
         assert _CANDIDATES in outputs.named, "a loss is asked for where gradients are on"
-        batch, named, config = batch.expanded(), outputs.named, self.config
+        batch = batch.expanded()
+        named = outputs.named
+        config = self.config
         rows_N, offsets_B1 = self.lists_of(batch, HISTORY)
         answers_N = answers_of(rows_N, batch.single[self._item], offsets_B1)
         num_draws = self._num_draws(len(rows_N))
@@ -338,7 +345,9 @@ class NextItem(Model):
 
     def _states(self, items_ND: Float[Tensor, "N D"], embedded: Embedded, history: Unpooled) -> Float[Tensor, "N D"]:
         """x_i of every event."""
-        total, named, offsets_B1 = len(items_ND), embedded.named, history.offsets
+        total = len(items_ND)
+        named = embedded.named
+        offsets_B1 = history.offsets
         events_ND = items_ND * math.sqrt(self.config.embedding_dim)
         for name in self._actions:
             events_ND = events_ND + embedded.sequences[name].expanded().values

@@ -39,7 +39,8 @@ def check_event_inputs(inputs: InputSpec) -> Items:
 
 def missing_of_events(inputs: InputSpec) -> list[str]:
     """Which lists and times of events the inputs lack."""
-    lists, moments = {spec.name for spec in inputs.jagged}, {spec.name for spec in inputs.moments}
+    lists = {spec.name for spec in inputs.jagged}
+    moments = {spec.name for spec in inputs.moments}
     missing = [name for name in (HISTORY,) if name not in lists]
     missing += [name for name in (HISTORY_TIMES, ASKED_AT) if name not in moments]
     return missing
@@ -119,7 +120,8 @@ def question_times(
     """
     kept = batch if on_host is None else batch.on_host
     assert kept is not None, "offsets of a copy that there is"
-    expected_B1, found_B1 = offsets_B1 if on_host is None else on_host, kept.sequences[times].expanded().offsets
+    expected_B1 = offsets_B1 if on_host is None else on_host
+    found_B1 = kept.sequences[times].expanded().offsets
     if not torch.equal(found_B1, expected_B1):
         raise DataError(
             expected="a time for each event of a history",

@@ -158,18 +158,21 @@ def next_item_losses(
         scale: 1 / τ.
         loss: which.
     """
-    num_questions, num_draws = len(rows_P), candidates.num_draws
+    num_questions = len(rows_P)
+    num_draws = candidates.num_draws
     share = -(-num_questions // num_draws)
     missing = num_draws * share - num_questions
     scaled_PD = states_PD * scale
-    own_P, drawn_GC = (scaled_PD * answers_PD).sum(dim=1), candidates.rows.view(num_draws, -1)
+    own_P = (scaled_PD * answers_PD).sum(dim=1)
+    drawn_GC = candidates.rows.view(num_draws, -1)
     states_GSD = F.pad(scaled_PD, (0, 0, 0, missing)).unflatten(0, (num_draws, share))
     vectors_GCD = candidates.vectors.unflatten(0, (num_draws, -1))
     is_answer_GSC = F.pad(rows_P, (0, missing)).view(num_draws, share, 1) == drawn_GC.unsqueeze(1)
     if loss is NextItemLoss.SOFTMAX:
         log_q_GC = None
         if candidates.log_q is not None:
-            own_P, log_q_GC = own_P - candidates.log_q[rows_P], candidates.log_q[drawn_GC]
+            own_P = own_P - candidates.log_q[rows_P]
+            log_q_GC = candidates.log_q[drawn_GC]
         own_GS = F.pad(own_P, (0, missing)).view(num_draws, share)
         return _SoftmaxLosses.apply(states_GSD, vectors_GCD, own_GS, is_answer_GSC, log_q_GC).flatten()[:num_questions]
     scores_GSC = torch.bmm(states_GSD, vectors_GCD.transpose(1, 2)).masked_fill(is_answer_GSC, -torch.inf)
@@ -209,5 +212,6 @@ class _SoftmaxLosses(torch.autograd.Function):
     def backward(ctx: Any, grad_GS: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         states_GSD, vectors_GCD, shares_GSC, own_share_GS = ctx.saved_tensors
         slopes_GSC = shares_GSC * grad_GS.unsqueeze(2)
-        of_states, of_vectors = torch.bmm(slopes_GSC, vectors_GCD), torch.bmm(slopes_GSC.transpose(1, 2), states_GSD)
+        of_states = torch.bmm(slopes_GSC, vectors_GCD)
+        of_vectors = torch.bmm(slopes_GSC.transpose(1, 2), states_GSD)
         return of_states, of_vectors, (own_share_GS - 1.0) * grad_GS, None, None

@@ -104,8 +104,10 @@ def cut_histories(batch: Batch, inputs: InputSpec) -> Cutting:
 
 def _pieces(batch: Batch, inputs: InputSpec, lists: Mapping[str, JaggedRows], chunks: Chunks) -> Batch:
     """The pieces [start, start + count) of the histories of a batch, S·B samples: one piece of each, S times."""
-    num_sets, size = chunks.starts.shape[0], batch.batch_size
-    starts, counts = chunks.starts.reshape(-1), chunks.counts.reshape(-1)
+    num_sets = chunks.starts.shape[0]
+    size = batch.batch_size
+    starts = chunks.starts.reshape(-1)
+    counts = chunks.counts.reshape(-1)
     samples = torch.arange(size).repeat(num_sets)
     lengths_B = lists[HISTORY].offsets.diff()
     ends = starts + counts

@@ -232,10 +232,12 @@ class SequenceRanker(Model):
         self._item_lists = [HISTORY, *(of_history(name) for name in self._item_fields if name != items.id)]
         self._actions = _action_lists(inputs)
         self.joined_lists = ((*self._item_lists, *self._actions, HISTORY_TIMES),)
-        lists, single = [spec.name for spec in inputs.jagged], [spec.name for spec in inputs.single]
+        lists = [spec.name for spec in inputs.jagged]
+        single = [spec.name for spec in inputs.single]
         self._list_places = [lists.index(name) for name in (*self._item_lists, *self._actions)]
         self._context_places = [single.index(name) for name in self._context]
-        dim, length = config.embedding_dim, next(spec.max_length for spec in inputs.jagged if spec.name == HISTORY)
+        dim = config.embedding_dim
+        length = next(spec.max_length for spec in inputs.jagged if spec.name == HISTORY)
         self._longest = length
         if config.task_weights and len(config.task_weights) != len(inputs.labels):
             raise ConfigError(
@@ -286,16 +288,24 @@ class SequenceRanker(Model):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """One pass over each question, then the logits of its candidates; 0 for samples that carry events alone."""
-        named, dim = embedded.named or _alone(embedded), self.config.embedding_dim
+        named = embedded.named or _alone(embedded)
+        dim = self.config.embedding_dim
         fields = dict(zip(self._fields, embedded.fields.split(dim, dim=1), strict=True))
         items_MD = reduce(torch.add, [fields[name] for name in self._item_fields]).float()
-        size, first_Q, question_M, is_cut = len(items_MD), named[_FIRST], named[_QUESTION], PIECE_STARTS in named
+        size = len(items_MD)
+        first_Q = named[_FIRST]
+        question_M = named[_QUESTION]
+        is_cut = PIECE_STARTS in named
         if is_cut:
-            items_MD, question_M = items_MD[named[CANDIDATES]], question_M[named[CANDIDATES]]
+            items_MD = items_MD[named[CANDIDATES]]
+            question_M = question_M[named[CANDIDATES]]
         lists = [self._of_questions(embedded.sequences[name], named) for name in self._item_lists]
-        history_ND, offsets_Q1 = reduce(torch.add, [values for values, _ in lists]).float(), lists[0][1]
-        scale, num_Q = math.sqrt(dim), torch.zeros_like(first_Q).index_add_(0, question_M, torch.ones_like(question_M))
-        history_ND, candidates_MD = history_ND * scale, items_MD * scale
+        history_ND = reduce(torch.add, [values for values, _ in lists]).float()
+        offsets_Q1 = lists[0][1]
+        scale = math.sqrt(dim)
+        num_Q = torch.zeros_like(first_Q).index_add_(0, question_M, torch.ones_like(question_M))
+        history_ND = history_ND * scale
+        candidates_MD = items_MD * scale
         if self.unknown_action is not None:
             done_NA = self._done([self._of_questions(embedded.sequences[name], named)[0] for name in self._actions])
             history_ND = history_ND + self.action_map(done_NA)
@@ -330,7 +340,8 @@ class SequenceRanker(Model):
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, each times the weight of its task."""
-        sums, weights = super().loss(outputs, batch), self.config.task_weights
+        sums = super().loss(outputs, batch)
+        weights = self.config.task_weights
         if not weights:
             return sums
         totals = [total * weight for total, weight in zip(sums.total.unbind(), weights, strict=True)]
@@ -340,7 +351,8 @@ class SequenceRanker(Model):
 
     def _of_questions(self, lists: Unpooled, named: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The lists of the questions' first samples."""
-        first_Q, num_rows = named[_FIRST], len(named[_TIMES]) if _LONGEST in named else None
+        first_Q = named[_FIRST]
+        num_rows = len(named[_TIMES]) if _LONGEST in named else None
         if lists.inverse is not None:
             return expand_lists(lists.values, lists.offsets, lists.inverse[first_Q], num_rows=num_rows)
         if len(first_Q) == len(lists.offsets) - 1:
@@ -357,7 +369,8 @@ class SequenceRanker(Model):
         self, history_ND: Tensor, candidates_BD: Tensor, named: dict[str, Tensor], offsets_Q1: Int64[Tensor, "Q+1"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B D"]]:
         """Events and candidates with their positions and times; all candidates stand behind the history."""
-        lengths_Q, total = offsets_Q1.diff(), len(history_ND)
+        lengths_Q = offsets_Q1.diff()
+        total = len(history_ND)
         if self.positions is not None:
             from_end = self.config.positions is Positions.FROM_END
             places_N = positions_of(offsets_Q1, named, total=total, from_start=not from_end) + int(from_end)
@@ -369,7 +382,8 @@ class SequenceRanker(Model):
             sizes = {"per_minute": self.config.per_minute, "num_buckets": self.config.time_buckets}
             history_ND = history_ND + self.time_vectors(minute_buckets(named[_TIMES], asked_N, **sizes))
             candidates_BD = candidates_BD + self.time_vectors.weight[0]
-        p, training = self.config.dropout, self.training
+        p = self.config.dropout
+        training = self.training
         return dropout(history_ND, p=p, training=training), dropout(candidates_BD, p=p, training=training)
 
     def _candidate_states(
@@ -382,7 +396,8 @@ class SequenceRanker(Model):
         """What the layers make of the candidates: context, history and candidates of each question as one sequence."""
         context_XD, history_ND, candidates_BD = parts
         counts_Q = named.get(NUM_CONTEXT, torch.full_like(num_Q, len(self._context)))
-        of_context, of_candidates = offsets_of(counts_Q), offsets_of(num_Q)
+        of_context = offsets_of(counts_Q)
+        of_candidates = offsets_of(num_Q)
         known_ND, known_Q1 = join_lists(context_XD, history_ND, offsets=(of_context, offsets_Q1))
         events_ND, joined_Q1 = join_lists(known_ND, candidates_BD, offsets=(known_Q1, of_candidates))
         began_Q = named[BEGAN] if BEGAN in named else began_at(named[_TIMES], named[_ASKED], offsets_Q1)

@@ -150,7 +150,8 @@ def questions_to_cut(batch: Batch, inputs: InputSpec, *, first_Q: Int64[Tensor, 
     """
     asked = batch.take(first_Q).expanded()
     times = moments_of(asked, HISTORY_TIMES)
-    named, total = places_and_lengths(asked), len(times.values)
+    named = places_and_lengths(asked)
+    total = len(times.values)
     places_N = positions_of(times.offsets, named, total=total, from_start=True)
     ends_Q = torch.cat([first_Q[1:], first_Q.new_tensor([batch.batch_size])])[: len(first_Q)]
     return Questions(
@@ -170,8 +171,10 @@ def _pieces(whole: Questions, inputs: InputSpec, chunks: Chunks) -> Batch:
     """The pieces [start, start + count) of the sequences of questions, piece after piece; see the file's drawing."""
     num_sets, num_questions = chunks.starts.shape
     of_piece = torch.arange(num_questions).repeat(num_sets)
-    starts, ends = chunks.starts.reshape(-1), (chunks.starts + chunks.counts).reshape(-1)
-    histories_Q, context = whole.times.offsets.diff(), whole.num_context
+    starts = chunks.starts.reshape(-1)
+    ends = (chunks.starts + chunks.counts).reshape(-1)
+    histories_Q = whole.times.offsets.diff()
+    context = whole.num_context
     behind = (context + histories_Q)[of_piece]  # where candidates begin
     from_event, to_event = ((each - context).clamp(min=0).minimum(histories_Q[of_piece]) for each in (starts, ends))
     from_candidate, to_candidate = ((each - behind).clamp(min=0) for each in (starts, ends))
@@ -183,7 +186,8 @@ def _pieces(whole: Questions, inputs: InputSpec, chunks: Chunks) -> Batch:
     is_candidate = candidates[piece] > 0
     question = of_piece[piece]
     samples = whole.first[question] + torch.where(is_candidate, from_candidate[piece] + inside, 0)
-    batch, counts = whole.batch, (to_event - from_event)[piece] * (inside == 0)
+    batch = whole.batch
+    counts = (to_event - from_event)[piece] * (inside == 0)
 
     def cut(rows: JaggedRows) -> JaggedRows:
         return cut_rows(rows, question, from_event[piece], counts)
@@ -248,7 +252,8 @@ def began_at(
         asked_Q: of the questions.
         offsets_Q1: where histories begin.
     """
-    filled_Q, firsts_Q = offsets_Q1.diff() > 0, offsets_Q1[:-1]
+    filled_Q = offsets_Q1.diff() > 0
+    firsts_Q = offsets_Q1[:-1]
     first_times_Q = torch.cat([times_N, times_N.new_zeros(1)])[firsts_Q]  # an empty history may begin behind all
     return torch.where(filled_Q, first_times_Q, asked_Q)
 

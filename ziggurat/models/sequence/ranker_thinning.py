@@ -47,7 +47,8 @@ class KeptEvents:
             rows: U lists.
             question_U: whose each list is.
         """
-        lengths_U, total = rows.offsets.diff(), len(rows.values)
+        lengths_U = rows.offsets.diff()
+        total = len(rows.values)
         moved_U = self.offsets[:-1][question_U] - rows.offsets[:-1]
         kept_N = self.events[torch.arange(total) + moved_U.repeat_interleave(lengths_U, output_size=total)]
         before_N1 = torch.cat([kept_N.new_zeros(1, dtype=torch.int64), kept_N.cumsum(0)])
@@ -74,11 +75,13 @@ def shortened_questions(
         longest: N.
     """
     first_Q, question_B = questions
-    asked, times = batch.take(first_Q).expanded(), moments_of(batch, HISTORY_TIMES)
+    asked = batch.take(first_Q).expanded()
+    times = moments_of(batch, HISTORY_TIMES)
     offsets_Q1 = moments_of(asked, HISTORY_TIMES).offsets
     keys_Q = question_keys(asked.lists(lists[0])[0], question_times(asked, offsets_Q1)[1])
     events_N = thinned_rows(offsets_Q1, keys_Q, draw=draw, alpha=alpha, longest=longest)
-    kept, lengths_B = KeptEvents(events=events_N, offsets=offsets_Q1), times.offsets.diff()
+    kept = KeptEvents(events=events_N, offsets=offsets_Q1)
+    lengths_B = times.offsets.diff()
     places_N = torch.arange(len(times.values)) - times.offsets[:-1].repeat_interleave(lengths_B)
     moments = {HISTORY_TIMES: times, HISTORY_PLACES: JaggedRows(places_N, times.offsets)}
     return replace(
@@ -99,7 +102,8 @@ def question_keys(rows: JaggedRows, asked_Q: Int64[Tensor, "Q"]) -> Int64[Tensor
         asked_Q: when it is asked.
     """
     histories = rows.values.numpy()
-    begins, asked = rows.offsets.tolist(), (asked_Q & 0xFFFFFFFF).tolist()
+    begins = rows.offsets.tolist()
+    asked = (asked_Q & 0xFFFFFFFF).tolist()
     keys = [zlib.crc32(histories[begins[at] : begins[at + 1]].tobytes(), when) for at, when in enumerate(asked)]
     return torch.tensor(keys, dtype=torch.int64)
 
@@ -122,7 +126,8 @@ def _slices(
         return group
     slices = max(1, group.num_slices)
     codes_U, inverse_B = torch.unique(question_B * slices + group.inverse, return_inverse=True)
-    slice_U, question_U = codes_U % slices, codes_U // slices
+    slice_U = codes_U % slices
+    question_U = codes_U // slices
     parts = [(at, group.lists(at).take(slice_U, batch_size=group.num_slices)) for at in group.features.jagged]
     jagged = [kept.of(rows, question_U) if at in lists else rows for at, rows in parts]
     return replace(group, single=group.single[:, slice_U], jagged=JaggedRows.joined(jagged), inverse=inverse_B)

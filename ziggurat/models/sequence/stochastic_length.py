@@ -36,13 +36,15 @@ def thinned_rows(
         longest: N.
     """
     lengths_B = offsets.diff()
-    most, chance_B = max(1, int(longest ** (alpha / 2))), longest**alpha / lengths_B.clamp(min=1).double().square()
+    most = max(1, int(longest ** (alpha / 2)))
+    chance_B = longest**alpha / lengths_B.clamp(min=1).double().square()
     kept_N = torch.ones(int(offsets[-1]), dtype=torch.bool)
     for sample in (lengths_B > most).nonzero().squeeze(1).tolist():
         generator = draw.of_row(int(keys_B[sample]))
         if generator.random() < float(chance_B[sample]):
             continue
-        begin, length = int(offsets[sample]), int(lengths_B[sample])
+        begin = int(offsets[sample])
+        length = int(lengths_B[sample])
         kept_N[begin : begin + length] = False
         kept_N[begin + torch.from_numpy(generator.choice(length, most, replace=False))] = True
     return kept_N

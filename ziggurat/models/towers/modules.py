@@ -219,7 +219,8 @@ class CrossTower(TowerModule):
 
     def __init__(self, field_dims: Sequence[int], *, dim: int, config: TowerModuleConfig) -> None:
         super().__init__(field_dims, output_field_dims=(dim,) * (config.p + config.c * len(field_dims)))
-        layers, rank = config.num_cross_layers, config.cross_rank
+        layers = config.num_cross_layers
+        rank = config.cross_rank
         self.cross = (
             CrossNet(self.input_dim, num_layers=layers)
             if rank is None
@@ -242,7 +243,8 @@ class FactorizationMachineTower(TowerModule):
     """
 
     def __init__(self, field_dims: Sequence[int], *, dim: int, config: TowerModuleConfig) -> None:
-        num_fields, num_outputs = len(field_dims), config.p + config.c * len(field_dims)
+        num_fields = len(field_dims)
+        num_outputs = config.p + config.c * len(field_dims)
         super().__init__(field_dims, output_field_dims=(dim,) * num_outputs)
         self.project = FieldwiseLinear(field_dims, output_dim=dim)
         self.products = FactorizationMachine(num_fields, dim=dim, rank=config.fm_rank)

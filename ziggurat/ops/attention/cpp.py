@@ -145,7 +145,8 @@ def _describe(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> tup
             tensor = tensor.contiguous()
         kept.append(tensor)
         setattr(problem, name, tensor.data_ptr())
-    q, v = tensors["q"], tensors["v"]
+    q = tensors["q"]
+    v = tensors["v"]
     assert q is not None
     assert v is not None
     numbers = {"heads": q.shape[1], "dim": q.shape[2], "value_dim": v.shape[2], "bf16": q.dtype is torch.bfloat16}
@@ -285,7 +286,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 @attention_backward_op.register_fake
 def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    w_pos, w_time = others[3], others[4]
+    w_pos = others[3]
+    w_time = others[4]
     of_biases = (torch.empty(0 if each is None else len(each)) for each in (w_pos, w_time))
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 
@@ -302,7 +304,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, out, lse = ctx.saved_tensors
     dq, dk, dv, d_pos, d_time = attention_backward_op(grad, out, lse, *inputs, *ctx.options)
-    w_pos, w_time = inputs[6], inputs[7]
+    w_pos = inputs[6]
+    w_time = inputs[7]
     of_biases = (None if w_pos is None else d_pos.to(w_pos.dtype), None if w_time is None else d_time.to(w_time.dtype))
     return (dq, dk, dv, None, None, None, *of_biases, None, None, None, *[None] * len(ctx.options))
 

@@ -117,7 +117,8 @@ def launch_of(part: AttentionPart, kind: AttentionKind, *, shared_bytes: int = H
 def needed_bytes(part: AttentionPart, kind: AttentionKind, launch: AttentionLaunch) -> int:
     """Return the shared memory of a program, at most: tiles that stay, tiles that are loaded ahead, and scratch."""
     row_bytes = kind.width * (2 if kind.products == "half" else 4)
-    staying, passing = launch.rows, launch.columns
+    staying = launch.rows
+    passing = launch.columns
     if part is AttentionPart.KEYS:
         staying, passing = passing, staying
     num_staying = 1 if part is AttentionPart.FORWARD else 2

@@ -72,9 +72,11 @@ def _seen(layout: JaggedLayout, longest: int) -> tuple[Visible, Tensor, Tensor]:
     """What each query sees, the positions (B, L) of keys, and the events of each history (B, 1) that are no targets."""
     lengths_B = layout.offsets.diff() if layout.spans is None else layout.spans.lengths
     if layout.spans is None:
-        query_starts_B, key_starts_B = lengths_B - layout.of_queries.diff(), torch.zeros_like(lengths_B)
+        query_starts_B = lengths_B - layout.of_queries.diff()
+        key_starts_B = torch.zeros_like(lengths_B)
     else:
-        query_starts_B, key_starts_B = layout.spans.query_starts, layout.spans.key_starts
+        query_starts_B = layout.spans.query_starts
+        key_starts_B = layout.spans.key_starts
     history_B = lengths_B if layout.num_targets is None else lengths_B - layout.num_targets
     places_L = torch.arange(longest, device=lengths_B.device)
     rows_BL, columns_BL = (starts.unsqueeze(1) + places_L for starts in (query_starts_B, key_starts_B))

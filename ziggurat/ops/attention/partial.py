@@ -137,7 +137,8 @@ def merge(whole: Gathered, part: Gathered, *, rows: slice | Tensor) -> None:
         else:
             whole.out.index_add_(0, rows, part.out.to(whole.out.dtype))
         return
-    before, added = whole.lse[rows], part.lse.to(whole.lse.dtype)
+    before = whole.lse[rows]
+    added = part.lse.to(whole.lse.dtype)
     both = torch.logaddexp(before, added)
     safe = torch.where(both.isneginf(), 0.0, both)  # a row that saw nothing yet stays as it is
     shares = ((each - safe).exp().unsqueeze(-1) for each in (before, added))
@@ -163,7 +164,8 @@ def _tensors(layout: JaggedLayout, bias: AttentionBias) -> tuple[Tensor | None, 
 
 
 def _numbers(layout: JaggedLayout, settings: AttentionSettings) -> tuple[float, float, bool, int, int, int, bool]:
-    is_softmax, is_relu = settings.form is AttentionForm.SOFTMAX, settings.form is AttentionForm.RELU
+    is_softmax = settings.form is AttentionForm.SOFTMAX
+    is_relu = settings.form is AttentionForm.RELU
     rule = layout.rule
     return settings.scale, settings.divisor, is_softmax, rule.context, rule.max_attention_length, -1, is_relu
 
@@ -203,7 +205,8 @@ def _gradients_reference(
     biases = [None if each is None else each.detach().requires_grad_() for each in (bias.w_pos, bias.w_time)]
     leaves = [each.detach().to(exact).requires_grad_() for each in qkv]
     own = AttentionBias(w_pos=biases[0], w_time=biases[1], query_times=bias.query_times, key_times=bias.key_times)
-    grad, gathered = grad.to(exact), whole.out.to(exact)
+    grad = grad.to(exact)
+    gathered = whole.out.to(exact)
     with torch.enable_grad():
         total = sum(each.sum() * 0.0 for each in (*leaves, *biases) if each is not None)
         for part in parts_of(layout):

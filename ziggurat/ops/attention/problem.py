@@ -169,7 +169,8 @@ class SequencePart:
 
 def parts_of(layout: JaggedLayout) -> list[SequencePart]:
     """The sequences of a layout one by one."""
-    begins, asked = layout.offsets.tolist(), layout.of_queries.tolist()
+    begins = layout.offsets.tolist()
+    asked = layout.of_queries.tolist()
     num = len(begins) - 1
     targets = [0] * num if layout.num_targets is None else layout.num_targets.tolist()
     lengths = layout.offsets.diff().tolist()

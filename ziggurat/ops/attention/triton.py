@@ -459,7 +459,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 @attention_triton_backward_op.register_fake
 def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    w_pos, w_time = others[3], others[4]
+    w_pos = others[3]
+    w_time = others[4]
     of_biases = (q.new_empty(0 if each is None else len(each), dtype=torch.float32) for each in (w_pos, w_time))
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 
@@ -476,7 +477,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, out, lse = ctx.saved_tensors
     dq, dk, dv, d_pos, d_time = attention_triton_backward_op(grad, out, lse, *inputs, *ctx.options)
-    w_pos, w_time = inputs[6], inputs[7]
+    w_pos = inputs[6]
+    w_time = inputs[7]
     of_biases = (None if w_pos is None else d_pos.to(w_pos.dtype), None if w_time is None else d_time.to(w_time.dtype))
     return (dq, dk, dv, None, None, None, *of_biases, None, None, None, *[None] * len(ctx.options))
 

@@ -45,7 +45,9 @@ class CppIndex:
     """
 
     def __init__(self, growing: Growing, state: GrowingState) -> None:
-        self._library, self._growing, self._state = _library(), growing, state
+        self._library = _library()
+        self._growing = growing
+        self._state = state
         self._slots = np.zeros(num_slots(growing), np.uint32)
         self._map = _Map(
             capacity=growing.num_ids,
@@ -82,7 +84,8 @@ class CppIndex:
     def distinct(self, ids: UInt64[np.ndarray, " N"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Different ids, in order."""
         ids, keys = _packed(ids), np.empty(len(ids), np.uint64)
-        counts, numbers = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        counts = np.empty(len(ids), np.int64)
+        numbers = np.empty(len(ids), np.int64)
         places = [_at(array) for array in (keys, counts, numbers)]
         found = self._library.ziggurat_growing_distinct(_at(ids), len(ids), *places)
         return keys[:found], counts[:found], numbers
@@ -117,7 +120,8 @@ def _at(array: np.ndarray) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library, arguments = _SOURCE.load(), ctypes.POINTER(_Map)
+    library = _SOURCE.load()
+    arguments = ctypes.POINTER(_Map)
     prototypes = {
         "index": (None, [arguments]),
         "find": (None, [arguments, c_void_p, c_int64, c_void_p]),
@@ -128,5 +132,6 @@ def _library() -> ctypes.CDLL:
     }
     for name, (result, taken) in prototypes.items():
         function = getattr(library, f"ziggurat_growing_{name}")
-        function.restype, function.argtypes = result, taken
+        function.restype = result
+        function.argtypes = taken
     return library

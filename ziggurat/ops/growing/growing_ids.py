@@ -63,7 +63,8 @@ class GrowingIds:
     """
 
     def __init__(self, growing: Growing, *, kernel: Literal["cpp", "reference"] | None = None) -> None:
-        self.growing, self.state = growing, GrowingState.empty(growing)
+        self.growing = growing
+        self.state = GrowingState.empty(growing)
         self._index = _index(growing, self.state, kernel)
         self._exact: dict[int, int] = {}
 
@@ -86,7 +87,8 @@ class GrowingIds:
             ids: in any order, any number of times each.
             step: its number; never less than that of the step before.
         """
-        numbers, rows = self.state.numbers, self._index.use(ids, step=step)
+        numbers = self.state.numbers
+        rows = self._index.use(ids, step=step)
         unknown = np.flatnonzero(rows < 0)
         keys, counts, number_of = self._index.distinct(ids[unknown])
         order = np.argsort(keys)
@@ -112,7 +114,8 @@ class GrowingIds:
 
     def report(self) -> dict[str, int]:
         """Look-ups that found a row and that found none, ids that came and went, since the last report."""
-        numbers, names = self.state.numbers, (Number.KNOWN, Number.UNKNOWN, Number.NEW, Number.EVICTED)
+        numbers = self.state.numbers
+        names = (Number.KNOWN, Number.UNKNOWN, Number.NEW, Number.EVICTED)
         found = {name.name.lower(): int(numbers[name]) for name in names} | {"ids": len(self)}
         numbers[list(names)] = 0
         return found
@@ -139,7 +142,9 @@ class GrowingIds:
             for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
                 self._exact[key] = self._exact.get(key, 0) + count
             return np.array([self._exact[key] for key in keys.tolist()], dtype=np.int64)
-        seen, numbers, sketch = self._index.count(keys, counts=counts), self.state.numbers, self.state.sketch
+        seen = self._index.count(keys, counts=counts)
+        numbers = self.state.numbers
+        sketch = self.state.sketch
         numbers[Number.SIGHTINGS] += counts.sum()
         if numbers[Number.SIGHTINGS] * _SKETCH_SHARE >= len(sketch):
             np.right_shift(sketch, 1, out=sketch)

@@ -27,7 +27,8 @@ class ReferenceIndex:
     """
 
     def __init__(self, growing: Growing, state: GrowingState) -> None:
-        self._growing, self._state = growing, state
+        self._growing = growing
+        self._state = state
         self._row_of: dict[int, int] = {}
         self.rebuild()
 
@@ -61,8 +62,10 @@ class ReferenceIndex:
 
     def count(self, keys: UInt64[np.ndarray, " K"], *, counts: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         """Sightings with these."""
-        sketch, seen = self._state.sketch, np.empty(len(keys), dtype=np.int64)
-        hashes, shifts = mix(keys + GOLDEN), np.arange(1, SKETCH_HASHES + 1, dtype=np.uint64) * GOLDEN
+        sketch = self._state.sketch
+        seen = np.empty(len(keys), dtype=np.int64)
+        hashes = mix(keys + GOLDEN)
+        shifts = np.arange(1, SKETCH_HASHES + 1, dtype=np.uint64) * GOLDEN
         cells = _scaled(mix(hashes + shifts[:, None]), len(sketch))
         for number, count in enumerate(counts.tolist()):
             mine = cells[:, number]
@@ -74,7 +77,9 @@ class ReferenceIndex:
         self, keys: UInt64[np.ndarray, " K"], *, seen: Int64[np.ndarray, " K"], step: int
     ) -> tuple[Int64[np.ndarray, " K"], int]:
         """Rows of new ids."""
-        state, rows, num_evicted = self._state, np.full(len(keys), -1, dtype=np.int64), 0
+        state = self._state
+        rows = np.full(len(keys), -1, dtype=np.int64)
+        num_evicted = 0
         for number, key in enumerate(keys.tolist()):
             if seen[number] < self._growing.admit_after:
                 continue
@@ -104,7 +109,8 @@ class ReferenceIndex:
 
     def _queued(self) -> int:
         """The next row of the queue that was not used since it was queued, -1 if there is none."""
-        state, numbers = self._state, self._state.numbers
+        state = self._state
+        numbers = self._state.numbers
         while numbers[Number.QUEUE_NEXT] < numbers[Number.QUEUE_END]:
             row = int(state.queue[numbers[Number.QUEUE_NEXT]])
             numbers[Number.QUEUE_NEXT] += 1
@@ -114,7 +120,8 @@ class ReferenceIndex:
 
     def _scan(self, step: int) -> None:
         """Queue the rows that go first."""
-        state, numbers = self._state, self._state.numbers
+        state = self._state
+        numbers = self._state.numbers
         rows = np.flatnonzero(state.last[: state.used] < step)
         order = [rows, state.last[rows]]
         if self._growing.evict is Evict.LEAST_FREQUENT:
@@ -127,6 +134,7 @@ class ReferenceIndex:
 
 def _scaled(hashes: UInt64[np.ndarray, " N"], size: int) -> Int64[np.ndarray, " N"]:
     """⌊hash · size / 2^64⌋ for sizes below 2^32, in 64 bits: by halves of the hash."""
-    high, low = hashes >> np.uint64(32), hashes & np.uint64(0xFFFFFFFF)
+    high = hashes >> np.uint64(32)
+    low = hashes & np.uint64(0xFFFFFFFF)
     carried = (low * np.uint64(size)) >> np.uint64(32)
     return ((high * np.uint64(size) + carried) >> np.uint64(32)).astype(np.int64)

@@ -85,25 +85,26 @@ class _CrossLayers(torch.autograd.Function):
     def forward(ctx: Any, inputs_Bd: Tensor, num_layers: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
         used = [weight.to(dtype) for weight in weights]
         downs, ups, biases = _split(used, num_layers)
-        crossed_Bd, kept = inputs_Bd, []
+        crossed_Bd = inputs_Bd
+        kept = []
         cast_Bd = inputs_Bd.to(dtype)
         for index, (up, bias) in enumerate(zip(ups, biases, strict=True)):
             low = F.linear(cast_Bd, downs[index]) if downs else cast_Bd
             factor_Bd = F.linear(low, up, bias)
             kept += [cast_Bd, low, factor_Bd] if downs else [cast_Bd, factor_Bd]
             crossed_Bd, cast_Bd = _add(crossed_Bd, inputs_Bd, factor_Bd, is_last=index == num_layers - 1)
-        ctx.num_layers, ctx.num_weights, ctx.dtype = num_layers, len(weights), dtype
+        ctx.num_layers = num_layers
+        ctx.num_weights = len(weights)
+        ctx.dtype = dtype
         ctx.save_for_backward(inputs_Bd, *weights, *used, *kept)
         return crossed_Bd
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         inputs_Bd, *saved = ctx.saved_tensors
-        weights, used, kept = (
-            saved[: ctx.num_weights],
-            saved[ctx.num_weights : 2 * ctx.num_weights],
-            saved[2 * ctx.num_weights :],
-        )
+        weights = saved[: ctx.num_weights]
+        used = saved[ctx.num_weights : 2 * ctx.num_weights]
+        kept = saved[2 * ctx.num_weights :]
         if torch.is_grad_enabled():  # create_graph=True: through the reference, which can be differentiated again
             return _differentiable_backward(inputs_Bd, weights, gradient_Bd=gradients[0], context=ctx)
         needed = ctx.needs_input_grad[3:]
@@ -125,7 +126,8 @@ def _backward(
     downs, ups, _ = _split(weights, num_layers)
     gradients: list[Tensor | None] = [None] * len(weights)
     per_layer = 3 if downs else 2
-    flowing_Bd, first_Bd = gradient_Bd, None
+    flowing_Bd = gradient_Bd
+    first_Bd = None
     for index in reversed(range(num_layers)):
         cast_Bd, *lows, factor_Bd = kept[index * per_layer : (index + 1) * per_layer]
         low = lows[0] if downs else cast_Bd
@@ -136,9 +138,11 @@ def _backward(
         gradients[bias_at] = of_bias
         if needed[len(downs) + index]:
             gradients[len(downs) + index] = factor_gradient_Bd.t() @ low
-        low_gradient, matrix = factor_gradient_Bd, ups[index]
+        low_gradient = factor_gradient_Bd
+        matrix = ups[index]
         if downs:
-            low_gradient, matrix = factor_gradient_Bd @ ups[index], downs[index]
+            low_gradient = factor_gradient_Bd @ ups[index]
+            matrix = downs[index]
             if needed[index]:
                 gradients[index] = low_gradient.t() @ cast_Bd
         mine = flowing_Bd is not gradient_Bd  # the incoming gradient is not ours to overwrite

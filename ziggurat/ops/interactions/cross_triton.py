@@ -85,7 +85,8 @@ def add_crossed_backward(
     """
     gradient_Bd, inputs_Bd, factor_Bd = (each.contiguous() for each in (gradient_Bd, inputs_Bd, factor_Bd))
     size, dim = gradient_Bd.shape
-    of_factor, blocks = torch.empty_like(factor_Bd), -(-size // (_ROWS * _TILES))
+    of_factor = torch.empty_like(factor_Bd)
+    blocks = -(-size // (_ROWS * _TILES))
     partials = gradient_Bd.new_empty(blocks, dim)
     first = torch.empty_like(gradient_Bd) if first_Bd is None else first_Bd
     if gradient_Bd.numel():

@@ -111,7 +111,8 @@ def dot_kernel() -> str:
 def _declare(library: ctypes.CDLL) -> None:
     """Say which arguments the functions of the library take."""
     for name in _SUFFIX.values():
-        forward, backward = getattr(library, f"ziggurat_dot_{name}"), getattr(library, f"ziggurat_dot_backward_{name}")
+        forward = getattr(library, f"ziggurat_dot_{name}")
+        backward = getattr(library, f"ziggurat_dot_backward_{name}")
         forward.restype = backward.restype = None
         forward.argtypes = [c_void_p, c_void_p, *[c_int64] * 4]
         backward.argtypes = [c_void_p, c_void_p, c_void_p, *[c_int64] * 4]
@@ -151,7 +152,8 @@ def _dot(fields_BFD: Tensor) -> Tensor:
 
 @torch.library.custom_op("ziggurat::pairwise_dot_backward", mutates_args=())
 def _dot_backward(fields_BFD: Tensor, gradient_BP: Tensor) -> Tensor:
-    fields_BFD, gradient_BP = fields_BFD.contiguous(), gradient_BP.contiguous()
+    fields_BFD = fields_BFD.contiguous()
+    gradient_BP = gradient_BP.contiguous()
     size, num_fields, dim = fields_BFD.shape
     out_BFD = torch.empty_like(fields_BFD)
     function = _function("ziggurat_dot_backward", fields_BFD.dtype)

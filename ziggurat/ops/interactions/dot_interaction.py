@@ -222,7 +222,8 @@ def _interaction(pieces: list[Tensor], shape: list[int], dtype: torch.dtype) -> 
 
 @torch.library.custom_op("ziggurat::dot_interaction_backward", mutates_args=())
 def _interaction_backward(pieces: list[Tensor], shape: list[int], gradient_BW: Tensor) -> list[Tensor]:
-    pieces, gradient_BW = [_readable(piece) for piece in pieces], gradient_BW.contiguous()
+    pieces = [_readable(piece) for piece in pieces]
+    gradient_BW = gradient_BW.contiguous()
     described = DotShape(*shape)
     if _is_for_triton(pieces):
         return interaction_backward_triton(pieces, shape=described, gradient_BW=gradient_BW)

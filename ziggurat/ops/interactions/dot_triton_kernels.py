@@ -17,7 +17,8 @@ def _fields(
     in_bf16: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
     """Load the fields of a sample, in the type in which they are multiplied."""
-    at, inside = f * dim + d, (d < dim) & there
+    at = f * dim + d
+    inside = (d < dim) & there
     if num_first == 1 and num_fields > 1:  # one row for all: a masked read of the whole tile costs as much as the rest
         own = tl.load(first + d, mask=inside, other=0.0).to(tl.float32)
         rest = inside & (f >= 1) & (f < num_fields)
@@ -64,7 +65,9 @@ def interaction_kernel(
     for number in tl.range(0, samples, num_stages=stages):
         sample = tl.program_id(0).to(tl.int64) * samples + number
         there = sample < batch_size
-        own, rest, out = first + sample * first_pitch, second + sample * second_pitch, row + sample * width
+        own = first + sample * first_pitch
+        rest = second + sample * second_pitch
+        out = row + sample * width
         products = tl.zeros([padded_fields, padded_fields], dtype=tl.float32)
         for begin in tl.static_range(0, dim, chunk):
             d = begin + tl.arange(0, chunk)[None, :]
@@ -96,7 +99,8 @@ def interaction_backward_kernel(
     for number in tl.range(0, samples, num_stages=stages):
         sample = tl.program_id(0).to(tl.int64) * samples + number
         there = sample < batch_size
-        own, rest = first + sample * first_pitch, second + sample * second_pitch
+        own = first + sample * first_pitch
+        rest = second + sample * second_pitch
         upstream = gradient + sample * width
         g = tl.load(upstream + passed + place, mask=above & there, other=0.0).to(tl.float32)
         g = _factor(g + tl.trans(g), in_bf16, interpreted)
@@ -104,7 +108,8 @@ def interaction_backward_kernel(
             d = begin + tl.arange(0, chunk)[None, :]
             x = _fields(own, rest, f, d, there, num_first, num_fields, dim, in_bf16, interpreted)
             total = tl.dot(g, x, input_precision=precision)
-            at, inside = f * dim + d, (d < dim) & there
+            at = f * dim + d
+            inside = (d < dim) & there
             if passed > 0 and passed <= dim:
                 gone_on = tl.load(upstream + d, mask=inside & (d < passed), other=0.0).to(tl.float32)
                 total += tl.where(f == 0, gone_on, 0.0)

@@ -123,7 +123,8 @@ def _declare(library: ctypes.CDLL) -> None:
     for name, arguments in _ARGUMENTS.items():
         for suffix in _SUFFIX.values():
             function = getattr(library, f"ziggurat_{name}_{suffix}")
-            function.restype, function.argtypes = None, arguments
+            function.restype = None
+            function.argtypes = arguments
 
 
 _LIBRARY = CppLibrary(_SOURCE, declare=_declare)
@@ -189,7 +190,8 @@ class _SumNorm(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         weight_D = inputs[3].contiguous()
         sums = torch.empty_like(normal)
-        weight_gradient, bias_gradient = torch.empty_like(weight_D), torch.empty_like(weight_D)
+        weight_gradient = torch.empty_like(weight_D)
+        bias_gradient = torch.empty_like(weight_D)
         size, num_fields, dim = normal.shape
         tensors = (gradient, normal, scales, weight_D, sums, weight_gradient, bias_gradient)
         _call("sum_norm_backward", tensors, size, num_fields, dim)

@@ -185,7 +185,8 @@ def _asked_for(choice: KernelChoice, setting: KernelSetting) -> LookupKernel:
 
 
 def _eligible(setting: KernelSetting, makers: _Makers) -> tuple[list[LookupKernel], dict[str, str]]:
-    kernels, reasons = [], {}
+    kernels = []
+    reasons = {}
     for choice, make in makers:
         try:
             kernel = make()
@@ -205,7 +206,8 @@ def _kept(path: Path, setting: KernelSetting, makers: _Makers) -> ChosenKernel |
     try:
         kept = CHOICE.read(path)
         choice = KernelChoice(kept["kernel"])
-        times, reasons = dict(kept["times_s"]), dict(kept["not_eligible"])
+        times = dict(kept["times_s"])
+        reasons = dict(kept["not_eligible"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # measured again
     eligible, _ = _eligible(setting, tuple(maker for maker in makers if maker[0] is choice))
@@ -264,7 +266,8 @@ class _Problem:
         tables = list(dict.fromkeys(slot.table for slot in layout.slots))
         cap = max(8, _SCRATCH_NUMBERS // layout.dim // len(tables))
         sizes = {slot.table: min(slot.num_rows, cap) for slot in layout.slots}
-        first_rows, total = {}, 0
+        first_rows = {}
+        total = 0
         for table in tables:
             first_rows[table] = total
             total += sizes[table]
@@ -316,7 +319,8 @@ def synthetic_lookups(layout: LookupLayout, *, shape: BatchShape, generator: tor
     for slot in layout.single:
         single[slot.index] = draw(size, slot.num_rows)
     by_index = {slot.index: slot for slot in layout.jagged}
-    lengths, values = [], []
+    lengths = []
+    values = []
     for index in range(layout.num_jagged):
         longest = 2 * shape.list_length if index in by_index else 0.0
         lengths.append((torch.rand(size, generator=generator) * longest).round().long())

@@ -48,7 +48,8 @@ class CppKernel:
         self._workspace: int | None = self._library.ziggurat_workspace_new()
 
     def __del__(self) -> None:
-        workspace, self._workspace = getattr(self, "_workspace", None), None
+        workspace = getattr(self, "_workspace", None)
+        self._workspace = None
         if workspace:
             self._library.ziggurat_workspace_delete(workspace)
 
@@ -112,7 +113,8 @@ class CppKernel:
         """See `LookupKernel.sum_gradients`."""
         if is_too_large(parts):
             return TorchKernel().sum_gradients(parts)
-        num_unique, dim = self._sort(parts), parts[0].layout.dim
+        num_unique = self._sort(parts)
+        dim = parts[0].layout.dim
         rows = torch.empty(num_unique, dtype=torch.int64)
         sums = torch.empty(num_unique, dim)
         self._library.ziggurat_sum(self._workspace, dim, rows.data_ptr(), sums.data_ptr(), torch.get_num_threads())
@@ -149,7 +151,8 @@ class CppKernel:
 
     def _sort(self, parts: Sequence[GradientPart]) -> int:
         """Sort the lookups of some parts; how many distinct rows they have."""
-        num_unique, threads = ctypes.c_int64(), torch.get_num_threads()
+        num_unique = ctypes.c_int64()
+        threads = torch.get_num_threads()
         status = self._library.ziggurat_sort(
             self._workspace, parts_of(parts), len(parts), ctypes.byref(num_unique), threads
         )
@@ -195,7 +198,9 @@ class CppKernel:
 
 def part_of(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
     """What a lookup or a gradient is made of, for C++; the tensors have to outlive it."""
-    size, single, offsets = lookups.batch_size, lookups.single, lookups.offsets
+    size = lookups.batch_size
+    single = lookups.single
+    offsets = lookups.offsets
     if (
         single.shape[0] < layout.num_single
         or single.shape[1] != size

@@ -89,7 +89,8 @@ def load_library(folder: Path | None = None) -> ctypes.CDLL:
     library = _SOURCE.load(folder=folder)
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return library
 
 

@@ -88,7 +88,8 @@ def rows_of_tables(
     Returns:
         Of each table its rows, increasing; behind them the table's padding row, with zeros.
     """
-    device, num = gradient.rows.device, gradient.rows.numel()
+    device = gradient.rows.device
+    num = gradient.rows.numel()
     last = max((first + num_rows for first, num_rows in tables), default=0)
     rows, order = torch.sort(gradient.rows.masked_fill(gradient.rows == 0, last))  # what is no row comes last
     found = []
@@ -120,7 +121,8 @@ def cut_rows(
         weight_decay: λ.
         gather: weights of rows of the storage; needed with weight decay.
     """
-    rows, grad = gradient.rows[span] - first_row, gradient.sums[span]
+    rows = gradient.rows[span] - first_row
+    grad = gradient.sums[span]
     if scale != 1.0:
         grad = grad * scale
     if weight_decay:

@@ -179,7 +179,8 @@ class FbgemmKernel:
     ) -> None:
         """See `LookupKernel.update`."""
         part = parts[0]
-        layout, lookups = part.layout, part.lookups
+        layout = part.layout
+        lookups = part.lookups
         if len(parts) > 1 or lookups.batch_size == 0:
             self._reference.update(weight, state=state, parts=parts, step=step)
             return
@@ -246,7 +247,8 @@ def _make_plan(layout: LookupLayout) -> _Plan:
 def _feature_major(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "F*B+1"]]:
     """All rows of a layout, field after field, with offsets for every (field, sample)."""
     size = lookups.batch_size
-    parts, lengths = [], []
+    parts = []
+    lengths = []
     if layout.single:
         indices = [slot.index for slot in layout.single]
         whole = indices == list(range(len(lookups.single)))

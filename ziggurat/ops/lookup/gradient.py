@@ -67,7 +67,8 @@ def are_finite_sums(parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
     """
     verdict = None
     for part in parts:
-        size, num_fields = part.lookups.batch_size, len(part.layout.slots)
+        size = part.lookups.batch_size
+        num_fields = len(part.layout.slots)
         if not size or not num_fields:
             continue
         low_BF, high_BF = torch.aminmax(_by_field(part), dim=-1)
@@ -85,7 +86,8 @@ def largest_summand(part: GradientPart, parts: Sequence[GradientPart]) -> float:
 
 def _by_field(part: GradientPart) -> Float[Tensor, "B F D"]:
     """The gradient of each field of a layout."""
-    layout, size = part.layout, part.lookups.batch_size
+    layout = part.layout
+    size = part.lookups.batch_size
     if layout.is_dense_block:
         return part.grad.view(size, len(layout.slots), layout.dim)
     return torch.stack([part.grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
@@ -93,8 +95,10 @@ def _by_field(part: GradientPart) -> Float[Tensor, "B F D"]:
 
 def _reads(part: GradientPart) -> Bool[Tensor, "B F"]:
     """Whether a field of a sample reads rows that can change: its row is not padding, or its list is not empty."""
-    layout, lookups = part.layout, part.lookups
-    numbers, size = layout.numbers_on(part.grad.device), lookups.batch_size
+    layout = part.layout
+    lookups = part.lookups
+    numbers = layout.numbers_on(part.grad.device)
+    size = lookups.batch_size
     found = [lookups.single[numbers.single] != 0] if layout.single else []
     if layout.jagged:
         found.append(lookups.offsets.diff().view(-1, size)[numbers.jagged] > 0)

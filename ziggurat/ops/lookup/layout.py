@@ -198,8 +198,10 @@ class RowLimits:
     @staticmethod
     def of(layouts: Sequence[LookupLayout], lookups: Lookups) -> RowLimits:
         """The limits of the fields of some layouts."""
-        most, num_lists = torch.iinfo(torch.int64).max, (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
-        single, jagged = [most] * len(lookups.single), [most] * num_lists
+        most = torch.iinfo(torch.int64).max
+        num_lists = (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
+        single = [most] * len(lookups.single)
+        jagged = [most] * num_lists
         for slot in (slot for layout in layouts if lookups.batch_size for slot in layout.slots):
             limits = single if slot.kind is FieldKind.SINGLE else jagged
             limits[slot.index] = min(limits[slot.index], slot.num_rows)
@@ -250,7 +252,8 @@ class Lookups:
         """Rows of one field, sample after sample, local to its table."""
         if slot.kind is FieldKind.SINGLE:
             return self.single[slot.index]
-        first, last = slot.index * self.batch_size, (slot.index + 1) * self.batch_size
+        first = slot.index * self.batch_size
+        last = (slot.index + 1) * self.batch_size
         return self.values[int(self.offsets[first]) : int(self.offsets[last])]
 
     def num_rows(self, slot: FieldSlot) -> int:
@@ -282,12 +285,14 @@ def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, "
         return replace(lookups, are_checked=True)
     wrong_SB = (lookups.single < 0) | (lookups.single >= limits.single)
     faults |= wrong_SB.any()
-    values, offsets = lookups.values, lookups.offsets
+    values = lookups.values
+    offsets = lookups.offsets
     if len(limits.jagged):
         are_right = (offsets[0] == 0) & (offsets[-1] == len(values)) & (offsets.diff() >= 0).all()
         wrong_N = (values < 0) | (values >= limits.jagged[list_of_values(lookups, step=lookups.batch_size)])
         faults |= ~are_right | wrong_N.any()
-        values, offsets = values.masked_fill(wrong_N, 0), offsets * are_right
+        values = values.masked_fill(wrong_N, 0)
+        offsets = offsets * are_right
     single = lookups.single.masked_fill(wrong_SB, 0)
     return replace(lookups, single=single, values=values, offsets=offsets, are_checked=True)
 

@@ -51,7 +51,8 @@ class TorchKernel:
     ) -> None:
         """See `LookupKernel.lookup`."""
         check_rows(layout, lookups)
-        size, dim = lookups.batch_size, layout.dim
+        size = lookups.batch_size
+        dim = layout.dim
         if size == 0 or not layout.slots:
             return
         if layout.single and not layout.jagged and layout.is_dense_block and out.dtype == weight.dtype:
@@ -79,7 +80,8 @@ class TorchKernel:
         for part in parts:
             keep = ~padding_mask(part.layout, unique_rows)
             if not bool(keep.all()):
-                unique_rows, sums = unique_rows[keep], sums[keep]
+                unique_rows = unique_rows[keep]
+                sums = sums[keep]
         return SummedGradient(rows=unique_rows, sums=sums)
 
     def apply(
@@ -127,7 +129,9 @@ def pool_fields(
         take: the vectors (N, D) of rows (N,) of the storage.
         add: the sums (L, D) of lists of rows (N,) that begin and end at offsets (L + 1,).
     """
-    size, dim, blocks = lookups.batch_size, layout.dim, []
+    size = lookups.batch_size
+    dim = layout.dim
+    blocks = []
     if layout.single:
         blocks.append(take(single_rows(layout, lookups).t().reshape(-1)).view(size, -1, dim))
     if layout.jagged:
@@ -241,7 +245,8 @@ def _sorted(parts: Sequence[Read]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N
     ahead = sorted_before(parts, by=TorchKernel.choice)
     if ahead is not None:
         return ahead.made
-    flattened, first_source = [], 0
+    flattened = []
+    first_source = 0
     for part in parts:
         rows, sources = _flatten(part)
         flattened.append((rows, sources + first_source if first_source else sources))
@@ -252,10 +257,14 @@ def _sorted(parts: Sequence[Read]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N
 
 def _flatten(part: Read) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]]:
     """Every lookup of a part as (storage row, index of its gradient vector)."""
-    layout, lookups, device = part.layout, part.lookups, part.lookups.single.device
-    size, num_fields = lookups.batch_size, len(layout.slots)
+    layout = part.layout
+    lookups = part.lookups
+    device = part.lookups.single.device
+    size = lookups.batch_size
+    num_fields = len(layout.slots)
     samples = torch.arange(size, device=device) * num_fields
-    rows, sources = [], []
+    rows = []
+    sources = []
     num_single = len(layout.single)
     if num_single:
         fields = torch.arange(num_single, device=device).unsqueeze(1)

@@ -90,7 +90,8 @@ def sorted_before(parts: Sequence[Read], *, by: KernelChoice) -> SortedReads | N
 
 
 def _are_same(one: Read, other: Read) -> bool:
-    mine, theirs = one.lookups, other.lookups
+    mine = one.lookups
+    theirs = other.lookups
     return (
         one.layout is other.layout
         and mine.are_checked == theirs.are_checked

@@ -152,7 +152,8 @@ def launch_line(device: torch.device) -> str:
     family = family_of(device)
     entry = stored_launches().get(family)
     if entry is None:
-        launches, origin = DEFAULT, "nobody measured this family, so it takes the default"
+        launches = DEFAULT
+        origin = "nobody measured this family, so it takes the default"
     else:
         launches = entry.launches
         origin = f"measured on {entry.measured.get('gpu', 'a GPU')}, {entry.measured.get('date', 'no date')}"

@@ -117,7 +117,8 @@ def kept_line(device: torch.device, *, folder: Path | None = None) -> str:
         try:
             kept = MEASURED.read(path)
             is_mine = kept["machine"] == machine_line(device)
-            what, name = path.stem.rpartition("-")[0], str(kept["name"])
+            what = path.stem.rpartition("-")[0]
+            name = str(kept["name"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # another kind of answer, or damaged: measured again when it is asked for
         if is_mine:
@@ -168,7 +169,8 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
         for _ in range(_CALLS):
             work()
         return 1e3 * (time.perf_counter() - begin_s) / _CALLS
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
     start_s = time.perf_counter()
     work()
@@ -207,7 +209,8 @@ def _kept(path: Path, contestants: Mapping[str, object]) -> Answer | None:
     """Read the answer of an earlier measurement; None if there is none, or it is of no use."""
     try:
         kept = MEASURED.read(path)
-        name, times_ms = str(kept["name"]), dict(kept["times_ms"])
+        name = str(kept["name"])
+        times_ms = dict(kept["times_ms"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # measured again
     if name not in contestants:

@@ -93,7 +93,8 @@ def size_of_text(text: str, *, where: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d[\d_,]*\.?\d*)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
     if found is not None and not (found[3] and not found[2]):
-        number, power = float(found[1].replace("_", "").replace(",", "")), " kmgt".index(found[2].lower() or " ")
+        number = float(found[1].replace("_", "").replace(",", ""))
+        power = " kmgt".index(found[2].lower() or " ")
         size = int(number * (1024 if found[3] else 1000) ** power)
         if size >= 1:
             return size
@@ -145,7 +146,8 @@ def _limits(root: Path, controller: str, *, mount: str, limit: str, usage: str, 
     """What each cgroup from this process's own up to the root leaves; [] where there are none."""
     found = list[Memory]()
     for folder in _folders(root / mount, _own_group(root, controller)):
-        most, used = _number(folder / limit), _number(folder / usage)
+        most = _number(folder / limit)
+        used = _number(folder / usage)
         if most is None or used is None or most >= _NO_LIMIT:
             continue
         pairs = (line.split() for line in _text(folder / "memory.stat").splitlines())

@@ -101,7 +101,9 @@ def jagged_gru(
             step under autograd; None: torch's own, in one operation.
     """
     attention_N = inputs_NG.new_ones(inputs_NG.shape[0]) if attention_N is None else attention_N
-    inputs_NG, weight_GD, bias_G = inputs_NG.float(), weight_GD.float(), bias_G.float()
+    inputs_NG = inputs_NG.float()
+    weight_GD = weight_GD.float()
+    bias_G = bias_G.float()
     attention_N = attention_N.float()
     if linear is not None:
         return _gru_by(linear, inputs_NG, weight_GD, bias_G, attention_N, offsets, gate=gate, longer=longer)
@@ -125,7 +127,8 @@ def _gru_by(
     if longer is None:
         _check_offsets(offsets, len(inputs_NG))
     places, counts = _steps(offsets, longer)
-    packed_NG, attention_N1 = inputs_NG[places], attention_N[places].unsqueeze(1)
+    packed_NG = inputs_NG[places]
+    attention_N1 = attention_N[places].unsqueeze(1)
     state_ND = inputs_NG.new_zeros(counts[0] if counts else 0, dim)
     states: list[Tensor] = []
     begin = 0
@@ -153,12 +156,15 @@ def _gru(
     longer: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """States (N, D), and what the backward pass needs, step by step: u, r, c, U_c h + b_c and h."""
-    dim, num_events = weight.shape[1], inputs.shape[0]
+    dim = weight.shape[1]
+    num_events = inputs.shape[0]
     if longer is None:
         _check_offsets(offsets, num_events)
     places, counts = _steps(offsets, longer)
-    packed, weights = inputs[places], attention[places].unsqueeze(1)
-    states, kept = inputs.new_empty(num_events, dim), inputs.new_empty(num_events, 5 * dim)
+    packed = inputs[places]
+    weights = attention[places].unsqueeze(1)
+    states = inputs.new_empty(num_events, dim)
+    kept = inputs.new_empty(num_events, 5 * dim)
     state = inputs.new_zeros(counts[0] if counts else 0, dim)
     begin = 0
     for count in counts:
@@ -193,7 +199,8 @@ def _share(update: Tensor, weights: Tensor, gate: str) -> Tensor:
 
 def _steps(offsets: Tensor, longer: Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
     """Events in the order of the steps, sequences by falling length; and how many each step has."""
-    lengths, device = offsets.diff(), offsets.device
+    lengths = offsets.diff()
+    device = offsets.device
     longest = len(longer) if longer is not None else int(lengths.max()) if len(lengths) else 0
     counts = (lengths.unsqueeze(0) > torch.arange(longest, device=device).unsqueeze(1)).sum(1)
     longer = counts.tolist() if longer is None else longer
@@ -216,9 +223,11 @@ def _gru_backward(
     longer: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of what events give, of U, of b, and of the attention."""
-    dim, num_events = weight.shape[1], grad.shape[0]
+    dim = weight.shape[1]
+    num_events = grad.shape[0]
     places, counts = _steps(offsets, longer)
-    packed, weights = grad[places], attention[places].unsqueeze(1)
+    packed = grad[places]
+    weights = attention[places].unsqueeze(1)
     d_inputs, d_hidden = (grad.new_empty(num_events, 3 * dim) for _ in range(2))
     d_weights = grad.new_zeros(num_events)
     carried = grad.new_zeros(counts[0] if counts else 0, dim)
@@ -247,14 +256,16 @@ def _gru_backward(
 @_gru.register_fake
 def _(inputs: Tensor, weight: Tensor, bias: Tensor, attention: Tensor, offsets: Tensor, gate: str, longer: Any) -> Any:
     del bias, attention, offsets, gate, longer
-    size, dim = inputs.shape[0], weight.shape[1]
+    size = inputs.shape[0]
+    dim = weight.shape[1]
     return inputs.new_empty(size, dim), inputs.new_empty(size, 5 * dim)
 
 
 @_gru_backward.register_fake
 def _(grad: Tensor, kept: Tensor, weight: Tensor, attention: Tensor, offsets: Tensor, gate: str, longer: Any) -> Any:
     del kept, offsets, gate, longer
-    size, width = grad.shape[0], weight.shape[0]
+    size = grad.shape[0]
+    width = weight.shape[0]
     return grad.new_empty(size, width), torch.empty_like(weight), weight.new_empty(width), torch.empty_like(attention)
 
 

@@ -104,8 +104,10 @@ def admit_rows(
     ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int
 ) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"], int, int, int]:
     """A way for each row of a step, what left it, and the three numbers of an `Admission`; see `Ways.admit`."""
-    rows, counts = rows_U.contiguous(), (c_int64 * 3)()
-    places, left = torch.empty_like(rows), torch.empty_like(rows)
+    rows = rows_U.contiguous()
+    counts = (c_int64 * 3)()
+    places = torch.empty_like(rows)
+    left = torch.empty_like(rows)
     _LIBRARY.needed().ziggurat_admit_rows(
         ctypes.byref(_ways(ways)),
         rows.data_ptr(),
@@ -206,12 +208,11 @@ def _ways(ways: Ways) -> CWays:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    find, admit = library.ziggurat_find_rows, library.ziggurat_admit_rows
-    lookup, update, apply = (
-        library.ziggurat_lookup_cached,
-        library.ziggurat_update_cached,
-        library.ziggurat_apply_cached,
-    )
+    find = library.ziggurat_find_rows
+    admit = library.ziggurat_admit_rows
+    lookup = library.ziggurat_lookup_cached
+    update = library.ziggurat_update_cached
+    apply = library.ziggurat_apply_cached
     find.restype = admit.restype = update.restype = apply.restype = None
     lookup.restype = c_int64
     find.argtypes = [POINTER(CWays), c_void_p, c_int64, c_void_p, c_int64]

@@ -125,7 +125,8 @@ class Ways:
     """
 
     def __init__(self, num_rows: int, *, share: float, policy: CachePolicy) -> None:
-        self.num_rows, self.policy = num_rows, policy
+        self.num_rows = num_rows
+        self.policy = policy
         self.num_sets = num_sets(num_rows, share=share)
         self.tags_SW = torch.full((self.num_sets, NUM_WAYS), -1, dtype=torch.int32)
         self.stamps_SW = torch.zeros(self.num_sets, NUM_WAYS, dtype=torch.int32)
@@ -167,7 +168,8 @@ class Ways:
         """The place of each row, -1 where it is not held."""
         if self._compiled:
             return cpp.find_rows(self, rows_N)
-        sets, tags = rows_N % self.num_sets, rows_N // self.num_sets
+        sets = rows_N % self.num_sets
+        tags = rows_N // self.num_sets
         matches_NW = self.tags_SW[sets] == tags.unsqueeze(1)
         found, ways = matches_NW.max(dim=1)
         return torch.where(found, sets * NUM_WAYS + ways, -1)
@@ -180,7 +182,8 @@ class Ways:
             step: its number, which no earlier step had; a step may be admitted in parts.
         """
         if self._has_stale:  # a load came to its end
-            self.stamps_SW, self._has_stale = stamp_of(self.stamps_SW), False
+            self.stamps_SW = stamp_of(self.stamps_SW)
+            self._has_stale = False
         if self._compiled:
             return Admission(*cpp.admit_rows(self, rows_U, step=step))
         places = self.find(rows_U)
@@ -224,7 +227,9 @@ class Ways:
         Args:
             rows_N: distinct rows that are not held. Their stamp is `NEVER`.
         """
-        free, stale, order = self.tags_SW < 0, self.stamps_SW < NEVER, torch.arange(NUM_WAYS)
+        free = self.tags_SW < 0
+        stale = self.stamps_SW < NEVER
+        order = torch.arange(NUM_WAYS)
         keys_SW = torch.where(free, order - NUM_WAYS, torch.where(stale, order, _LAST))
         return self._take(rows_N, rows_N.sort().indices, keys_SW=keys_SW, stamp=NEVER)
 
@@ -277,7 +282,8 @@ class Ways:
         gone = self.held_rows[chosen]
         if self.counts_R is not None and stamp > NEVER:
             can &= (gone < 0) | (self.counts_R[gone.clamp(min=0)] <= self.counts_R[rows[order]])
-        places, left = torch.full_like(rows, -1), torch.full_like(rows, NO_WAY)
+        places = torch.full_like(rows, -1)
+        left = torch.full_like(rows, NO_WAY)
         places[order[can]], left[order[can]] = chosen[can], gone[can]
         self.tags_SW.view(-1)[chosen[can]] = (rows[order[can]] // self.num_sets).to(torch.int32)
         self.stamps_SW.view(-1)[chosen[can]] = stamp

@@ -66,7 +66,9 @@ class RowFile:
     ) -> None:
         assert payload_bytes > 0
         assert payload_bytes % 4 == 0
-        self.folder, self.num_rows, self.layout = Path(folder), num_rows, RowLayout(payload_bytes)
+        self.folder = Path(folder)
+        self.num_rows = num_rows
+        self.layout = RowLayout(payload_bytes)
         self._num_threads = num_threads
         try:
             self._descriptor, self.is_direct = _nameless(self.folder)
@@ -184,7 +186,8 @@ def _raise(code: int) -> None:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    read, write = library.ziggurat_read_rows, library.ziggurat_write_rows
+    read = library.ziggurat_read_rows
+    write = library.ziggurat_write_rows
     read.restype = write.restype = c_int64
     read.argtypes = [c_int, *[c_int64] * 4, c_void_p, c_int64, c_void_p, c_void_p, c_int64]
     write.argtypes = [c_int, *[c_int64] * 4, c_void_p, c_int64, c_void_p, c_int64]

@@ -103,7 +103,8 @@ def rate_while_written(file: RowFile, *, chunks: int, num_rows: int) -> float:
 
 def _rates(file: RowFile, sample: DiskSample) -> DiskRate:
     """Of reading rows, and of replacing those that were read, in turns."""
-    drawn, count = np.random.default_rng(0), 0
+    drawn = np.random.default_rng(0)
+    count = 0
     read_s = written_s = 0.0
     while not count or max(read_s, written_s) < sample.seconds:
         rows = _drawn(drawn, file, sample.num_rows)
@@ -111,7 +112,8 @@ def _rates(file: RowFile, sample: DiskSample) -> DiskRate:
         values = file.read(rows)[0]
         middle = time.perf_counter()
         file.write(rows, values)
-        read_s, written_s = read_s + middle - begin, written_s + time.perf_counter() - middle
+        read_s = read_s + middle - begin
+        written_s = written_s + time.perf_counter() - middle
         count += len(rows)
     return DiskRate(count / read_s, count / written_s)
 

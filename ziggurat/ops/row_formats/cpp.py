@@ -186,8 +186,12 @@ def given_noise(noise: RowNoise | None, *, number: int) -> Iterator[int | None]:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    lookup, update, apply = library.ziggurat_lookup_rows, library.ziggurat_update_rows, library.ziggurat_apply_rows
-    lookup.restype, update.restype, apply.restype = c_int64, c_int64, None
+    lookup = library.ziggurat_lookup_rows
+    update = library.ziggurat_update_rows
+    apply = library.ziggurat_apply_rows
+    lookup.restype = c_int64
+    update.restype = c_int64
+    apply.restype = None
     lookup.argtypes = [c_void_p, c_int64, POINTER(CPart), c_int64, c_void_p, c_int64, c_int64]
     update.argtypes = [c_void_p, POINTER(CPart), c_int64, POINTER(_CStorage), POINTER(CRule), c_int64]
     apply.argtypes = [POINTER(_CStorage), c_void_p, c_void_p, c_int64, POINTER(CRule), c_int64]

@@ -167,11 +167,9 @@ def scan_rows(
             return scan_rows_triton(tables, queries, k=k, rows=rows, candidates=candidates)
         _refuse_not_finite(queries)
         return scan_rows_reference(tables, queries, k=k, rows=rows, candidates=candidates)
-    lists, num, total = (
-        [None if each is None else each.contiguous() for each in rows],
-        len(queries),
-        len(tables.rows.scales),
-    )
+    lists = [None if each is None else each.contiguous() for each in rows]
+    num = len(queries)
+    total = len(tables.rows.scales)
     pointers = (c_void_p * num)(*(None if each is None else each.data_ptr() or 1 for each in lists))
     counts = (c_int64 * num)(*(total if each is None else len(each) for each in lists))
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
@@ -244,8 +242,11 @@ def _search(function: Any, queries: Tensor, asked: _Asked, *arguments: Any) -> F
     if queries.dtype is not torch.float32 or queries.requires_grad or not queries.is_contiguous():
         queries = queries.detach().to(torch.float32).contiguous()
     asked.num_queries = num = len(queries)
-    scores, positions = torch.empty(num, asked.k), torch.empty(num, asked.k, dtype=torch.int64)
-    asked.queries, asked.scores, asked.positions = queries.data_ptr(), scores.data_ptr(), positions.data_ptr()
+    scores = torch.empty(num, asked.k)
+    positions = torch.empty(num, asked.k, dtype=torch.int64)
+    asked.queries = queries.data_ptr()
+    asked.scores = scores.data_ptr()
+    asked.positions = positions.data_ptr()
     asked.threads = 1 if num == 1 else torch.get_num_threads()
     bad = function(*arguments, ctypes.byref(asked))
     if bad >= 0:

@@ -24,7 +24,8 @@ def scan_clusters_reference(
     candidates: int = 0,
 ) -> Found:
     """Define what `scan_clusters` finds, step by step in torch."""
-    found, num = empty_found(queries, k), len(tables.rows.scales)
+    found = empty_found(queries, k)
+    num = len(tables.rows.scales)
     probes, least = (_tensor(each, like=queries) for each in (probes, least))
     sizes = tables.offsets.diff()
     cluster_of = torch.repeat_interleave(sizes)
@@ -118,7 +119,8 @@ def mask_of_each(masks: Masks, num: int) -> list[Tensor | None] | None:
 
 def empty_found(queries: Float[Tensor, "Q D"], k: int) -> Found:
     """The answer to every query before anything was found: −∞ and −1."""
-    shape, device = (len(queries), k), queries.device
+    shape = (len(queries), k)
+    device = queries.device
     positions = torch.full(shape, -1, dtype=torch.int64, device=device)
     return Found(torch.full(shape, -torch.inf, device=device), positions)
 

@@ -124,7 +124,8 @@ def scan_rows_triton(
     if not len(queries) or not num:
         return empty_found(queries, k)
     counts = [num if each is None else len(each) for each in rows]
-    starts, end = [], 0
+    starts = []
+    end = 0
     for each in rows:
         starts.append(-1 if each is None else end)
         end += 0 if each is None else len(each)
@@ -198,7 +199,8 @@ class _Masks(NamedTuple):
     def of(masks: Masks, queries: Tensor) -> _Masks | None:
         if masks is None:
             return None
-        num, device = len(queries), queries.device
+        num = len(queries)
+        device = queries.device
         if isinstance(masks, Tensor):
             is_shared = masks.dim() == 1
             each = torch.zeros(num, dtype=torch.int64, device=device) if is_shared else torch.arange(num, device=device)
@@ -229,7 +231,9 @@ def _chosen_clusters(
     tables: ScanTables, asked: _Rounded, *, probes: Any, least: Any, masks: _Masks | None, by_upper: bool, most: int
 ) -> _Spans:
     """The clusters of each query, best first, and how many of them are needed."""
-    num, device, clusters = len(asked.codes), asked.codes.device, tables.num_clusters
+    num = len(asked.codes)
+    device = asked.codes.device
+    clusters = tables.num_clusters
     every = torch.full((num,), clusters, device=device)
     keys = _best_keys(
         tables.centroids,
@@ -240,8 +244,10 @@ def _chosen_clusters(
         reach=tables.centroid_reach,
     )
     passing = None if masks is None else _passing(tables, masks)
-    order, ends = torch.empty_like(keys), torch.empty_like(keys)
-    chosen, totals = torch.empty_like(every), torch.empty_like(every)
+    order = torch.empty_like(keys)
+    ends = torch.empty_like(keys)
+    chosen = torch.empty_like(every)
+    totals = torch.empty_like(every)
     given_probes, given_least = (
         each.to(device).contiguous() if isinstance(each, Tensor) else each for each in (probes, least)
     )
@@ -262,9 +268,11 @@ def _chosen_clusters(
         padded=power_of_two(clusters),
         num_warps=8,
     )
-    bound, knows_sizes = tables.num_rows, False
+    bound = tables.num_rows
+    knows_sizes = False
     if masks is None and isinstance(probes, int) and isinstance(least, int):
-        bound, knows_sizes = tables.most_rows(probes, least=least), True
+        bound = tables.most_rows(probes, least=least)
+        knows_sizes = True
     is_bound = is_without_wait(num, knows_sizes=knows_sizes, most=most)
     return _Spans(
         totals=totals,
@@ -279,7 +287,8 @@ def _chosen_clusters(
 
 
 def _passing(tables: ScanTables, masks: _Masks) -> Int64[Tensor, "Q C"]:
-    num, clusters = len(masks.row_of_query), tables.num_clusters
+    num = len(masks.row_of_query)
+    clusters = tables.num_clusters
     counts = torch.empty(num, clusters, dtype=torch.int64, device=masks.words.device)
     words = masks.words.shape[1]
     grid = (clusters, num)
@@ -294,7 +303,8 @@ def _search(rows: Rows, asked: _Rounded, spans: _Spans, *, k: int, candidates: i
     if candidates:
         keys = _best_keys(rows, asked, spans, by_upper=True, most=max(candidates, k))
         num, width = keys.shape
-        best, counts = torch.empty_like(keys), torch.empty_like(keys[:, 0])
+        best = torch.empty_like(keys)
+        counts = torch.empty_like(keys[:, 0])
         starts = torch.empty_like(counts)
         kernels_of(TRITON_KERNELS).list_kernel[(num,)](keys, best, counts, starts, width, padded=power_of_two(width))
         spans = _Spans(totals=counts, longest=width, rows=best, row_starts=starts)
@@ -312,7 +322,8 @@ def _best_keys(
     rows: Rows, asked: _Rounded, spans: _Spans, *, by_upper: bool, most: int, reach: Tensor | None = None
 ) -> Int64[Tensor, "Q _"]:
     """The largest keys of each query, `most` at most, largest first; as many queries at a time as memory allows."""
-    num, block = len(asked.codes), min(_BLOCK, power_of_two(spans.longest))
+    num = len(asked.codes)
+    block = min(_BLOCK, power_of_two(spans.longest))
     blocks = programs = max(1, -(-spans.longest // block))
     if spans.is_bound:
         programs = min(blocks, max(_FEWEST_PROGRAMS, _MOST_PROGRAMS // num))

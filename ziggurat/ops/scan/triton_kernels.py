@@ -201,8 +201,10 @@ def found_kernel(keys, scales, scores, positions, width, k, padded: tl.constexpr
 @triton.jit
 def passing_kernel(offsets, masks, mask_rows, words, passing, block: tl.constexpr):
     """How many rows of a cluster pass the mask of a query."""
-    cluster, query = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    begin, end = tl.load(offsets + cluster), tl.load(offsets + cluster + 1)
+    cluster = tl.program_id(0).to(tl.int64)
+    query = tl.program_id(1).to(tl.int64)
+    begin = tl.load(offsets + cluster)
+    end = tl.load(offsets + cluster + 1)
     mask_row = tl.load(mask_rows + query)
     count = end - begin
     if mask_row >= 0:

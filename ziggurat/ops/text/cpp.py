@@ -46,7 +46,8 @@ class CppTextKernel:
         self._library = _SOURCE.load()
         for name, (result, arguments) in _PROTOTYPES.items():
             function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
 
     @property
     def name(self) -> str:
@@ -58,8 +59,10 @@ class CppTextKernel:
         kinds = _packed(kinds, np.uint8)
         num_records = self._library.ziggurat_count_byte(data, len(data), ord("\n"))
         shape = (len(kinds), num_records)
-        starts, lengths = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32)
-        values, simple = np.empty(shape, dtype=np.uint64), np.ones(len(kinds), dtype=bool)
+        starts = np.empty(shape, dtype=np.int32)
+        lengths = np.empty(shape, dtype=np.int32)
+        values = np.empty(shape, dtype=np.uint64)
+        simple = np.ones(len(kinds), dtype=bool)
         longest = self._library.ziggurat_split(
             data,
             len(data),
@@ -71,7 +74,8 @@ class CppTextKernel:
 
     def copy(self, data: bytes, *, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Fields one behind the other."""
-        starts, lengths = _packed(starts, np.int32), _packed(lengths, np.int32)
+        starts = _packed(starts, np.int32)
+        lengths = _packed(lengths, np.int32)
         copied = np.empty(int(lengths.sum(dtype=np.int64)), dtype=np.uint8)
         self._library.ziggurat_copy(data, _at(starts), _at(lengths), len(starts), _at(copied))
         return copied
@@ -96,7 +100,8 @@ class CppTextKernel:
         """Numbers of keys, new ones put in, in the order of their first places."""
         keys = _packed(keys, np.uint64)
         missing = None if missing is None else _packed(missing, bool)
-        numbers, places = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int64)
+        numbers = np.empty(len(keys), dtype=np.int32)
+        places = np.empty(len(keys), dtype=np.int64)
         done = np.empty(1, dtype=np.int64)
         num_new = self._library.ziggurat_add(
             _at(slots.keys),

@@ -65,7 +65,8 @@ class NumpyTextKernel:
         if b"\r" in data:
             last_bytes = array[np.maximum(starts[-1] + lengths[-1] - 1, 0)]
             lengths[-1] -= (last_bytes == ord("\r")) & (lengths[-1] > 0)
-        values, simple = np.empty(starts.shape, dtype=np.uint64), np.ones(num_fields, dtype=bool)
+        values = np.empty(starts.shape, dtype=np.uint64)
+        simple = np.ones(num_fields, dtype=bool)
         words = hashing.aligned_words(data)
         for column, kind in enumerate(kinds.tolist()):
             if kind == TextKind.ID:
@@ -193,7 +194,8 @@ def _insert(slots: KeySlots, keys: np.ndarray, *, numbers: np.ndarray) -> None:
     mask = np.int64((1 << slots.bits) - 1)
     waiting = np.arange(len(keys))
     while len(waiting):
-        at, wanted = places[waiting], keys[waiting]
+        at = places[waiting]
+        wanted = keys[waiting]
         free = slots.keys[at] == EMPTY_SLOT
         slots.keys[at[free]] = wanted[free]
         stayed = slots.keys[at] == wanted

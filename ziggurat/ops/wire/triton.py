@@ -73,7 +73,8 @@ def why_not_places(places: WirePlaces) -> str:
 
 def _tile(places: WirePlaces, launch: Launch) -> dict[str, int]:
     """Rows and columns that a program holds, for fields of at most so many columns, and its warps."""
-    rows, padded = tile_rows(places.most_width, numbers=launch.numbers), power_of_two(places.most_width, least=1)
+    rows = tile_rows(places.most_width, numbers=launch.numbers)
+    padded = power_of_two(places.most_width, least=1)
     return {"rows": rows, "padded": padded, "num_warps": launch.warps}
 
 

@@ -53,7 +53,9 @@ class ContextAttention:
     """
 
     def __init__(self, group: RankGroup, *, traffic: Traffic, passing: Passing = Passing.AUTO) -> None:
-        self._group, self._traffic, self._passing = group, traffic, passing
+        self._group = group
+        self._traffic = traffic
+        self._passing = passing
         self._kept: _Kept | None = None
         self._rates: ContextRates | None = None
         self.chosen = dict.fromkeys(Travelling, 0)
@@ -92,7 +94,8 @@ class ContextAttention:
             kept.travelling[widths] = self.choose(kept.spread, widths)
         if bias.w_time is not None and not kept.times:
             kept.times = _times_of_all(kept.spread, bias)
-        times, travelling = kept.times if bias.w_time is not None else [], kept.travelling[widths]
+        times = kept.times if bias.w_time is not None else []
+        travelling = kept.travelling[widths]
         self.chosen[travelling] += 1
         work = Work(kept.spread, settings, travelling, times=times, w_pos=bias.w_pos, w_time=bias.w_time)
         return spread_attention(q, k, v, work=work)

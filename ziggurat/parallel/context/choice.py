@@ -97,7 +97,9 @@ class RowWidths:
 
     def row_bytes(self, travelling: Travelling) -> tuple[list[int], list[int]]:
         """Bytes of a row that comes, and of what goes home for it: forward, and backward where there is one."""
-        both, size, sums = self.query + self.value, self.number_bytes, 4
+        both = self.query + self.value
+        size = self.number_bytes
+        sums = 4
         logarithms = sums * self.num_heads if self.is_softmax else 0
         if travelling is Travelling.KEYS:
             return [size * both] * (1 + self.is_training), [0, sums * both][: 1 + self.is_training]
@@ -145,7 +147,8 @@ def predicted_s(
     overlaps: bool,
 ) -> float:
     """Seconds of one attention, by the slowest rank; arguments as in `choose_travelling`."""
-    size, by_keys = len(queries), travelling is Travelling.KEYS
+    size = len(queries)
+    by_keys = travelling is Travelling.KEYS
     pairs = [[histories.pairs(rows, held) for held in keys] for rows in queries]  # of rows and holder
     needed = [
         [_needed(histories, rows, held, by_keys=by_keys) if one != other else 0 for other, held in enumerate(keys)]
@@ -167,7 +170,8 @@ def predicted_s(
             for shift in range(1, size):
                 other = (rank - shift) % size
                 met = pairs[rank][other] if by_keys else pairs[other][rank]
-                rows, gone = come(rank, shift), come((rank + shift) % size, shift)
+                rows = come(rank, shift)
+                gone = come((rank + shift) % size, shift)
                 rate = rates.bytes_per_s[shift - 1]
                 computing.append(met * flops / rates.flops_per_s)
                 coming.append(max(rows, gone) * comes / rate)
@@ -234,7 +238,8 @@ def _attention_s(spread: Spread, travelling: Travelling) -> float:
     pieces = [head_and_tail(torch.tensor([2 * size]), rank=rank, num_ranks=size) for rank in range(size)]
     little = Spread(Histories(torch.tensor([2 * size])), pieces, pieces, spread.group, spread.traffic)
     settings = AttentionSettings(form=AttentionForm.SILU, scale=0.125, divisor=2.0 * size)
-    rows, times = torch.zeros(pieces[spread.group.position].num_rows, 1, 64), []
+    rows = torch.zeros(pieces[spread.group.position].num_rows, 1, 64)
+    times = []
     with torch.no_grad():
         for _ in range(1 + _REPEATS):
             little.everybody(rows.view(-1)[:1], [1] * size, purpose="rates")  # all begin together
@@ -245,7 +250,8 @@ def _attention_s(spread: Spread, travelling: Travelling) -> float:
 
 
 def _message_s(spread: Spread, num_bytes: int, *, shift: int) -> float:
-    buffer, best = torch.zeros(num_bytes, dtype=torch.uint8), float("inf")
+    buffer = torch.zeros(num_bytes, dtype=torch.uint8)
+    best = float("inf")
     for _ in range(1 + _REPEATS):
         spread.everybody(buffer[:1], [1] * spread.group.size, purpose="rates")  # all begin together
         begin = time.perf_counter()

@@ -63,7 +63,8 @@ class ContextDeal:
 
     def pieces(self, batch: Batch) -> list[Batch]:
         """What each rank of the group gets of a batch: heads of all histories, then tails."""
-        cutting, size = self._model.cutting(batch), self.group.size
+        cutting = self._model.cutting(batch)
+        size = self.group.size
         found = []
         for rank in range(size):
             cut = head_and_tail(cutting.lengths, rank=rank, num_ranks=size)

@@ -35,7 +35,8 @@ class DividedOutputs:
     """
 
     def __init__(self, model: Model, *, topology: Topology, traffic: Traffic) -> None:
-        self._model, self._traffic = model, traffic
+        self._model = model
+        self._traffic = traffic
         self._deal = ContextDeal(model, topology=topology, traffic=traffic)
 
     def __call__(self, batch: Batch) -> Outputs:
@@ -50,7 +51,8 @@ class DividedOutputs:
         mine = self._deal.pieces(batch.map(lambda tensor: tensor.cpu()))
         found = [self._answers(part, device) for part in self._deal.exchanged(mine)]
         rows_BW = self._at_home(mine, [each.rows for each in found], num_samples=batch.batch_size)
-        names, widths = ("", *self._told), found[0].widths
+        names = ("", *self._told)
+        widths = found[0].widths
         columns = rows_BW.to(device).split(widths, dim=1)
         parts = {name: part.to(dtype) for name, part, dtype in zip(names, columns, found[0].dtypes, strict=True)}
         return Outputs(logits=parts.pop(""), named=parts)

@@ -75,7 +75,8 @@ def extend_spread(
         DataError: not this rank's share of the events, or times where histories have none.
     """
     context = context_of(stack)
-    size, me = context.group.size, context.group.position
+    size = context.group.size
+    me = context.group.position
     shares = [share_of_events(counts, rank=rank, num_ranks=size) for rank in range(size)]
     _check(stack, events_MD, shares[me], histories, times)
     own = [Pieces(each.starts + histories.lengths, each.counts) for each in shares]
@@ -105,14 +106,17 @@ def _computed(
     anew: Tensor,
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Keys and values of each layer: those kept, some of them computed anew from the first rows, and of the others."""
-    queries, num_anew, kept = behind.spread.queries[behind.context.group.position], len(anew), []
+    queries = behind.spread.queries[behind.context.group.position]
+    num_anew = len(anew)
+    kept = []
     layout = JaggedLayout(offsets=queries.offsets, mask=AttentionMask())  # what is seen is in `spread`
     for layer, (old_k, old_v) in zip(layers_of(stack), histories.keys_values, strict=True):
         projected = layer.project(rows_MD)
         if num_anew:
             old_k = old_k.index_copy(0, anew, projected.k[:num_anew])
             old_v = old_v.index_copy(0, anew, projected.v[:num_anew])
-        new_k, new_v = projected.k[num_anew:], projected.v[num_anew:]
+        new_k = projected.k[num_anew:]
+        new_v = projected.v[num_anew:]
         places = SequencePlaces(layout=layout, attention=replace(behind, kept=(old_k, old_v)))
         gathered = layer.attend(projected.q, new_k, new_v, places)
         kept.append((torch.cat([old_k, new_k]), torch.cat([old_v, new_v])))
@@ -176,7 +180,8 @@ def _follow(pieces: Pieces, number: int) -> bool:
 
 
 def _two_as_one(pieces: Pieces, number: int) -> Pieces:
-    starts, counts = pieces.starts, pieces.counts
+    starts = pieces.starts
+    counts = pieces.counts
     start = torch.where(counts[number] > 0, starts[number], starts[number + 1])
     both = (start, counts[number] + counts[number + 1])
     starts, counts = (

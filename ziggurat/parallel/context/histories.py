@@ -67,7 +67,8 @@ def remember_spread(
     Raises:
         ConfigError: the stack does not reach over ranks.
     """
-    group, spans = context_of(stack).group, places.layout.spans
+    group = context_of(stack).group
+    spans = places.layout.spans
     assert spans is not None, "pieces of histories have spans"
     lengths = spans.lengths[: len(spans.lengths) // 2]
     pieces = tuple(head_and_tail(lengths, rank=rank, num_ranks=group.size) for rank in range(group.size))
@@ -141,7 +142,8 @@ def score_spread(
         DataError: not this rank's share of the candidates, or times where histories have none.
     """
     context = context_of(stack)
-    size, me = context.group.size, context.group.position
+    size = context.group.size
+    me = context.group.position
     shares = [share_of_candidates(counts, rank=rank, num_ranks=size) for rank in range(size)]
     mine = shares[me][1] - shares[me][0]
     _check(candidates_MD, mine, counts, histories, asked_at)

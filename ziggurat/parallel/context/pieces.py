@@ -117,8 +117,10 @@ class Histories:
 
     def columns_seen(self, rows: Pieces) -> tuple[Int64[Tensor, "S B"], Int64[Tensor, "S B"]]:
         """The interval of positions that the rows of each piece see between them, beside themselves."""
-        reach, context = self.mask.max_attention_length, self.ends.clamp(max=self.mask.context)
-        first, last = rows.starts, rows.starts + rows.counts
+        reach = self.mask.max_attention_length
+        context = self.ends.clamp(max=self.mask.context)
+        first = rows.starts
+        last = rows.starts + rows.counts
         has_context = first < context
         high = torch.where(has_context, self.ends, torch.minimum(last, self.ends))
         low = torch.zeros_like(first)
@@ -140,11 +142,13 @@ class Histories:
         return _hull(parts, like=rows)
 
     def _rows_that_see(self, rows: Pieces, keys: Pieces, number: int) -> Pieces:
-        reach, context = self.mask.max_attention_length, self.ends.clamp(max=self.mask.context)
+        reach = self.mask.max_attention_length
+        context = self.ends.clamp(max=self.mask.context)
         begin = keys.starts[number]
         end = torch.minimum(begin + keys.counts[number], self.ends)
         last = rows.starts + rows.counts
-        low, high = torch.maximum(rows.starts, begin), last
+        low = torch.maximum(rows.starts, begin)
+        high = last
         if reach:
             bound = torch.maximum(end, context.clamp(min=1)) + reach
             high = torch.where(self.ends < bound, last, torch.minimum(last, bound))
@@ -157,10 +161,12 @@ class Histories:
         """Rows, keys and layout of each attention that there is something to compute in."""
         low, high = self.columns_seen(rows)
         for of_rows, of_keys in itertools.product(range(rows.num_sets), range(keys.num_sets)):
-            begin, end = keys.starts[of_keys], keys.starts[of_keys] + keys.counts[of_keys]
+            begin = keys.starts[of_keys]
+            end = keys.starts[of_keys] + keys.counts[of_keys]
             seen = torch.minimum(end, high[of_rows]) > torch.maximum(begin, low[of_rows])
             if self.num_targets is not None:
-                first, last = rows.starts[of_rows], rows.starts[of_rows] + rows.counts[of_rows]
+                first = rows.starts[of_rows]
+                last = rows.starts[of_rows] + rows.counts[of_rows]
                 own = torch.minimum(last, end) > torch.maximum(torch.maximum(first, begin), self.ends)
                 seen = seen | own
             if not bool(seen.any()):
@@ -176,12 +182,14 @@ class Histories:
 
     def pairs(self, rows: Pieces, keys: Pieces) -> int:
         """How many pairs of a row and a key see each other; what the cost is linear in."""
-        reach, context = self.mask.max_attention_length, self.ends.clamp(max=self.mask.context)
+        reach = self.mask.max_attention_length
+        context = self.ends.clamp(max=self.mask.context)
         total = 0
         for of_rows, of_keys in itertools.product(range(rows.num_sets), range(keys.num_sets)):
             begin = keys.starts[of_keys]
             end = torch.maximum(torch.minimum(begin + keys.counts[of_keys], self.ends), begin)
-            first, count = rows.starts[of_rows], rows.counts[of_rows]
+            first = rows.starts[of_rows]
+            count = rows.counts[of_rows]
             last = first + count
             middle = torch.maximum(torch.minimum(first, self.ends), context)
             until = torch.maximum(torch.minimum(last, self.ends), middle)

@@ -46,10 +46,12 @@ class Spread:
             shift: 1 … N − 1, or below 0 for the opposite direction.
             purpose: for counts and errors.
         """
-        size, position = self.group.size, self.group.position
+        size = self.group.size
+        position = self.group.position
         flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
         letter = torch.cat(flat) if len(flat) > 1 else flat[0]
-        sent, received = [0] * size, [0] * size
+        sent = [0] * size
+        received = [0] * size
         sent[(position + shift) % size] = letter.numel()
         received[(position - shift) % size] = sum(each.num_bytes for each in wanted)
         how = {"sent": sent, "received": received, "group": self.group, "traffic": self.traffic}

@@ -63,7 +63,8 @@ class _SpreadAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, w_pos: Tensor | None, w_time: Tensor | None, work: Work
     ) -> Tensor:
         work = replace(work, w_pos=_detached(w_pos), w_time=_detached(w_time))
-        exact, is_softmax = _exact(q), work.settings.form is AttentionForm.SOFTMAX
+        exact = _exact(q)
+        is_softmax = work.settings.form is AttentionForm.SOFTMAX
         out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=exact, device=q.device)
         lse = torch.full(q.shape[:2], -torch.inf, dtype=exact, device=q.device) if is_softmax else None
         whole = Gathered(out, lse)
@@ -90,7 +91,9 @@ class _SpreadAttention(torch.autograd.Function):
 
 
 def _keys_travel(q: Tensor, k: Tensor, v: Tensor, *, work: Work, whole: Gathered) -> None:
-    spread, me, size = work.spread, work.spread.group.position, work.spread.group.size
+    spread = work.spread
+    me = work.spread.group.position
+    size = work.spread.group.size
     queries = work.side_of_queries(me, spread.queries[me], (q,))
 
     def start(shift: int) -> Arriving:
@@ -105,7 +108,9 @@ def _keys_travel(q: Tensor, k: Tensor, v: Tensor, *, work: Work, whole: Gathered
 def _gradients_of_keys_travel(
     of_queries: Sequence[Tensor], of_keys: tuple[Tensor, Tensor], *, work: Work, found: Gradients
 ) -> None:
-    spread, me, size = work.spread, work.spread.group.position, work.spread.group.size
+    spread = work.spread
+    me = work.spread.group.position
+    size = work.spread.group.size
     queries, (k, v) = work.side_of_queries(me, spread.queries[me], of_queries), of_keys
 
     def start(shift: int) -> Arriving:
@@ -128,7 +133,9 @@ def _gradients_of_keys_travel(
 
 
 def _send_keys(k: Tensor, v: Tensor, *, work: Work, shift: int) -> Coming:
-    spread, me, size = work.spread, work.spread.group.position, work.spread.group.size
+    spread = work.spread
+    me = work.spread.group.position
+    size = work.spread.group.size
     rows = _needed_keys(spread, me, by=(me + shift) % size).rows_within(spread.keys[me])
     count = _needed_keys(spread, (me - shift) % size, by=me).num_rows
     wanted = [Shape((count, *each.shape[1:]), each.dtype) for each in (k, v)]
@@ -136,7 +143,9 @@ def _send_keys(k: Tensor, v: Tensor, *, work: Work, shift: int) -> Coming:
 
 
 def _queries_travel(q: Tensor, k: Tensor, v: Tensor, *, work: Work, whole: Gathered) -> None:
-    spread, me, size = work.spread, work.spread.group.position, work.spread.group.size
+    spread = work.spread
+    me = work.spread.group.position
+    size = work.spread.group.size
     keys = work.side_of_keys(me, spread.keys[me], (k, v))
 
     def start(shift: int) -> Arriving:
@@ -146,7 +155,8 @@ def _queries_travel(q: Tensor, k: Tensor, v: Tensor, *, work: Work, whole: Gathe
         if received is None:
             work.gather(work.side_of_queries(me, spread.queries[me], (q,)), keys, whole)
             continue
-        other, holder = (me - shift) % size, (me + shift) % size
+        other = (me - shift) % size
+        holder = (me + shift) % size
         pieces = _asking_rows(spread, other, of=me)
         shape = (pieces.num_rows, q.shape[1])
         like = {"dtype": whole.out.dtype, "device": q.device}
@@ -164,7 +174,9 @@ def _queries_travel(q: Tensor, k: Tensor, v: Tensor, *, work: Work, whole: Gathe
 def _gradients_of_queries_travel(
     of_queries: Sequence[Tensor], of_keys: tuple[Tensor, Tensor], *, work: Work, found: Gradients
 ) -> None:
-    spread, me, size = work.spread, work.spread.group.position, work.spread.group.size
+    spread = work.spread
+    me = work.spread.group.position
+    size = work.spread.group.size
     keys = work.side_of_keys(me, spread.keys[me], of_keys)
 
     def start(shift: int) -> Arriving:
@@ -174,7 +186,8 @@ def _gradients_of_queries_travel(
         if received is None:
             work.differentiate(work.side_of_queries(me, spread.queries[me], of_queries), keys, found)
             continue
-        other, holder = (me - shift) % size, (me + shift) % size
+        other = (me - shift) % size
+        holder = (me + shift) % size
         theirs = replace(found, dq=_zeros(received[0]))
         work.differentiate(work.side_of_queries(other, _asking_rows(spread, other, of=me), received), keys, theirs)
         mine = _asking_rows(spread, me, of=holder)
@@ -185,7 +198,9 @@ def _gradients_of_queries_travel(
 
 def _send_queries(tensors: Sequence[Tensor], *, work: Work, shift: int) -> Arriving:
     """Queries and whatever goes with them; the widest numbers first, so that all lie at whole numbers."""
-    spread, me, size = work.spread, work.spread.group.position, work.spread.group.size
+    spread = work.spread
+    me = work.spread.group.position
+    size = work.spread.group.size
     rows = _asking_rows(spread, me, of=(me + shift) % size).rows_within(spread.queries[me])
     count = _asking_rows(spread, (me - shift) % size, of=me).num_rows
     order = sorted(range(len(tensors)), key=lambda index: -tensors[index].element_size())

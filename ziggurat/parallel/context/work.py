@@ -71,7 +71,8 @@ class Work:
         out, lse = rest if rest else (grad, None)
         for of_rows, of_keys, layout in self.spread.histories.calls(queries.pieces, keys.pieces):
             whole = Gathered(out[of_rows].to(grad.dtype), None if lse is None else lse[of_rows])
-            qkv, bias = (q[of_rows], k[of_keys], v[of_keys]), self._bias(queries, keys, of_rows, of_keys)
+            qkv = (q[of_rows], k[of_keys], v[of_keys])
+            bias = self._bias(queries, keys, of_rows, of_keys)
             part = part_gradients(grad[of_rows], whole, qkv, layout=layout, settings=self.settings, bias=bias)
             found.add(part, of_rows, of_keys)
 
@@ -92,7 +93,8 @@ class Work:
 
     def rounds(self, start: Callable[[int], Arriving]) -> Iterator[tuple[int, list[Tensor] | None]]:
         """Round 0, which needs nobody, and then each round with what has come, begun early where that pays."""
-        size, ahead = self.spread.group.size, self.spread.overlaps
+        size = self.spread.group.size
+        ahead = self.spread.overlaps
         coming = start(1) if ahead and size > 1 else None
         yield 0, None
         for shift in range(1, size):

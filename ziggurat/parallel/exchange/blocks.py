@@ -158,7 +158,8 @@ class BlockExchange:
 
     def send_values(self, transfer: Transfer, values_RC: Tensor) -> None:
         """Forward, first half."""
-        wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
+        wire = self._forward_wires[self.group.position]
+        mine = self.columns[self.group.position]
         assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
         message = self._packing.pack_values(values_RC, transfer.rows_sent)
         message = self._packed_values(transfer, values_RC) if message is None else message
@@ -173,7 +174,8 @@ class BlockExchange:
 
     def _packed_values(self, transfer: Transfer, values_RC: Tensor) -> Tensor:
         """The message to all members, by torch; in memory that they share, where numbers travel each by itself."""
-        wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
+        wire = self._forward_wires[self.group.position]
+        mine = self.columns[self.group.position]
         if wire.is_plain(values_RC.dtype) and not wire.is_exact(values_RC.dtype):
             message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
             message.view_as(values_RC).copy_(values_RC)
@@ -196,7 +198,8 @@ class BlockExchange:
         """Backward, first half."""
         rows = transfer.num_rows
         sizes = [rows * number for number in self.columns]
-        mine, wires = self.columns[self.group.position], self._backward_wires
+        mine = self.columns[self.group.position]
+        wires = self._backward_wires
         packed = self._packing.pack_gradient(gradient_BT)
         message, transfer.local = packed or self._packed_gradient(transfer, gradient_BT, sizes=sizes)
         transfer.backward = all_to_all(
@@ -212,7 +215,8 @@ class BlockExchange:
         self, transfer: Transfer, gradient_BT: Tensor, *, sizes: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """The message to all members, and the gradient of the columns that stay here, by torch."""
-        rows, wires = transfer.num_rows, self._backward_wires
+        rows = transfer.num_rows
+        wires = self._backward_wires
         is_direct = self._is_direct(wires[0], gradient_BT.dtype)
         carried = wires[0].carried(gradient_BT.dtype) if is_direct else gradient_BT.dtype
         if is_direct:
@@ -252,7 +256,9 @@ class BlockExchange:
 
     def _arranged(self, came: Sequence[Tensor], transfer: Transfer) -> Tensor:
         """The columns of all members in the order of the output, in memory of its own."""
-        rows, dtype, wires = transfer.num_rows, transfer.dtype, self._forward_wires
+        rows = transfer.num_rows
+        dtype = transfer.dtype
+        wires = self._forward_wires
         if not self._is_direct(wires[0], dtype) or self._has_sums:
             triples = zip(wires, came, self.columns, strict=True)
             came = [wire.decode(piece, count=rows * columns, dtype=dtype) for wire, piece, columns in triples]
@@ -278,7 +284,8 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values_RC: Tensor, local_BL: Tensor | None, transfer: Transfer) -> Tensor:  # type: ignore[override]
-        ctx.transfer, ctx.has_local = transfer, local_BL is not None
+        ctx.transfer = transfer
+        ctx.has_local = local_BL is not None
         transfer.exchange.send_values(transfer, values_RC)
         return values_RC.new_empty(0)  # what autograd follows; the values are still on their way
 
@@ -322,7 +329,8 @@ def _merge(blocks: Sequence[Block]) -> list[Block]:
 
 def _columns_of(blocks: Sequence[Block], *, local: int) -> list[Columns]:
     """Where the columns of the output are in what each member sends; those that stay are in part `local`."""
-    found, begin = [], 0
+    found = []
+    begin = 0
     for block in blocks:
         for member, first in block.sources:
             found.append(Columns(local if member == Block.LOCAL else member, first, begin, block.width))

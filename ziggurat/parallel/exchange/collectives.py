@@ -52,7 +52,8 @@ class Pending:
         self._receive: Callable[[], Tensor] | None = receive
         self._pieces = pieces
         self._received: Tensor | None = None
-        self._where, self._traffic = where, traffic
+        self._where = where
+        self._traffic = traffic
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -214,7 +215,8 @@ def _after(work: dist.Work | None, result: Tensor) -> Tensor:
 
 def _sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
     """Each rank adds up one part of what all have shared, in the order of ranks, and shares the sum."""
-    flat, size = values.view(-1), memory.size
+    flat = values.view(-1)
+    size = memory.size
     if size * flat.numel() * flat.element_size() <= _SMALL_BYTES:
         with memory.pieces(ticket, sizes=[flat.numel()] * size, dtype=flat.dtype) as shared:
             flat.copy_(_sum_of(shared))

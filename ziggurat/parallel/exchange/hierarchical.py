@@ -77,8 +77,10 @@ class HierarchicalSum:
     """
 
     def __init__(self, values: Tensor, *, hierarchy: Hierarchy, purpose: str, traffic: Traffic) -> None:
-        self._values, self._purpose = values, purpose
-        self._hierarchy, self._traffic = hierarchy, traffic
+        self._values = values
+        self._purpose = purpose
+        self._hierarchy = hierarchy
+        self._traffic = traffic
         self._stages = self._run()
         self.advance()
 
@@ -97,7 +99,8 @@ class HierarchicalSum:
         return self._values
 
     def _run(self) -> Iterator[None]:
-        inside, between = self._hierarchy.inside, self._hierarchy.between
+        inside = self._hierarchy.inside
+        between = self._hierarchy.between
         names = [self._purpose, f"{self._purpose} between hosts", f"{self._purpose}, sums"]
         self._count(names[0], self._values)
         part = start_part_sum(self._values, group=inside, purpose=names[0])

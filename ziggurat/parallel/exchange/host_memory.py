@@ -129,13 +129,18 @@ class HostMemory:
     """
 
     def __init__(self, library: ctypes.CDLL, *, controls: Sequence[_Control], position: int, timeout_s: float) -> None:
-        self.size, self.position = len(controls), position
-        self._words, self._controls, self._timeout_s = library, list(controls), timeout_s
+        self.size = len(controls)
+        self.position = position
+        self._words = library
+        self._controls = list(controls)
+        self._timeout_s = timeout_s
         self._own = controls[position]
         self._places = struct.Struct(f"<{2 * self.size}q")  # of a message: first byte and number of bytes, by member
         self._next = 0
         self._sent: list[_Sent] = []  # what somebody has not read yet
-        self._segment, self._file, self._free = -1, -1, 0
+        self._segment = -1
+        self._file = -1
+        self._free = 0
         self._ready: tuple[int, Tensor] | None = None
 
     def outbox(self, count: int, *, dtype: torch.dtype) -> Tensor:
@@ -151,8 +156,10 @@ class HostMemory:
             sizes: numbers for each member.
             purpose: the same on every rank.
         """
-        item, begin = numbers.element_size(), self._written(numbers)
-        places, at = [], begin
+        item = numbers.element_size()
+        begin = self._written(numbers)
+        places = []
+        at = begin
         for size in sizes:
             places += [at, size * item]
             at += size * item
@@ -160,7 +167,8 @@ class HostMemory:
 
     def share(self, numbers: Tensor, *, purpose: str) -> Ticket:
         """Write one message that every member reads whole; waits for nobody."""
-        num_bytes, begin = numbers.numel() * numbers.element_size(), self._written(numbers)
+        num_bytes = numbers.numel() * numbers.element_size()
+        begin = self._written(numbers)
         return self._post(begin, [begin, num_bytes] * self.size, purpose=purpose)
 
     def receive(self, ticket: Ticket, *, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -210,7 +218,8 @@ class HostMemory:
 
     def _written(self, numbers: Tensor) -> int:
         """Where a message lies in this rank's memory; put there now unless it was made there (`outbox`)."""
-        ready, self._ready = self._ready, None
+        ready = self._ready
+        self._ready = None
         if ready is not None and ready[1].data_ptr() == numbers.data_ptr() and ready[1].numel() == numbers.numel():
             return ready[0]
         begin, target = self._memory(numbers.numel(), numbers.dtype)
@@ -233,7 +242,9 @@ class HostMemory:
 
     def _post(self, begin: int, places: list[int], *, purpose: str) -> Ticket:
         """Tell everybody of the message that lies in this rank's memory."""
-        own, number, code = self._own, self._next, zlib.crc32(purpose.encode())
+        own = self._own
+        number = self._next
+        code = zlib.crc32(purpose.encode())
         self._next += 1
         slot = self._free_slot(number)
         at = own.slot_at(slot)
@@ -308,7 +319,8 @@ class HostMemory:
         Raises:
             RuntimeError: it has ended, or does not answer within the time limit; as torch words it (`lost_ranks.py`).
         """
-        wait, number = self._words.ziggurat_word_wait, value & 0xFFFFFFFF
+        wait = self._words.ziggurat_word_wait
+        number = value & 0xFFFFFFFF
         if wait(address, number, _GLANCE_MS):
             return
         deadline = time.monotonic() + self._timeout_s
@@ -386,9 +398,12 @@ def _attempt(action: Callable[[], _T]) -> tuple[_T | None, str]:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = _SOURCE.load()
-    library.ziggurat_word_set.argtypes, library.ziggurat_word_set.restype = [c_uint64, c_uint32], None
-    library.ziggurat_word_add.argtypes, library.ziggurat_word_add.restype = [c_uint64], c_uint32
-    library.ziggurat_word_get.argtypes, library.ziggurat_word_get.restype = [c_uint64], c_uint32
+    library.ziggurat_word_set.argtypes = [c_uint64, c_uint32]
+    library.ziggurat_word_set.restype = None
+    library.ziggurat_word_add.argtypes = [c_uint64]
+    library.ziggurat_word_add.restype = c_uint32
+    library.ziggurat_word_get.argtypes = [c_uint64]
+    library.ziggurat_word_get.restype = c_uint32
     library.ziggurat_word_wait.argtypes = [c_uint64, c_uint32, c_int64]
     library.ziggurat_word_wait.restype = c_int32
     return library

@@ -78,7 +78,10 @@ class ExchangeMeter:
     """
 
     def __init__(self, topology: Topology, *, batch_size: int, clock: MeterClock, repeats: int = 5) -> None:
-        self._topology, self._batch_size, self._clock, self._repeats = topology, batch_size, clock, repeats
+        self._topology = topology
+        self._batch_size = batch_size
+        self._clock = clock
+        self._repeats = repeats
 
     def measure(self, columns: Sequence[int], *, starts_ms: Sequence[float]) -> tuple[list[float], list[float]]:
         """Time one exchange.
@@ -90,7 +93,8 @@ class ExchangeMeter:
         Returns:
             Milliseconds of every rank, forward (from its own beginning) and backward.
         """
-        topology, size = self._topology, self._batch_size
+        topology = self._topology
+        size = self._batch_size
         exchange = BlockExchange(
             topology.world,
             widths=[[number] for number in columns],

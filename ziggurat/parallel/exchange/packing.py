@@ -42,10 +42,15 @@ class RowsForRank:
 
 def places_of(parts: Sequence[RowsForRank], *, device: torch.device) -> WirePlaces:
     """Where fields are in the messages for some ranks, one after the other; see `Wire` for the form of each."""
-    fields, pads, begin = [], [], 0
+    fields = []
+    pads = []
+    begin = 0
     for part in parts:
-        wire, number, count = part.wire, 0, part.num_rows * part.wire.num_columns
-        end, first_scale = begin + wire.num_items(count), begin + aligned(count)
+        wire = part.wire
+        number = 0
+        count = part.num_rows * part.wire.num_columns
+        end = begin + wire.num_items(count)
+        first_scale = begin + aligned(count)
         scale_pitch = SCALE_BYTES * len(wire.widths) if wire.has_scales else 0
         for index, (column, width) in enumerate(zip(part.columns, wire.widths, strict=True)):
             scale = first_scale + SCALE_BYTES * index if wire.has_scales else -1
@@ -79,7 +84,9 @@ class HopPacking:
         moves: Sequence[Columns],
         has_sums: bool,
     ) -> None:
-        self._forward, self._backward, self._position = forward, backward, position
+        self._forward = forward
+        self._backward = backward
+        self._position = position
         self._local = [replace(each, part=0) for each in moves if each.part == len(forward)]
         self._wide = [_wide_columns(moves, part=part, widths=wire.widths) for part, wire in enumerate(forward)]
         self._own = tuple(itertools.accumulate(forward[position].widths, initial=0))[:-1]
@@ -186,7 +193,8 @@ def _wide_columns(moves: Sequence[Columns], *, part: int, widths: Sequence[int])
         if each.part == part
         for offset in range(each.width)
     }
-    found, begin = [], 0
+    found = []
+    begin = 0
     for width in widths:
         first = places.get(begin, -1)
         if any(places.get(begin + offset) != first + offset for offset in range(width)):

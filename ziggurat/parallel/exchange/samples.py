@@ -75,7 +75,9 @@ class SampleExchange:
         cost: SampleCost,
         shares: Sequence[float] = (),
     ) -> None:
-        self._inputs, self._balance, self._cost = inputs, balance, cost
+        self._inputs = inputs
+        self._balance = balance
+        self._cost = cost
         self._shares = tuple(shares) or None
         self._traffic = traffic
         self._group = own_group(topology, Axis.WORLD, what="balance", backend="gloo")

@@ -55,7 +55,8 @@ class Traffic:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Count nothing inside: evaluations are not part of a training step."""
-        before, self._is_paused = self._is_paused, True
+        before = self._is_paused
+        self._is_paused = True
         try:
             yield
         finally:

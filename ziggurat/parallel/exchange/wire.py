@@ -172,18 +172,22 @@ class Wire:
         """
         if not self.has_scales or not count:
             return buffer[:count].to(dtype)
-        rows, begin = self._num_rows(count), aligned(count)
+        rows = self._num_rows(count)
+        begin = aligned(count)
         stored = torch.int8 if self.format is WireFormat.INT8 else torch.float8_e4m3fn
         numbers = buffer[:count].view(stored).view(rows, self.num_columns)
         scales = buffer[begin : begin + rows * self._scale_bytes].view(torch.bfloat16).view(rows, len(self.widths))
-        pieces, column, field = [], 0, 0
+        pieces = []
+        column = 0
+        field = 0
         for width, num_fields in self._runs:
             fields = (
                 numbers[:, column : column + num_fields * width].to(torch.float32).unflatten(1, (num_fields, width))
             )
             factors = scales[:, field : field + num_fields].to(torch.float32).unsqueeze(2)
             pieces.append(fields.mul_(factors).flatten(1))
-            column, field = column + num_fields * width, field + num_fields
+            column = column + num_fields * width
+            field = field + num_fields
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         return whole.reshape(-1).to(dtype)
 
@@ -197,7 +201,8 @@ class Wire:
         # A tensor: dividing by a number is multiplying by 1 / x on GPUs.
         largest = torch.full((), _LARGEST[self.format], device=rows_RC.device)
         column = 0
-        payloads, scales = [], []
+        payloads = []
+        scales = []
         is_stochastic = self.rounding is Rounding.STOCHASTIC
         for width, count in self._runs:
             numbers = rows_RC[:, column : column + count * width].unflatten(1, (count, width))

@@ -43,8 +43,11 @@ class ExchangeChoice:
     """
 
     def __init__(self, exchange: Exchange, *, add_up: Callable[[Sequence[float]], list[float]]) -> None:
-        self._exchange, self._add_up = exchange, add_up
-        self.is_on, self.line, self.num_fallbacks = exchange is not Exchange.PLAIN, "", 0
+        self._exchange = exchange
+        self._add_up = add_up
+        self.is_on = exchange is not Exchange.PLAIN
+        self.line = ""
+        self.num_fallbacks = 0
         self._step = 0
         self._seconds: tuple[list[float], list[float]] = ([], [])
         if exchange is Exchange.PRIORITISED_ALWAYS:
@@ -64,7 +67,9 @@ class ExchangeChoice:
         elif 0 <= place < _TURN * _TURNS:
             self.is_on = place // _TURN % 2 == 0
         elif place >= _TURN * _TURNS + _AGAIN_AFTER:
-            self._step, self.is_on, self._seconds = 0, True, ([], [])
+            self._step = 0
+            self.is_on = True
+            self._seconds = ([], [])
 
     def _decide(self) -> None:
         ahead, plain = self._add_up([statistics.median(each) for each in self._seconds])

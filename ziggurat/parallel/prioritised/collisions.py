@@ -122,7 +122,8 @@ def only_cells(batch: Batch, wanted_FR: Bool[Tensor, "F R"]) -> Batch:
         batch: of rows.
         wanted_FR: cells to keep, single features first, then lists.
     """
-    num_single, size = batch.single.shape[0], batch.batch_size
+    num_single = batch.single.shape[0]
+    size = batch.batch_size
     single = torch.where(wanted_FR[:num_single], batch.single, 0)
     lists = batch.jagged
     if len(wanted_FR) > num_single and size:
@@ -140,8 +141,10 @@ def part_of_rows(part: GradientPart, wanted: Callable[[Tensor], Tensor]) -> Grad
         part: what a backward pass left for one storage.
         wanted: says of rows of the storage which stay.
     """
-    layout, lookups = part.layout, part.lookups
-    single, size = lookups.single, lookups.batch_size
+    layout = part.layout
+    lookups = part.lookups
+    single = lookups.single
+    size = lookups.batch_size
     if not size:
         return part
     if layout.single:
@@ -149,7 +152,8 @@ def part_of_rows(part: GradientPart, wanted: Callable[[Tensor], Tensor]) -> Grad
         indices = torch.tensor([slot.index for slot in layout.single], device=single.device)
         single = single.clone()
         single[indices] = torch.where(wanted(rows_SB), single[indices], 0)
-    values, offsets = lookups.values, lookups.offsets
+    values = lookups.values
+    offsets = lookups.offsets
     if layout.jagged:
         values, offsets = _lists_of_rows(layout, lookups, wanted)
     kept = Lookups(batch_size=size, single=single, values=values, offsets=offsets)

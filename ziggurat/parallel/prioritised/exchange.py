@@ -103,8 +103,11 @@ class PrioritisedExchange:
         local_columns: Int64[Tensor, "L"],
     ) -> None:
         self._of = [embeddings]  # in a list: not a second set of names
-        self.hop, self.lists, self._local_columns = hop, lists, local_columns
-        self.is_on, self.defers = True, True
+        self.hop = hop
+        self.lists = lists
+        self._local_columns = local_columns
+        self.is_on = True
+        self.defers = True
         self.counts = CellCounts()
         tables = embeddings.tables
         self._anchor = torch.zeros((), requires_grad=True)
@@ -125,7 +128,8 @@ class PrioritisedExchange:
 
     def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Pooled embeddings of a batch without slices; see `ShardedEmbeddings.forward`."""
-        embeddings, is_training = self._embeddings, torch.is_grad_enabled()
+        embeddings = self._embeddings
+        is_training = torch.is_grad_enabled()
         if is_training and self._ahead is not None and self._ahead.batch is batch:
             return self._arrive()
         self.settle()
@@ -143,7 +147,8 @@ class PrioritisedExchange:
             upcoming: announced; None: not known, or there is none.
         """
         self.settle()
-        embeddings, present = self._embeddings, self._present
+        embeddings = self._embeddings
+        present = self._present
         self._present = None
         if not self.is_on or upcoming is None or upcoming.repeated or present is None:
             self.lists.drop()
@@ -192,7 +197,8 @@ class PrioritisedExchange:
 
     def settle(self) -> None:
         """Apply what the last update left for later: after this all tables are as after a plain step."""
-        later, self._later = self._later, None
+        later = self._later
+        self._later = None
         if later is not None:
             later.finish(self._embeddings.tables)
 
@@ -227,7 +233,8 @@ class PrioritisedExchange:
             rounds = self.hop.send_gradient(landed, gradient)
             self._due.append(Due(self.hop, rounds, pooled_lookups(ids, tables), before))
             return
-        hop, group = landed.feature.hop, landed.feature.group
+        hop = landed.feature.hop
+        group = landed.feature.group
         found = []
         if group >= 0:
             flat, layouts = tables.local[group].flat_lookup(landed.feature.spec.table, landed.route.rows)
@@ -247,7 +254,8 @@ class PrioritisedExchange:
 
     def complete(self) -> None:
         """Wait for all gradients, and record them as the plain hop does."""
-        due, self._due = self._due, []
+        due = self._due
+        self._due = []
         land(due, tables=self._embeddings.tables)
 
     def split(self, then: Callable[[], None], *, number: int) -> None:
@@ -260,13 +268,15 @@ class PrioritisedExchange:
         if not self.is_deferring:
             self.complete()
             return
-        due, self._due = self._due, []
+        due = self._due
+        self._due = []
         marks = self._marks[0]  # of the next batch, since `_mark`
         self._later = split(due, tables=self._embeddings.tables, marks=marks, number=number, then=then)
 
     def forget_gradient(self) -> None:
         """Receive and forget the gradient of a step that is skipped."""
-        due, self._due = self._due, []
+        due = self._due
+        self._due = []
         for each in due:
             each.rounds.first.wait()
 
@@ -275,8 +285,11 @@ class PrioritisedExchange:
     def _arrive(self) -> Float[Tensor, "B T"]:
         """Look up what had to wait, and put the batch together; then let go what the update left for later."""
         assert self._ahead is not None
-        ahead, self._ahead = self._ahead, None
-        embeddings, ids, transfer = self._embeddings, ahead.ids, ahead.transfer
+        ahead = self._ahead
+        self._ahead = None
+        embeddings = self._embeddings
+        ids = ahead.ids
+        transfer = ahead.transfer
         embeddings.tell_sizes(ids)
         with torch.no_grad():
             values = embeddings.tables.lookup(self._waiting(ids, transfer.codes))
@@ -327,11 +340,13 @@ class PrioritisedExchange:
             present.transfer.firsts = self._codes(present.ids, others)
             for each in present.lists:
                 each.transfer.firsts = self.lists.codes(each, others, marked=WAITS, others=NOW)
-        self._marks, self._marked = [others, marks], ids
+        self._marks = [others, marks]
+        self._marked = ids
         return codes_RF
 
     def _codes(self, ids: LocalIds, marks: list[RowMarks]) -> UInt8[Tensor, "R F"]:
-        tables, batches = self._embeddings.tables, ids.batches
+        tables = self._embeddings.tables
+        batches = ids.batches
         codes_RF = torch.zeros(
             batches[0].batch_size, self.hop.mine.num_fields, dtype=torch.uint8, device=batches[0].single.device
         )
@@ -344,7 +359,8 @@ class PrioritisedExchange:
     def _waiting(self, ids: LocalIds, codes_RF: UInt8[Tensor, "R F"]) -> LocalIds:
         """The same rows without those of cells that have gone already."""
         wanted_FR: Bool[Tensor, "F R"] = (codes_RF == WAITS).t()
-        batches, first = list(ids.batches), 0
+        batches = list(ids.batches)
+        first = 0
         for index, group in enumerate(self._embeddings.tables.mine.exchanged.groups):
             count = len(group.single) + len(group.lists)
             batches[index] = only_cells(batches[index], wanted_FR[first : first + count])
@@ -381,9 +397,12 @@ def _set(marks: list[RowMarks], ids: LocalIds) -> None:
 
 def _column_fields(embeddings: ShardedEmbeddings) -> list[dict[int, int]]:
     """For each table group: the number of the field that begins at a column of its lookup output."""
-    found, number, first = [], 0, 0
+    found = []
+    number = 0
+    first = 0
     for group in embeddings.tables.mine.exchanged.groups:
         fields = (*group.single, *group.lists)
         found.append({share.column - first: number + index for index, share in enumerate(fields)})
-        number, first = number + len(fields), first + group.num_columns
+        number = number + len(fields)
+        first = first + group.num_columns
     return found

@@ -122,9 +122,14 @@ class CellExchange:
         traffic: Traffic,
         purpose: str,
     ) -> None:
-        self.group, self._behind = group, behind
-        self.members, self.mine = list(members), members[group.position]
-        self._output_dim, self._wire, self._traffic, self._purpose = output_dim, wire, traffic, purpose
+        self.group = group
+        self._behind = behind
+        self.members = list(members)
+        self.mine = members[group.position]
+        self._output_dim = output_dim
+        self._wire = wire
+        self._traffic = traffic
+        self._purpose = purpose
         self.unit = self.mine.unit
         self._output_units = output_dim // self.unit
 
@@ -137,7 +142,9 @@ class CellExchange:
             transfer: of the next batch.
             present: whose `firsts` are set; None where they are not in use.
         """
-        pieces, sent, received = [], [], []
+        pieces = []
+        sent = []
+        received = []
         parts = [(each.codes, each) for each in (transfer,)]
         if present is not None and present.firsts is not None:
             parts.append((present.firsts, present))
@@ -160,7 +167,8 @@ class CellExchange:
         for at, member in members:
             for each, found in zip(both, heard, strict=True):
                 found.append(unpack_codes(next(pieces), num_rows=each.rows_came[at], num_fields=member.num_fields))
-        transfer.came, transfer.told = heard[0], None
+        transfer.came = heard[0]
+        transfer.told = None
         if present is not None and len(both) == 2:
             present.firsts_came = heard[1]
 

@@ -83,7 +83,9 @@ class Lists:
     """
 
     def __init__(self, tables: ShardedTables, *, sequences: SequenceExchange, features: Mapping[str, ListHop]) -> None:
-        self._tables, self._sequences, self.features = tables, sequences, dict(features)
+        self._tables = tables
+        self._sequences = sequences
+        self.features = dict(features)
         self._asked: list[tuple[PendingIds, dict[str, AskedList]]] = []
 
     def announce(self, batch: Batch, ids: PendingIds) -> None:
@@ -99,7 +101,8 @@ class Lists:
         asked = {}
         for name, feature in self.features.items():
             lists, _ = batch.lists(feature.index)
-            shards, rows_N = feature.shards, lists.values
+            shards = feature.shards
+            rows_N = lists.values
             host = batch.on_host
             on_host = lists if host is None or host is batch else host.lists(feature.index)[0]
             check_bounds(
@@ -135,8 +138,10 @@ class Lists:
         self._asked = [each for each in self._asked if each[0] is not ids]
         found = []
         for name, each in asked.items():
-            feature, route = self.features[name], self._sequences.finish_rows(each.rows)
-            begins, begin = [0] * len(route.sent), 0
+            feature = self.features[name]
+            route = self._sequences.finish_rows(each.rows)
+            begins = [0] * len(route.sent)
+            begin = 0
             if not feature.shards[0].placement.cuts_columns:
                 for shard in feature.shards:  # vectors come in the order of the table's parts
                     begins[shard.rank], begin = begin, begin + route.sent[shard.rank]
@@ -173,9 +178,11 @@ class Lists:
 
     def look_up(self, each: AheadList, keep_N: Tensor | None = None) -> Float[Tensor, "N D"]:
         """Vectors of the rows that this rank is asked for, zeros where `keep_N` is False. Not collective."""
-        hop, rows_N = each.feature.hop, each.route.rows
+        hop = each.feature.hop
+        rows_N = each.route.rows
         if each.feature.group < 0:
             return torch.empty(0, hop.mine.num_columns, device=rows_N.device)
-        tables, name = self._tables.local[each.feature.group], each.feature.spec.table
+        tables = self._tables.local[each.feature.group]
+        name = each.feature.spec.table
         with torch.no_grad():
             return tables.vectors(name, rows_N if keep_N is None else torch.where(keep_N, rows_N, 0))

@@ -42,7 +42,8 @@ def prioritise(
     is_flat = topology.num_groups == 1
     format_ = wire.between_towers if is_flat else wire.in_tower
     _check(embeddings, topology=topology, format_=format_, rounding=wire.backward_rounding, num_parts=num_parts)
-    tables, hop = embeddings.tables, embeddings.hop
+    tables = embeddings.tables
+    hop = embeddings.hop
     targets = _targets(hop.blocks)
     group = topology.tower
     shares = [tables.shares[rank] for rank in group.ranks]
@@ -131,14 +132,16 @@ def _list_hops(
     tables: ShardedTables, *, topology: Topology, format_: WireFormat, traffic: Traffic
 ) -> dict[str, ListHop]:
     """The hop of every un-pooled feature whose table is not copied on every rank."""
-    inputs, found = tables.inputs, {}
+    inputs = tables.inputs
+    found = {}
     wanted = [spec for spec in inputs.sequences if not tables.shards[spec.table][0].placement.is_copied]
     if not wanted:
         return {}
     behind = own_group(topology, Axis.WORLD, what="exchange vectors of lists behind the step")
     for spec in wanted:
         shards = tables.shards[spec.table]
-        unit, is_cut = shards[0].num_columns, shards[0].placement.cuts_columns
+        unit = shards[0].num_columns
+        is_cut = shards[0].placement.cuts_columns
         fields = {
             shard.rank: (CellField(width=unit, column=0, target=shard.first_column if is_cut else 0),)
             for shard in shards

@@ -108,7 +108,8 @@ class Later:
 
 def pooled_lookups(ids: LocalIds, tables: ShardedTables) -> list[DueLookup]:
     """What `ShardedTables.lookup` looks up for the samples of all ranks."""
-    found, first = [], 0
+    found = []
+    first = 0
     groups = zip(tables.local, tables.mine.exchanged.groups, ids.batches, strict=False)
     for index, (each, group, batch) in enumerate(groups):
         columns = slice(first, first + group.num_columns)
@@ -156,7 +157,8 @@ def split(
 
 def _record(due: Sequence[Due], gradients: Sequence[Tensor], tables: ShardedTables) -> list[list[list[int]]]:
     """Record parts in the order of the backward pass; where they are, by `due`, table group and storage."""
-    placed, shift = [], [[0] * len(each.recorded) for each in tables.local[:2]]
+    placed = []
+    shift = [[0] * len(each.recorded) for each in tables.local[:2]]
     for one, gradient_RC in zip(due, gradients, strict=True):
         places = [
             [first + more for first, more in zip(*both, strict=True)] for both in zip(one.before, shift, strict=True)

@@ -44,13 +44,15 @@ def sum_over_ranks(gradients: Sequence[SummedGradient], *, group: RankGroup, tra
     """
     if group.process_group is None or not gradients:
         return list(gradients)
-    size, dims = group.size, [gradient.sums.shape[1] for gradient in gradients]
+    size = group.size
+    dims = [gradient.sums.shape[1] for gradient in gradients]
     outgoing: list[list[SummedGradient]] = [[] for _ in range(size)]
     owners = [gradient.rows % size for gradient in gradients]
     all_counts = torch.stack([counted(owner, size=size) for owner in owners]).tolist()  # one wait for a device
     for gradient, owner, counts in zip(gradients, owners, all_counts, strict=True):
         order = torch.sort(owner, stable=True).indices
-        rows, sums = gradient.rows[order].split(counts), gradient.sums[order].split(counts)
+        rows = gradient.rows[order].split(counts)
+        sums = gradient.sums[order].split(counts)
         for member in range(size):
             outgoing[member].append(SummedGradient(rows=rows[member], sums=sums[member]))
     owned = _exchange(outgoing, dims=dims, group=group, traffic=traffic, purpose="copied tables to owners")

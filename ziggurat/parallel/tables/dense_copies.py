@@ -94,7 +94,8 @@ def _read_rows(blocks_SRW: Tensor) -> SummedGradient:
     """What owners have added up, as rows of the storage."""
     size, rows, width = blocks_SRW.shape
     table = blocks_SRW.transpose(0, 1).reshape(size * rows, width)  # in the order of the rows
-    is_read, numbers = table[:, -1] > 0, torch.arange(size * rows, device=table.device)
+    is_read = table[:, -1] > 0
+    numbers = torch.arange(size * rows, device=table.device)
     return SummedGradient(
         rows=torch.where(is_read, numbers, 0), sums=torch.where(is_read.unsqueeze(1), table[:, :-1], 0.0)
     )

@@ -100,8 +100,10 @@ class ShardedEmbeddings(nn.Module):
     ) -> None:
         super().__init__()
         self.tables = tables
-        self.inputs, self.config = tables.inputs, tables.config
-        self._topology, self._flow = topology, flow
+        self.inputs = tables.inputs
+        self.config = tables.config
+        self._topology = topology
+        self._flow = flow
         self._is_flat = plan.towers is None
         self._ids = IdExchange(
             tables.inputs, shares=tables.shares, shards=tables.shards, topology=topology, traffic=traffic
@@ -349,7 +351,8 @@ class ShardedEmbeddings(nn.Module):
 
     def rows_by_member(self, ids: LocalIds) -> list[int]:
         """How many of the samples that this rank looks up belong to each member of its tower group and its peers."""
-        size, groups = self._topology.tower_size, self._topology.num_groups
+        size = self._topology.tower_size
+        groups = self._topology.num_groups
         return [sum(ids.sizes[group * size + place] for group in range(groups)) for place in range(size)]
 
     def _settle(self) -> None:
@@ -369,7 +372,8 @@ class ShardedEmbeddings(nn.Module):
 
     def _plan_counts(self, shares: list[RankShare], traffic: Traffic) -> tuple[BlockExchange | None, list[slice]]:
         """How the lengths of lists travel whose rows are spread over ranks, always exactly."""
-        blocks, columns = [], []
+        blocks = []
+        columns = []
         start = 0
         for name, dim in zip(self.field_names, self.field_dims, strict=True):
             sources = [

@@ -57,9 +57,11 @@ def sent_parts(share: RankShare, *, shards: dict[str, tuple[Shard, ...]], sums_i
         shards: the parts of every table.
         sums_in_host: whether `HostSums` comes in between.
     """
-    parts, column = [], 0
+    parts = []
+    column = 0
     for each in share.fields:
-        first, width = each.shard.first_column, each.shard.num_columns
+        first = each.shard.first_column
+        width = each.shard.num_columns
         if sums_in_host and _is_summed(each):
             first, width = _columns_of(each.shard, rank=share.rank, shards=shards)
         parts.append(SentPart(field=each.field.name, first_column=first, width=width, column=column))
@@ -87,7 +89,8 @@ class HostSums:
         wire_format: WireFormat,
         traffic: Traffic,
     ) -> None:
-        self._host, self._traffic = host, traffic
+        self._host = host
+        self._traffic = traffic
         me = host.ranks[host.position]
         self._fields = shares[me].fields
         self.columns = [part.width for part in sent_parts(shares[me], shards=shards, sums_in_host=True)]
@@ -200,6 +203,8 @@ def _columns_of(shard: Shard, *, rank: int, shards: dict[str, tuple[Shard, ...]]
     """First column and number of columns that a rank adds up; the number may be 0."""
     holders = [each.rank for each in shards[shard.table]]
     unit = _unit(shard.table_columns)
-    units, position = shard.table_columns // unit, holders.index(rank)
-    first, last = units * position // len(holders), units * (position + 1) // len(holders)
+    units = shard.table_columns // unit
+    position = holders.index(rank)
+    first = units * position // len(holders)
+    last = units * (position + 1) // len(holders)
     return first * unit, (last - first) * unit

@@ -90,7 +90,8 @@ class IdExchange:
         topology: Topology,
         traffic: Traffic,
     ) -> None:
-        self._inputs, self._shards = inputs, shards
+        self._inputs = inputs
+        self._shards = shards
         self._num_rows = torch.tensor([inputs.table(spec.table).num_rows for spec in inputs.single], dtype=torch.int64)
         self._mine = shares[topology.rank]
         self._topology = topology
@@ -123,9 +124,11 @@ class IdExchange:
         host = _rows_on_host(batch)
         self._check(host)
         lists = _Lists(batch, host, self._single_index, self._jagged_index, self._shards)
-        messages, told = [], []
+        messages = []
+        told = []
         for rank, letters in enumerate(self._letters):
-            pieces, counts = [], [batch.batch_size]
+            pieces = []
+            counts = [batch.batch_size]
             for part in letters:
                 found = [lists.of(each, rank) for each in part.lookup.lists]
                 counts += [each.rows.numel() for each in found]
@@ -146,7 +149,9 @@ class IdExchange:
         """Send the ids, unless they are sent already; collective."""
         if ids.pending is not None:
             return
-        told, exchanged, own = iter(ids.told.wait().tolist()), [], []
+        told = iter(ids.told.wait().tolist())
+        exchanged = []
+        own = []
         for num_exchanged, num_own in self._num_lists():
             ids.sizes.append(next(told))
             exchanged.append([next(told) for _ in range(num_exchanged)])
@@ -190,7 +195,8 @@ class IdExchange:
         Raises:
             BoundsError: names the first, with its feature and sample.
         """
-        inputs, size = self._inputs, batch.batch_size
+        inputs = self._inputs
+        size = batch.batch_size
         if inputs.single and size:
             low_S, high_S = torch.aminmax(batch.single, dim=1)
             outside_S = (low_S < 0) | (high_S >= self._num_rows)
@@ -264,7 +270,10 @@ class _Lists:
         jagged_index: dict[str, int],
         shards: dict[str, tuple[Shard, ...]],
     ) -> None:
-        self._batch, self._host, self._single_index, self._jagged_index = batch, host, single_index, jagged_index
+        self._batch = batch
+        self._host = host
+        self._single_index = single_index
+        self._jagged_index = jagged_index
         self._shards = shards
         self._starts = _list_starts(host, len(jagged_index))
         self._buckets: dict[str, dict[int, Bucket]] = {}
@@ -300,8 +309,11 @@ def _num_fixed(lookup: Lookup) -> int:
 
 def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int], num_rows: list[list[int]]) -> list[Batch]:
     """One batch a table group, from the letters of some ranks, in their order."""
-    num_single, num_lists = len(lookup.single), len(lookup.lists)
-    single, list_lengths, values = [], [], []
+    num_single = len(lookup.single)
+    num_lists = len(lookup.lists)
+    single = []
+    list_lengths = []
+    values = []
     for letter, size in zip(letters, sizes, strict=True):
         single.append(letter[: size * num_single].view(num_single, size))
         list_lengths.append(letter[size * num_single : size * (num_single + num_lists)].view(num_lists, size))
@@ -312,7 +324,9 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int], num_rows: 
         jagged = join_lists(list_lengths, [each.to(torch.int64) for each in values], num_rows=num_rows)
     size = rows_SB.shape[1]
     begins = [0, *itertools.accumulate(map(sum, zip(*num_rows, strict=True)))]
-    batches, next_single, next_list = [], 0, 0
+    batches = []
+    next_single = 0
+    next_list = 0
     for group in lookup.groups:
         rows = rows_SB[next_single : next_single + len(group.single)]
         batches.append(batch_of_rows(rows, _part(jagged, size, next_list, group, begins=begins), size=size))

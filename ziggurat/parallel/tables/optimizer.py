@@ -63,8 +63,10 @@ class ShardedTableOptimizer:
 
     def __init__(self, embeddings: ShardedEmbeddings, *, topology: Topology, traffic: Traffic) -> None:
         self.config = embeddings.config
-        self._tables, self._ahead = embeddings.tables, embeddings.prioritised
-        self._topology, self._traffic = topology, traffic
+        self._tables = embeddings.tables
+        self._ahead = embeddings.prioritised
+        self._topology = topology
+        self._traffic = traffic
         self._rows, self._columns, self._copies = (TableOptimizer(tables) for tables in self._tables.local)
         self._all = (self._rows, self._columns, self._copies)
         self._mean_squares = self.config.optimizer.mean_squares
@@ -181,7 +183,8 @@ class ShardedTableOptimizer:
         """Sum the gradients of copied tables over the ranks that have them, once for what is recorded; collective."""
         if self._copies.is_replaced:
             return
-        tables, group = self._tables.local[2], self._topology.tower
+        tables = self._tables.local[2]
+        group = self._topology.tower
         num_rows = [storage.num_rows for storage in tables.tables.storages]
         whole = self._unasked(tables)
         if whole and group.process_group is not None:
@@ -189,7 +192,8 @@ class ShardedTableOptimizer:
             whole = [index for index in whole if is_small[index]]
         sums = self._copies.sums(of_fixed_size=whole)
         found = {at: each for at, each in enumerate(sums) if each is not None}  # the same storages on every rank
-        by_rows, as_tables = [at for at in found if at not in whole], [at for at in found if at in whole]
+        by_rows = [at for at in found if at not in whole]
+        as_tables = [at for at in found if at in whole]
         summed = sum_over_ranks([found[at] for at in by_rows], group=group, traffic=self._traffic)
         found |= zip(by_rows, summed, strict=True)
         sizes = [num_rows[at] for at in as_tables]
@@ -227,12 +231,14 @@ class ShardedTableOptimizer:
                 continue
             of_tables = [(place.first_row, place.num_rows) for place in places.values()]
             if index in self._unasked(tables):
-                most, gradient = [num_lookups(parts, name) for name in places], sums_without_waiting(kernel, parts)
+                most = [num_lookups(parts, name) for name in places]
+                gradient = sums_without_waiting(kernel, parts)
                 taken = [(each, slice(None)) for each in rows_of_tables(gradient, of_tables, most=most)]
             else:
                 gradient = in_order(kernel.sum_gradients(parts))
                 taken = [(gradient, span) for span in spans_of(gradient, of_tables)]
-            gather, decay = tables.tables.storage(index).gather, self.config.weight_decay
+            gather = tables.tables.storage(index).gather
+            decay = self.config.weight_decay
             for (name, place), (mine, span) in zip(places.items(), taken, strict=True):
                 found[name] = cut_rows(
                     mine, first_row=place.first_row, span=span, scale=scale, weight_decay=decay, gather=gather

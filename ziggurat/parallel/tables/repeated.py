@@ -98,7 +98,9 @@ class RepeatedExchange:
         topology: Topology,
         traffic: Traffic,
     ) -> None:
-        self._groups, self._topology, self._traffic = groups, topology, traffic
+        self._groups = groups
+        self._topology = topology
+        self._traffic = traffic
         in_groups = [(set(group.single), set(group.jagged)) for group in groups]
         plain = [at for at in range(len(inputs.single)) if not any(at in single for single, _ in in_groups)]
         self._plain = Positions(torch.tensor(plain, dtype=torch.int64))
@@ -119,7 +121,8 @@ class RepeatedExchange:
 
     def split(self, batch: Batch) -> list[Batch]:
         """The samples with their plain features, then the slices of each group; each with its copy on the host."""
-        parts, kept = self._parts(batch), batch.on_host
+        parts = self._parts(batch)
+        kept = batch.on_host
         if kept is None or kept is batch:
             return parts
         copies = zip(parts, self._parts(kept), strict=True)
@@ -168,7 +171,8 @@ class RepeatedExchange:
         """The slices of this rank's samples, to the peers whose towers compute on samples of slices."""
         if not any(map(any, self._needs)):
             return None
-        peers, own = self._topology.peers, self._needs[self._topology.group_index]
+        peers = self._topology.peers
+        own = self._needs[self._topology.group_index]
         inverses = [[g.inverse for g, is_needed in zip(batch.repeated, needs, strict=True) if is_needed]
                     for needs in self._needs]  # fmt: skip
         pieces = [inverse.to(torch.int32) for each in inverses for inverse in each]
@@ -186,7 +190,8 @@ class RepeatedExchange:
         found: list[Tensor | None] = [None] * len(self._groups)
         if pending is None:
             return found
-        ranks, own = self._topology.peers.ranks, self._needs[self._topology.group_index]
+        ranks = self._topology.peers.ranks
+        own = self._needs[self._topology.group_index]
         needed = [number for number, is_needed in enumerate(own) if is_needed]
         pieces = iter(pending.wait().split([sizes[PLAIN][rank] for rank in ranks for _ in needed]))
         by_peer = [[next(pieces) for _ in needed] for _ in ranks]

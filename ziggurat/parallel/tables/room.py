@@ -54,7 +54,8 @@ def check_room_of_ranks(
     rows = _gathered(told)
     for machine in dict.fromkeys(row[0] for row in rows):
         here = [(rank, row) for rank, row in enumerate(rows) if row[0] == machine]
-        free, total = min(row[3] for _, row in here), min(row[4] for _, row in here)
+        free = min(row[3] for _, row in here)
+        total = min(row[4] for _, row in here)
         all_need = sum(row[2] for _, row in here)
         if all_need <= free:
             continue

@@ -70,7 +70,10 @@ class SequenceExchange:
     """
 
     def __init__(self, tables: ShardedTables, *, topology: Topology, wire: WireConfig, traffic: Traffic) -> None:
-        self._tables, self._topology, self._wire, self._traffic = tables, topology, wire, traffic
+        self._tables = tables
+        self._topology = topology
+        self._wire = wire
+        self._traffic = traffic
         self._lane = topology.lane(Axis.WORLD, Lane.IDS)
         self._anchor = torch.zeros((), requires_grad=True)
         largest = max((table.num_rows for table in tables.inputs.tables), default=0)
@@ -91,7 +94,8 @@ class SequenceExchange:
         shards = self._tables.shards[table]
         host = batch.on_host
         on_host = lists if host is None or host is batch else host.lists(index)[0]
-        lengths, rows_N = on_host.offsets.diff(), on_host.values
+        lengths = on_host.offsets.diff()
+        rows_N = on_host.values
         check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
         host_rows_N = None if on_host is lists else rows_N
         return self._vectors(lists.values, shards, dtype=dtype, host_rows_N=host_rows_N), lists.offsets, inverse_B

@@ -91,7 +91,9 @@ class ShardedTables(nn.Module):
                     "train on one device: the BARS protocol is for small tables",
                 ),
             )
-        self.inputs, self.config, self.device = inputs, config, torch.device(device)
+        self.inputs = inputs
+        self.config = config
+        self.device = torch.device(device)
         self.shards = cut_tables(plan, inputs, dim=config.dim)
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
@@ -118,7 +120,8 @@ class ShardedTables(nn.Module):
         """The same part of the tables, looked up for other fields."""
         other = copy.copy(self)
         ranks = range(self._topology.world_size)
-        other.inputs, other.shares = inputs, tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in ranks)
+        other.inputs = inputs
+        other.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in ranks)
         other.mine = other.shares[self._topology.rank]
         other.local = tuple(
             tables.view(group.inputs) for tables, group in zip(self.local, other.mine.groups, strict=True)
@@ -179,7 +182,8 @@ class ShardedTables(nn.Module):
         Each has drawn its own: processors with unlike instructions draw the same numbers to other last bits, and copies
         that begin unlike stay so. Where all are equal, 32 bytes a rank travel.
         """
-        group, copies = self._topology.tower.process_group, self.mine.copies.shards
+        group = self._topology.tower.process_group
+        copies = self.mine.copies.shards
         if group is None or not copies:
             return
         device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
@@ -240,7 +244,8 @@ class ShardedTables(nn.Module):
 
     def list_lengths(self, ids: LocalIds) -> Float[Tensor, "R counts"]:
         """How many rows of each list of `RankShare.counts` this rank has summed."""
-        batch, group = ids.batches[0], self.mine.rows
+        batch = ids.batches[0]
+        group = self.mine.rows
         lengths_JR = batch.jagged.offsets.diff().view(len(group.lists), batch.batch_size)
         wanted = [index for index, share in enumerate(group.lists) if share.is_partial_mean]
         none = lengths_JR.new_zeros(batch.batch_size, 0)

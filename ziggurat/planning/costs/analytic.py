@@ -120,7 +120,8 @@ class AnalyticCosts:
     """
 
     def __init__(self, cluster: Cluster, settings: HopSettings) -> None:
-        self.cluster, self.settings = cluster, settings
+        self.cluster = cluster
+        self.settings = settings
         self.world_size = cluster.world_size
         self.group_size = settings.group_size or self.world_size
         if self.group_size > self.world_size:
@@ -141,13 +142,16 @@ class AnalyticCosts:
 
     def work(self, shard: ShardProfile) -> ShardWork:
         """What a shard makes its rank do."""
-        table, device, placement = shard.table, self.cluster.device, shard.placement
+        table = shard.table
+        device = self.cluster.device
+        placement = shard.placement
         rows = self.num_samples * shard.pooling_factor
         touched_here, touched_anywhere = self._touched(shard)
         samples = self.num_samples / shard.num_parts if placement.is_copied else self.num_samples
         out = float(samples * table.num_features * shard.dim)
         gather_per_s = device.memory_bytes_per_s * device.gather_efficiency
-        row_bytes, state_bytes = table.row_format.row_bytes(shard.dim), table.state_bytes_per_row(shard.dim)
+        row_bytes = table.row_format.row_bytes(shard.dim)
+        state_bytes = table.state_bytes_per_row(shard.dim)
         read = rows * (row_bytes + device.row_overhead_bytes)
         touched = touched_anywhere if placement.is_copied else rows
         updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)
@@ -185,7 +189,8 @@ class AnalyticCosts:
 
     def transfer_s(self, *, inside: float, between: float, messages: tuple[int, int]) -> float:
         """Seconds of an exchange with so many messages inside the host and to other hosts."""
-        near, far = self.cluster.inside, self.cluster.between
+        near = self.cluster.inside
+        far = self.cluster.between
         inside_s = near.latency_s + messages[0] * near.message_s + inside / near.effective_bytes_per_s
         if not messages[1]:
             return inside_s
@@ -197,7 +202,9 @@ class AnalyticCosts:
         Where the devices of a host share a port, one ring over all ranks (2·(G−1)/G of the bytes over every link).
         """
         size = group_size or self.world_size
-        near, far, same = self.cluster.inside, self.cluster.between, min(self.cluster.devices_per_host, size)
+        near = self.cluster.inside
+        far = self.cluster.between
+        same = min(self.cluster.devices_per_host, size)
         hosts = max(1, size // same)
         if size == 1 or not num_bytes:
             return 0.0
@@ -262,9 +269,12 @@ class AnalyticCostModel:
         costs = self.costs
         near = costs.cluster.inside.effective_bytes_per_s / 1e9  # MB / (GB/s) = ms
         far = costs.cluster.between_bytes_per_s() / 1e9
-        near_ms, far_ms = local[:, :, 1::2] / near, local[:, :, 2::2] / far
+        near_ms = local[:, :, 1::2] / near
+        far_ms = local[:, :, 2::2] / far
         moved = np.maximum(near_ms, far_ms) if costs.cluster.hosts > 1 else near_ms
-        ids, sent, gathered = moved[..., 0], moved[..., 1], moved[..., 2]
+        ids = moved[..., 0]
+        sent = moved[..., 1]
+        gathered = moved[..., 2]
         sent = np.maximum(sent, sent.mean(axis=1, keepdims=True))
         latency_ms = _MS * (
             costs.hop_s(inside=0, between=0) * 2 + costs.hop_s(inside=0, between=0, group_size=costs.world_size)

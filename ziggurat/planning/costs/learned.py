@@ -131,7 +131,8 @@ class LearnedCostModel:
         inputs = (features - self.weights["mean"]) / self.weights["std"]
         outputs = _dense(_relu(_dense(inputs, self.weights, "table1")), self.weights, "table2")
         base_ms = features[:, :NUM_WORK] @ np.exp(self.weights["log_work_ms"])
-        hidden, alone_ms = _relu(outputs[:, :NUM_HIDDEN]), base_ms[:, None] * np.exp(np.tanh(outputs[:, NUM_HIDDEN:]))
+        hidden = _relu(outputs[:, :NUM_HIDDEN])
+        alone_ms = base_ms[:, None] * np.exp(np.tanh(outputs[:, NUM_HIDDEN:]))
         times = multiplicity(distinct)[:, None]
         dims = np.array([[shard.dim] for shard in distinct], dtype=np.float32)
         is_cut = np.array([[shard.placement.cuts_columns] for shard in distinct])
@@ -144,7 +145,9 @@ class LearnedCostModel:
 
     def local(self, states: Float32[np.ndarray, "M H"]) -> Float32[np.ndarray, "M K"]:
         """Milliseconds of lookup and update, and columns to send."""
-        hidden, count, columns = states[:, :NUM_HIDDEN], states[:, NUM_HIDDEN], states[:, NUM_HIDDEN + 1]
+        hidden = states[:, :NUM_HIDDEN]
+        count = states[:, NUM_HIDDEN]
+        columns = states[:, NUM_HIDDEN + 1]
         calls = states[:, NUM_HIDDEN + 2 :].reshape(len(states), NUM_CLASSES, NUM_SIZES)
         alone_ms = np.where(count[:, None] > 0.5, calls[:, :, 0], 0.0)
         inputs = np.concatenate(
@@ -162,7 +165,8 @@ class LearnedCostModel:
 
     def exchange(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, "N P"]:
         """Lookup, backward exchange, forward exchange."""
-        lookup_ms, columns = local[:, :, 0], local[:, :, 1]
+        lookup_ms = local[:, :, 0]
+        columns = local[:, :, 1]
         if not self.card.num_exchanges or local.shape[1] == 1:
             return lookup_ms
         backward_ms = self._exchange_ms("backward", columns, None)

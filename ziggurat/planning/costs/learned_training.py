@@ -139,7 +139,8 @@ class _ExchangeModel(nn.Module):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.way = way
-        self.first, self.second = nn.Linear(6, 32), nn.Linear(32, 1)
+        self.first = nn.Linear(6, 32)
+        self.second = nn.Linear(32, 1)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logarithms of milliseconds."""
@@ -182,11 +183,13 @@ def train_cost_model(measurements: Measurements, *, config: LearningConfig | Non
 
     def accuracy(held_out: Tensor) -> Accuracy:
         with torch.no_grad():
-            counts, wanted = data.counts[held_out], data.log_ms[held_out].exp().numpy()
+            counts = data.counts[held_out]
+            wanted = data.log_ms[held_out].exp().numpy()
             found, sums = (each(scaled, data.tables, counts).exp().numpy() for each in (model, plain))
         return replace(_accuracy(found, wanted), additive_mape=_accuracy(sums, wanted).mape)
 
-    mean, std = data.features.mean(dim=0), data.features.std(dim=0) + 1e-6
+    mean = data.features.mean(dim=0)
+    std = data.features.std(dim=0) + 1e-6
     weights = {"mean": mean.numpy(), "std": std.numpy()} | _arrays(model)
     card = ModelCard(
         machine=measurements.machine,
@@ -242,7 +245,8 @@ def _groups(measurements: Measurements) -> _Groups:
 
 def _split(measurements: Measurements, config: LearningConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Groups to train on, held-out groups of known tables, groups of unknown tables (of the last pools)."""
-    number, a_pool = len(measurements.lookups), measurements.draw.groups_per_pool
+    number = len(measurements.lookups)
+    a_pool = measurements.draw.groups_per_pool
     first_unknown = number
     if number > 2 * a_pool:
         last = (number - 1) // a_pool * a_pool
@@ -256,7 +260,8 @@ def _fit_lookup(
     data: _Groups, train: Tensor, config: LearningConfig, *, is_additive: bool
 ) -> tuple[_LookupModel, Tensor]:
     scaled = (data.features - data.features.mean(dim=0)) / (data.features.std(dim=0) + 1e-6)
-    counts, wanted = data.counts[train], data.log_ms[train]
+    counts = data.counts[train]
+    wanted = data.log_ms[train]
     torch.manual_seed(config.seed)
     model = _LookupModel(config, is_additive=is_additive)
 
@@ -278,7 +283,8 @@ def _fit_exchange(measurements: Measurements, way: str, config: LearningConfig) 
     features = torch.from_numpy(exchange_features(columns, starts))
     wanted = torch.tensor(times).clamp(min=1e-4).log()
     order = torch.randperm(len(measured), generator=torch.Generator().manual_seed(config.seed))
-    held_out, train = order[: max(1, len(order) // 10)], order[max(1, len(order) // 10) :]
+    held_out = order[: max(1, len(order) // 10)]
+    train = order[max(1, len(order) // 10) :]
     torch.manual_seed(config.seed)
     model = _ExchangeModel(way)
 

@@ -69,7 +69,9 @@ class LookupMeter:
         rounds: int = 3,
         clock: Callable[[], float] = time.process_time,
     ) -> None:
-        self._kernel, self._rounds, self._clock = kernel, rounds, clock
+        self._kernel = kernel
+        self._rounds = rounds
+        self._clock = clock
         self._weights = torch.empty(arena_mib << 18)
         advise_huge_pages(self._weights)
         self._weights.zero_()
@@ -164,7 +166,9 @@ def _in_order(tables: Sequence[TableDraw]) -> list[TableDraw]:
 
 
 def _layout(tables: Sequence[TableDraw], dim: int) -> LookupLayout:
-    slots, first_row, num_single = [], 0, sum(table.lengths is None for table in tables)
+    slots = []
+    first_row = 0
+    num_single = sum(table.lengths is None for table in tables)
     for position, table in enumerate(_in_order(tables)):
         single = table.lengths is None
         slots.append(

@@ -143,7 +143,8 @@ def _draw_table(config: DrawConfig, index: int) -> TableDraw:
     lengths_median = np.log(max(usual - 1.0, 1e-3))
     pooling = 1.0 if is_single else float(np.clip(1.0 + generator.lognormal(lengths_median, 1.0), 1.0, _MOST_ROWS))
     offset = int(generator.integers(num_rows))
-    lengths, rows = [], []
+    lengths = []
+    rows = []
     for _ in range(config.num_batches):
         each = np.ones(config.num_samples, np.int64) if is_single else generator.poisson(pooling, config.num_samples)
         lengths.append(each.astype(np.int64))

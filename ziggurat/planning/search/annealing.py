@@ -137,7 +137,8 @@ class Annealer:
     def __init__(
         self, space: SearchSpace, starts: list[list[Assignment]], *, config: AnnealingConfig, seed: int
     ) -> None:
-        self.space, self.config = space, config
+        self.space = space
+        self.config = config
         num = config.num_chains or (24 if space.num_devices <= 16 else 2)
         self.rng = np.random.default_rng(seed)
         self.chains = Chains(space, [starts[i % len(starts)] for i in range(num)], rng=self.rng)
@@ -165,7 +166,9 @@ class Annealer:
 
     def run(self, budget: Budget) -> Best:
         """Anneal until the budget is spent."""
-        best, step, exchanges = Best(), 0, 1
+        best = Best()
+        step = 0
+        exchanges = 1
         began = budget.clock() if budget.began is None else budget.began
         hot = self.config.hot * min(1.0, self.space.num_devices / self.space.num_tables) ** 2
         for chain in range(len(self.states)):
@@ -214,7 +217,8 @@ class Annealer:
         device_ms = self.space.cost_model.exchange(offers[chosen])
         exact = self._objective(device_ms) - self._objective(self.device_ms[chain[chosen]])
         good = exact + fine[chosen] - self._fine[chain[chosen]] < threshold[chosen]
-        chosen, device_ms = chosen[good], device_ms[good]
+        chosen = chosen[good]
+        device_ms = device_ms[good]
         self._take(found, chosen, offers=offers, delta=delta)
         mine = chain[chosen]
         self.device_ms[mine], self.guess[mine], self._fine[mine] = device_ms, guess[chosen], fine[chosen]

@@ -52,7 +52,8 @@ def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False
                 plan, cost = grid(space, shards=child)
                 found.append((cost, child))
                 if plan is not None and cost < best_cost:
-                    best, best_cost = plan, cost
+                    best = plan
+                    best_cost = cost
                 if until():
                     return best
         if not found:

@@ -74,8 +74,10 @@ class Chains:
     """
 
     def __init__(self, space: SearchSpace, starts: list[list[Assignment]], *, rng: np.random.Generator) -> None:
-        self.space, self.rng = space, rng
-        num_tables, num = space.num_tables, len(starts)
+        self.space = space
+        self.rng = rng
+        num_tables = space.num_tables
+        num = len(starts)
         capacity = 1 << space.most_levels
         self.first = np.concatenate([[0], np.cumsum(capacity)[:-1]])
         self.slot_table = np.repeat(np.arange(num_tables), capacity)
@@ -145,7 +147,8 @@ class Chains:
             worst: (C,) most expensive device of each plan.
             focus: share of changes that start from a part on that device.
         """
-        rng, chains = self.rng, len(self.device)
+        rng = self.rng
+        chains = len(self.device)
         chain = np.repeat(np.arange(chains), num)
         total = len(chain)
         weights = np.array(_WEIGHTS) * [1, 1, self._any_cut, self._any_cut, self._any_option]
@@ -201,17 +204,22 @@ class Chains:
     def _limit_targets(self, found: Candidates) -> None:
         if not self._limited:
             return
-        tables, draws = self.slot_table[found.slot], self.rng.random(len(found.slot))
+        tables = self.slot_table[found.slot]
+        draws = self.rng.random(len(found.slot))
         for index, (table, draw) in enumerate(zip(tables, draws, strict=True)):
             choices = self._choices[table]
             found.target[index] = choices[int(draw * len(choices))]
 
     def _moves(self, found: Candidates) -> tuple[np.ndarray, ...]:
         pick = np.flatnonzero(found.change == Change.MOVE)
-        chain, slot, there = found.chain[pick], found.slot[pick], found.target[pick]
+        chain = found.chain[pick]
+        slot = found.slot[pick]
+        there = found.target[pick]
         here = self.device[chain, slot]
         fits = (here >= 0) & (here != there) & self._free(chain, slot, there)
-        pick, here, there = pick[fits], here[fits], there[fits]
+        pick = pick[fits]
+        here = here[fits]
+        there = there[fits]
         found.valid[pick] = True
         kind = self._kind(chain[fits], slot[fits])
         none = np.full(len(pick), -1)
@@ -219,15 +227,21 @@ class Chains:
 
     def _swaps(self, found: Candidates) -> tuple[np.ndarray, ...]:
         pick = np.flatnonzero(found.change == Change.SWAP)
-        chain, slot, other = found.chain[pick], found.slot[pick], found.other[pick]
-        here, there = self.device[chain, slot], self.device[chain, other]
+        chain = found.chain[pick]
+        slot = found.slot[pick]
+        other = found.other[pick]
+        here = self.device[chain, slot]
+        there = self.device[chain, other]
         fits = (here >= 0) & (there >= 0) & (here != there)
         if self._limited:
             fits &= self.space.allowed[self.slot_table[slot], there] & self.space.allowed[self.slot_table[other], here]
         fits &= self._free(chain, slot, there) & self._free(chain, other, here)
-        pick, here, there = pick[fits], here[fits], there[fits]
+        pick = pick[fits]
+        here = here[fits]
+        there = there[fits]
         found.valid[pick] = True
-        mine, theirs = self._kind(chain[fits], slot[fits]), self._kind(chain[fits], other[fits])
+        mine = self._kind(chain[fits], slot[fits])
+        theirs = self._kind(chain[fits], other[fits])
         return _rows([(pick, here, theirs, mine), (pick, there, mine, theirs)])
 
     def _kind(self, chain: np.ndarray, slot: np.ndarray) -> np.ndarray:
@@ -249,33 +263,52 @@ class Chains:
 
     def _split_one(self, found: Candidates) -> tuple[np.ndarray, ...]:
         pick = np.flatnonzero(found.change == Change.SPLIT)
-        chain, slot, there = found.chain[pick], found.slot[pick], found.target[pick]
-        here, level, tables = self.device[chain, slot], self.level[chain, slot], self.slot_table[slot]
+        chain = found.chain[pick]
+        slot = found.slot[pick]
+        there = found.target[pick]
+        here = self.device[chain, slot]
+        level = self.level[chain, slot]
+        tables = self.slot_table[slot]
         fits = (here >= 0) & (here != there) & (level < self.space.most_levels[tables])
-        pick, here, there, level, tables = pick[fits], here[fits], there[fits], level[fits], tables[fits]
+        pick = pick[fits]
+        here = here[fits]
+        there = there[fits]
+        level = level[fits]
+        tables = tables[fits]
         found.valid[pick] = True
-        whole, half = self.space.column_kind[tables, level], self.space.column_kind[tables, level + 1]
+        whole = self.space.column_kind[tables, level]
+        half = self.space.column_kind[tables, level + 1]
         return _rows([(pick, here, half, whole), (pick, there, half, np.full(len(pick), -1))])
 
     def _merge_two(self, found: Candidates) -> tuple[np.ndarray, ...]:
         pick = np.flatnonzero(found.change == Change.MERGE)
-        chain, slot = found.chain[pick], found.slot[pick]
+        chain = found.chain[pick]
+        slot = found.slot[pick]
         tables = self.slot_table[slot]
         draw = self.rng.random(len(pick)) * np.maximum(self.count[chain, tables], 1)
         other = self.first[tables] + draw.astype(np.int64)
         found.other[pick] = other
-        here, there, level = self.device[chain, slot], self.device[chain, other], self.level[chain, slot]
+        here = self.device[chain, slot]
+        there = self.device[chain, other]
+        level = self.level[chain, slot]
         fits = (here >= 0) & (slot != other) & (here != there) & (level == self.level[chain, other]) & (level > 0)
-        pick, here, there, level, tables = pick[fits], here[fits], there[fits], level[fits], tables[fits]
+        pick = pick[fits]
+        here = here[fits]
+        there = there[fits]
+        level = level[fits]
+        tables = tables[fits]
         found.valid[pick] = True
-        half, whole = self.space.column_kind[tables, level], self.space.column_kind[tables, level - 1]
+        half = self.space.column_kind[tables, level]
+        whole = self.space.column_kind[tables, level - 1]
         return _rows([(pick, here, whole, half), (pick, there, np.full(len(pick), -1), half)])
 
     def _recut(self, found: Candidates) -> tuple[np.ndarray, ...]:
         """Split all parts of a table in halves that go to other devices, or keep half of its devices."""
         pick = np.flatnonzero((found.change == Change.SPLIT) | (found.change == Change.MERGE))
-        chain, tables = found.chain[pick], self.slot_table[found.slot[pick]]
-        num, level = self.count[chain, tables], self.level[chain, self.first[tables]]
+        chain = found.chain[pick]
+        tables = self.slot_table[found.slot[pick]]
+        num = self.count[chain, tables]
+        level = self.level[chain, self.first[tables]]
         split = found.change[pick] == Change.SPLIT
         wanted = np.where(split, level < self.space.most_levels[tables], level > 0) & (num > 0)
         wanted &= ~split | (2 * num <= self._num_allowed[tables])
@@ -317,8 +350,10 @@ class Chains:
         """From parts to an option with fixed devices, from one option to another, or whole to one device."""
         rows: list[tuple[int, int, int, int]] = []
         for index in np.flatnonzero(found.change == Change.RESPREAD).tolist():
-            chain, table = int(found.chain[index]), int(self.slot_table[found.slot[index]])
-            options, now = self.space.options[table], int(self.option[chain, table])
+            chain = int(found.chain[index])
+            table = int(self.slot_table[found.slot[index]])
+            options = self.space.options[table]
+            now = int(self.option[chain, table])
             choice = int(self.rng.integers(-1, len(options))) if options else now
             if choice == now:
                 continue
@@ -347,9 +382,13 @@ class Chains:
 
     def apply(self, found: Candidates, index: int) -> None:
         """Make one change."""
-        chain, slot, other = int(found.chain[index]), int(found.slot[index]), int(found.other[index])
-        change, table = int(found.change[index]), int(self.slot_table[slot])
-        devices, levels = self.device[chain], self.level[chain]
+        chain = int(found.chain[index])
+        slot = int(found.slot[index])
+        other = int(found.other[index])
+        change = int(found.change[index])
+        table = int(self.slot_table[slot])
+        devices = self.device[chain]
+        levels = self.level[chain]
         if change == Change.MOVE:
             devices[slot] = found.target[index]
         elif change == Change.SWAP:

@@ -116,7 +116,8 @@ def whole_tables(space: SearchSpace, shards: Sequence[Shard]) -> list[Assignment
 
 def random_plan(space: SearchSpace, rng: np.random.Generator) -> list[Shard] | None:
     """Every table on a random device that has room; None if one fits nowhere."""
-    filling, plan = Filling(space), []
+    filling = Filling(space)
+    plan = []
     for table in range(space.num_tables):
         kind = int(space.column_kind[table, 0])
         free = np.flatnonzero(filling.fits(table, kind))
@@ -135,7 +136,8 @@ def starting_plan(space: SearchSpace, *, largest_first: bool = False) -> list[As
         space: the problem.
         largest_first: by bytes instead of by cost, which packs more tightly.
     """
-    filling, plan = Filling(space), {}
+    filling = Filling(space)
+    plan = {}
     order = space.bytes[space.column_kind[:, 0]] if largest_first else space.whole_ms
     for table in np.argsort(-order, kind="stable").tolist():
         assignment = _cut_to_fit(filling, table)
@@ -149,7 +151,8 @@ def _cut_to_fit(filling: Filling, table: int) -> Assignment:
     space = filling.space
     distinct = len(space.problem.devices_of(table))
     for level in range(int(space.most_levels[table]) + 1):
-        kind, parts = int(space.column_kind[table, level]), 1 << level
+        kind = int(space.column_kind[table, level])
+        parts = 1 << level
         if parts > distinct:
             break
         fits = filling.fits(table, kind)
@@ -167,11 +170,13 @@ def _cut_to_fit(filling: Filling, table: int) -> Assignment:
 def _fill(
     space: SearchSpace, rule: Rule, shards: Sequence[tuple[int, int]], weights: np.ndarray, *, most_columns: float
 ) -> list[Shard] | None:
-    filling, plan = Filling(space), []
+    filling = Filling(space)
+    plan = []
     order = np.argsort(-weights, kind="stable").tolist()
     for index in order:
         table, level = shards[index]
-        kind, columns = int(space.column_kind[table, level]), space.problem.tables[table].dim / 2**level
+        kind = int(space.column_kind[table, level])
+        columns = space.problem.tables[table].dim / 2**level
         fits = filling.fits(table, kind) & (filling.columns + columns <= most_columns)
         if space.parts is ColumnParts.DISTINCT:
             fits[[shard.device for shard in plan if shard.table == table]] = False
@@ -185,7 +190,8 @@ def _fill(
 
 
 def _weights(space: SearchSpace, rule: Rule, shards: Sequence[tuple[int, int]]) -> np.ndarray:
-    tables, kinds = space.problem.tables, [int(space.column_kind[table, level]) for table, level in shards]
+    tables = space.problem.tables
+    kinds = [int(space.column_kind[table, level]) for table, level in shards]
     dims = np.array([tables[table].dim / 2**level for table, level in shards])
     if rule is Rule.SIZE:
         return space.bytes[kinds]

@@ -64,7 +64,8 @@ class Places:
     """
 
     def __init__(self, problem: PlanningProblem, cost_model: CostModel) -> None:
-        self.problem, self.cost_model = problem, cost_model
+        self.problem = problem
+        self.cost_model = cost_model
         self.assignments: dict[int, Assignment] = {}
         width = cost_model.encode(problem.shards(0, _whole(problem, 0))).shape[1]
         self.states = np.zeros((problem.num_devices, width), dtype=np.float32)
@@ -158,7 +159,9 @@ def improve(places: Places, *, until: Callable[[], bool]) -> bool:
             options = places.options(table)
             prices = norm(places.costs_with(table, options)) if options else np.array([])
             if len(prices) and prices.min() < best * (1 - _MIN_GAIN):
-                own, best, moved = options[int(prices.argmin())], float(prices.min()), True
+                own = options[int(prices.argmin())]
+                best = float(prices.min())
+                moved = True
             places.put(table, own)
     return True
 

@@ -65,7 +65,8 @@ def rule_without_plan(space: SearchSpace, name: str, *, limits: Sequence[float])
         name: of the rule.
         limits: on the columns of a device, as multiples of the mean; () for a rule without.
     """
-    tables, room = space.problem.tables, max(space.problem.room_bytes)
+    tables = space.problem.tables
+    room = max(space.problem.room_bytes)
     large = max(tables, key=_whole)
     wide = max(tables, key=lambda each: each.dim)
     most = max(limits, default=np.inf) * sum(each.dim for each in tables) / space.num_devices
@@ -98,7 +99,8 @@ def not_fitting(
         device: on which it does not fit; None: the one with most room.
         total: bytes of all tables, where all together are too many.
     """
-    profile, devices = problem.tables[table], problem.devices_of(table)
+    profile = problem.tables[table]
+    devices = problem.devices_of(table)
     room = np.array(problem.room_bytes, dtype=np.float64)
     if device is None:
         device = max(devices, key=lambda each: room[each] - held[each])
@@ -135,7 +137,8 @@ def not_fitting(
 
 
 def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device: int, total: int) -> list[str]:
-    profile, room = problem.tables[table], np.array(problem.room_bytes, dtype=np.float64)
+    profile = problem.tables[table]
+    room = np.array(problem.room_bytes, dtype=np.float64)
     need = sum(_whole(each) for each in problem.tables)
     least = max(_least_part(problem, index) for index in range(len(problem.tables)))
     part = least if least > room.max() else _whole(profile)
@@ -159,7 +162,8 @@ def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device:
 
 def _formats(problem: PlanningProblem, table: int) -> list[str]:
     """The widest rows in few bits with which greedy packing succeeds: of this table, else of all; or that none is."""
-    least, text = sum(_whole(each) for each in problem.tables), ""
+    least = sum(_whole(each) for each in problem.tables)
+    text = ""
     for chosen, setting in (
         ([table], f"by-table {problem.tables[table].name}="),
         (range(len(problem.tables)), "weights "),
@@ -172,7 +176,8 @@ def _formats(problem: PlanningProblem, table: int) -> list[str]:
             if size >= least:
                 continue
             enough = _fits(dataclasses.replace(problem, tables=tuple(tables)))
-            least, verdict = size, "enough" if enough else "not enough alone"
+            least = size
+            verdict = "enough" if enough else "not enough alone"
             text = f"--tables.{setting}{row_format.value}: all tables then have {size_text(size)} ({verdict})"
             if enough:
                 return [text]
@@ -184,9 +189,11 @@ def _least_memory(problem: PlanningProblem, missing: float) -> float:
     enough = _round_up(missing)
     if _fits(_with_memory(problem, enough)):
         return enough
-    short, enough = enough, 1.25 * enough
+    short = enough
+    enough = 1.25 * enough
     while not _fits(_with_memory(problem, enough)):
-        short, enough = enough, 2.0 * enough
+        short = enough
+        enough = 2.0 * enough
     while enough - short > max(0.01 * enough, 2**20):
         middle = 0.5 * (short + enough)
         if _fits(_with_memory(problem, middle)):
@@ -244,7 +251,8 @@ def _with_table(problem: PlanningProblem, table: int, **changes: int) -> Plannin
 def _cuts(problem: PlanningProblem, table: int, *, free: np.ndarray) -> list[str]:
     """Ways to cut the table that are not allowed now, and would give parts that fit into what is free."""
     ways = []
-    profile, devices = problem.tables[table], list(problem.devices_of(table))
+    profile = problem.tables[table]
+    devices = list(problem.devices_of(table))
     able = dataclasses.replace(problem, placements=tuple(Placement), max_parts=0)
     if not any(each.cuts_columns for each in problem.placements) or problem.max_parts:
         for parts in able.column_parts(table)[1:]:

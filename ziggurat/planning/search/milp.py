@@ -130,7 +130,8 @@ def _columns(space: SearchSpace) -> list[_Column]:
     found = []
     for table in range(space.num_tables):
         for level in range(int(space.most_levels[table]) + 1):
-            kind, parts = int(space.column_kind[table, level]), 1 << level
+            kind = int(space.column_kind[table, level])
+            parts = 1 << level
             found.append(_Column(table=table, kind=kind, parts=parts))
             devices = np.flatnonzero(space.allowed[table]).tolist()
             found += [_Column(table=table, kind=kind, parts=parts, device=device) for device in devices]
@@ -202,7 +203,8 @@ def _check_additive(space: SearchSpace) -> None:
     kinds = space.column_kind[:, 0]
     state = np.zeros((1, space.num_devices, space.encodings.shape[1]), dtype=np.float32)
     state[0, 0] = space.encodings[kinds].sum(axis=0)
-    together, alone = device_costs(space.cost_model, state)[0], _prices(space)[kinds].sum()
+    together = device_costs(space.cost_model, state)[0]
+    alone = _prices(space)[kinds].sum()
     if abs(together[0] - alone) > 1e-3 * alone or np.abs(together[1:]).max(initial=0.0) > 1e-3 * alone:
         raise ConfigError(
             expected="a cost model whose prices add up, and do not depend on other devices",

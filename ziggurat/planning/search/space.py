@@ -67,7 +67,9 @@ class SearchSpace:
     def __init__(
         self, problem: PlanningProblem, cost_model: CostModel, *, parts: ColumnParts = ColumnParts.DISTINCT
     ) -> None:
-        self.problem, self.cost_model, self.parts = problem, cost_model, parts
+        self.problem = problem
+        self.cost_model = cost_model
+        self.parts = parts
         num_tables = len(problem.tables)
         shards: list[ShardProfile] = []
         levels = [self._levels(table) for table in range(num_tables)]
@@ -103,7 +105,8 @@ class SearchSpace:
 
     def states(self, assignments: Sequence[Assignment]) -> tuple[Float32[np.ndarray, "P H"], Float[np.ndarray, " P"]]:
         """State and bytes of every device."""
-        kinds, devices = [], []
+        kinds = []
+        devices = []
         for table, each in enumerate(assignments):
             kinds += [self.kind_of(table, each)] * len(each.devices)
             devices += each.devices
@@ -138,7 +141,8 @@ class SearchSpace:
         problem = self.problem
         if self.parts is ColumnParts.DISTINCT:
             return len(problem.column_parts(table)) - 1
-        level, dim = 0, problem.tables[table].dim
+        level = 0
+        dim = problem.tables[table].dim
         if any(each.cuts_columns for each in problem.placements):
             while dim % (2 ** (level + 1) * problem.column_multiple) == 0:
                 level += 1

@@ -97,7 +97,9 @@ class StepSimulator:
     """
 
     def __init__(self, cluster: Cluster, work: StepWork, *, settings: StepSettings | None = None) -> None:
-        self.cluster, self.work, self.settings = cluster, work, settings or StepSettings()
+        self.cluster = cluster
+        self.work = work
+        self.settings = settings or StepSettings()
 
     def costs(self, *, group_size: int = 0) -> AnalyticCosts:
         """Costs of tables for hops of `group_size` ranks (0: all)."""
@@ -127,7 +129,8 @@ class StepSimulator:
         loads = rank_loads(plan, self.work.tables, costs=costs)
         builder = _Step(self, costs, loads, group_size=size)
         spans = run_tasks(builder.tasks())
-        end_s, least_s = max(span.end_s for span in spans), self.cluster.device.step_s
+        end_s = max(span.end_s for span in spans)
+        least_s = self.cluster.device.step_s
         if self.cluster.device.launch is Launch.AHEAD and end_s < least_s:
             spans += (Span(SimulatedTask("rest", Resource.COMPUTE, least_s - end_s), end_s, least_s),)
         return Timeline(spans, self.cluster)
@@ -170,8 +173,12 @@ class _Step:
     def __init__(
         self, simulator: StepSimulator, costs: AnalyticCosts, loads: Sequence[ShardWork], *, group_size: int
     ) -> None:
-        self.work, self.settings, self.cluster = simulator.work, simulator.settings, simulator.cluster
-        self.costs, self.load, self.group_size = costs, _busiest(loads), group_size
+        self.work = simulator.work
+        self.settings = simulator.settings
+        self.cluster = simulator.cluster
+        self.costs = costs
+        self.load = _busiest(loads)
+        self.group_size = group_size
         self.list: list[SimulatedTask] = []
         self.last: int | None = None  # what everything waits for if nothing overlaps
         self.parts = self.settings.num_parts if self.settings.overlap is not Overlap.NONE else 1
@@ -190,7 +197,8 @@ class _Step:
             self._compute("rest", device.step_s)
         self._add("ids", self._link(), self._ids_s())
         hops = [self._below() for _ in range(self.parts)]
-        back, last_top = [], 0
+        back = []
+        last_top = 0
         for hop in hops:
             bottom = [self._compute("bottom network", self.bottom_s[0])] if full else []
             seconds = self.top_s[0] + (0 if full else self.bottom_s[0])
@@ -266,15 +274,18 @@ class _Step:
         lookups = [max(load.lookup_s / self.parts, floor) for load in loads]
         updates = [max(load.update_s / self.parts, floor) for load in loads]
         hops = self._hops(loads)
-        lookup_s, back_s = max(lookups), max(hops)
+        lookup_s = max(lookups)
+        back_s = max(hops)
         forward_s = max(lookup + hop for lookup, hop in zip(lookups, hops, strict=True))
         backward_s = max(hop + update for hop, update in zip(hops, updates, strict=True))
         return lookup_s, forward_s - lookup_s, back_s, backward_s - back_s
 
     def _hops(self, loads: Sequence[ShardWork]) -> list[float]:
         """Seconds of the embedding hop of every rank: of what it sends, or of what it receives, which is the mean."""
-        near, size = self.cluster.devices_per_host, len(loads)
-        inside, between = [load.sent_inside for load in loads], [load.sent_between for load in loads]
+        near = self.cluster.devices_per_host
+        size = len(loads)
+        inside = [load.sent_inside for load in loads]
+        between = [load.sent_between for load in loads]
         if self.cluster.between.port is Port.HOST:  # what the ranks of a host send goes through one port
             between = [sum(between[host : host + near]) / near for host in range(0, size, near) for _ in range(near)]
         least = sum(inside) / size, sum(between) / size

@@ -159,7 +159,8 @@ def solved_rungs(
     """
     options = problem.options(cache_share, held_share)
     variables = [(index, rung) for index, rungs in enumerate(options) for rung in rungs]
-    tables, count = problem.tables, len(variables)
+    tables = problem.tables
+    count = len(variables)
     cost = np.array([tables[index].cost(rung) for index, rung in variables])
     bytes_ = np.array([tables[index].num_bytes(rung) for index, rung in variables], dtype=np.float64)
     unit = max(float(problem.limit_bytes), 1.0)
@@ -195,7 +196,8 @@ def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: floa
         rungs: of each table.
         cache_share: of rows in few bits.
     """
-    held_bytes, beside = 0, 0
+    held_bytes = 0
+    beside = 0
     below = [table for table in problem.tables if rungs[table.name].is_below]
     if below:
         held_bytes, beside = _held(problem, rungs, below)
@@ -225,7 +227,8 @@ def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]
     taken = sum(table.num_bytes(rungs[table.name]) for table in problem.tables)
     taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in below)
     storages = {table.dim for table in below}
-    whole, room = sum(table.all_held_bytes for table in below), problem.limit_bytes - taken
+    whole = sum(table.all_held_bytes for table in below)
+    room = problem.limit_bytes - taken
     in_host = below[0].link is not None
     held = min(whole, room if in_host else held_room(room, num_storages=len(storages)))
     if held < _least_held(below):
@@ -251,7 +254,8 @@ def smallest_rungs(problem: TierProblem) -> tuple[dict[str, Rung], int]:
     """
     held_share = min((share for share in problem.held_shares if share), default=0.0)
     options = problem.options(min(problem.cache_shares), held_share)
-    smallest, lower = dict[str, Rung](), dict[int, dict[str, Rung]]()
+    smallest = dict[str, Rung]()
+    lower = dict[int, dict[str, Rung]]()
     for table, rungs in zip(problem.tables, options, strict=True):
         kept = [rung for rung in rungs if not rung.is_below]
         smallest[table.name] = min(kept or rungs, key=table.num_bytes)
@@ -262,7 +266,8 @@ def smallest_rungs(problem: TierProblem) -> tuple[dict[str, Rung], int]:
         tried = smallest | rungs
         needed = _needed(problem, tried)
         if needed < least:
-            smallest, least = tried, needed
+            smallest = tried
+            least = needed
     below = [table for table in problem.tables if smallest[table.name].is_below]
     share = _least_held(below) / sum(table.all_held_bytes for table in below) if below else 0.0
     return smallest | {table.name: replace(smallest[table.name], held_share=share) for table in below}, least
@@ -289,10 +294,12 @@ def _not_fitting(problem: TierProblem, *, way_out: str) -> ConfigError:
     waiting = least - sum(sizes.values())
     more += f"; and {size_text(waiting)} of rows that wait to be written" if waiting >= 1024 else ""
     devices = max(1, problem.devices)
-    enough, limit = enough_text(math.ceil(least / devices)), problem.limit_bytes / devices
+    enough = enough_text(math.ceil(least / devices))
+    limit = problem.limit_bytes / devices
     limit_text = size_text(limit) if limit >= 1024 else f"{limit:.0f} bytes"
     if problem.devices:
-        of_each, together = f" on each of {devices} devices", f" ({size_text(least)} on all together)"
+        of_each = f" on each of {devices} devices"
+        together = f" ({size_text(least)} on all together)"
         where = f"{_SETTING_OF_PLANS}, or the memory of a device without what else it holds"
         more_devices = math.ceil(least * devices / max(problem.limit_bytes, 1))
         ways_out = [
@@ -300,8 +307,10 @@ def _not_fitting(problem: TierProblem, *, way_out: str) -> ConfigError:
             f"{more_devices:,} devices or more: --cluster",
         ]
     else:
-        of_each, together = "", ""
-        where, ways_out = f"{_SETTING}, before the first step", [f"a limit of {enough} or more"]
+        of_each = ""
+        together = ""
+        where = f"{_SETTING}, before the first step"
+        ways_out = [f"a limit of {enough} or more"]
     more_ways = _ways_out(problem, tables[0], rung=smallest[tables[0].name], least=least)
     return ConfigError(
         expected=f"tables that fit {limit_text}{of_each} on some rung each",
@@ -324,7 +333,8 @@ def _least_text(problem: TierProblem, table: TieredTable, *, rung: Rung) -> str:
 
 
 def _ways_out(problem: TierProblem, largest: TieredTable, *, rung: Rung, least: int) -> list[str]:
-    ways, missing = list[str](), least - problem.limit_bytes
+    ways = list[str]()
+    missing = least - problem.limit_bytes
     for table in (table for table in problem.tables if table.fixed is not None):
         freed = tuple(replace(each, fixed=None) if each is table else each for each in problem.tables)
         smallest, enough = smallest_rungs(replace(problem, tables=freed))

@@ -116,7 +116,8 @@ def tiered_steps(
         step_s: the step of a cluster on which all rows lie in memory of devices.
     """
     found = list[TieredStep]()
-    hosts, is_over = 1, False
+    hosts = 1
+    is_over = False
     while not is_over:
         machines = cluster.with_hosts(hosts)
         base_s = step_s(machines)
@@ -148,7 +149,8 @@ def _available(cluster: Cluster) -> list[Tiers]:
 def _step(
     tables: Sequence[UsedTable], cluster: Cluster, tiers: Tiers, *, batch_size: int, room_bytes: int, base_s: float
 ) -> TieredStep:
-    host, whole = cluster.below, max(1, sum(table.num_bytes for table in tables))
+    host = cluster.below
+    whole = max(1, sum(table.num_bytes for table in tables))
     device_share = min(1.0, max(0, room_bytes) * cluster.world_size / whole)
     memory = _USABLE * host.memory_bytes * cluster.hosts
     host_share = 0.0 if tiers is Tiers.DEVICES else min(1.0, memory / whole)

@@ -204,7 +204,8 @@ def simulated_hits(trace: RowTrace, *, cache_rows: int) -> Bool[np.ndarray, " N"
         cache_rows: of the cache.
     """
     known, names_N = np.unique(trace.rows, return_inverse=True)
-    stamps, is_cached = np.full(len(known), -1), np.zeros(len(known), dtype=bool)
+    stamps = np.full(len(known), -1)
+    is_cached = np.zeros(len(known), dtype=bool)
     members = np.empty(0, dtype=np.int64)
     hit_N = np.zeros(len(names_N), dtype=bool)
     for number, (begin, end) in enumerate(itertools.pairwise(trace.bounds.tolist())):
@@ -234,8 +235,10 @@ def _curve(trace: RowTrace, *, parts: tuple[MissRatioCurve, ...] = ()) -> MissRa
 
 def _misses(trace: RowTrace, hit_N: Bool[np.ndarray, " N"] | Float64[np.ndarray, " N"]) -> Misses:
     """Shares of misses, of touches that hit or do so with a probability; what a sample has wrong are hits."""
-    lookups_N, missed_N = trace.lookups[trace.first_counted :], 1.0 - hit_N
-    missed_touches, missed_lookups = float(missed_N.sum()), float(missed_N @ lookups_N)
+    lookups_N = trace.lookups[trace.first_counted :]
+    missed_N = 1.0 - hit_N
+    missed_touches = float(missed_N.sum())
+    missed_lookups = float(missed_N @ lookups_N)
     return Misses(
         touches=min(1.0, missed_touches / (trace.share * trace.all_touches)),
         lookups=min(1.0, missed_lookups / (trace.share * trace.all_lookups)),

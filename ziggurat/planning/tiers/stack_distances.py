@@ -57,10 +57,12 @@ def smaller_before(numbers_M: Int[np.ndarray, " M"]) -> Int64[np.ndarray, " M"]:
         numbers_M: 0 … M − 1, each once, in any order.
     """
     values = numbers_M.astype(np.int64)
-    place, count_of_value = np.arange(len(values)), np.zeros(len(values), dtype=np.int64)
+    place = np.arange(len(values))
+    count_of_value = np.zeros(len(values), dtype=np.int64)
     for bit in reversed(range(max(len(values) - 1, 0).bit_length())):
         # Values of one group agree in all higher bits, so they are start … start + 2^(bit+1) − 1, and lie there.
-        is_high, start = (values >> bit & 1).astype(bool), values >> (bit + 1) << (bit + 1)
+        is_high = (values >> bit & 1).astype(bool)
+        start = values >> (bit + 1) << (bit + 1)
         low_up_to = np.concatenate([[0], np.cumsum(~is_high)])
         low_before = low_up_to[:-1] - low_up_to[start]
         count_of_value[values[is_high]] += low_before[is_high]

@@ -42,7 +42,8 @@ def balanced_clusters(
     assignment = np.full(len(points), -1)
     for _ in range(_MAX_ITERATIONS):
         costs = ((points[:, None] - centres) ** 2).sum(axis=2) if points.shape[1] <= 4 else _squared(points, centres)
-        before, assignment = assignment, _assign(costs, limits=limits)
+        before = assignment
+        assignment = _assign(costs, limits=limits)
         if bool((assignment == before).all()):
             break
         for cluster in np.unique(assignment):

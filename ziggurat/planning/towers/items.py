@@ -202,7 +202,8 @@ def too_heavy(load: Floats, *, num_towers: int, tolerance: float) -> Indexes:
 
 def longest_first(load: Floats, *, num_towers: int) -> Indexes:
     """Give each item, heaviest first, to the lightest tower (Graham's rule; on ties: fewest items)."""
-    held, counts = np.zeros(num_towers), np.zeros(num_towers)
+    held = np.zeros(num_towers)
+    counts = np.zeros(num_towers)
     assignment = np.zeros(len(load), dtype=np.int64)
     for item in np.argsort(-load, kind="stable"):
         tower = int(np.lexsort((counts, held))[0])

@@ -96,7 +96,8 @@ class Partition:
         swap_costs, swap_violations = self._price_swaps(item)
         move_costs[move_violations > _SMALL] = np.inf
         swap_costs[swap_violations > _SMALL] = np.inf
-        move, swap = int(move_costs.argmin()), int(swap_costs.argmin())
+        move = int(move_costs.argmin())
+        swap = int(swap_costs.argmin())
         is_swap = bool(swap_costs[swap] < move_costs[move])
         if min(move_costs[move], swap_costs[swap]) < -_SMALL:
             self._apply(item, swap if is_swap else move, is_swap=is_swap)
@@ -120,7 +121,9 @@ class Partition:
 
     def _price_moves(self, item: int) -> tuple[Floats, Floats]:
         """Change of the cost and of the violation for moving an item to each tower (T,)."""
-        home, count, load = int(self.assignment[item]), self._item_counts[item], self.limits.loads[item]
+        home = int(self.assignment[item])
+        count = self._item_counts[item]
+        load = self.limits.loads[item]
         if self._num_items[home] < 2:
             return np.full(len(self._within), np.inf), np.full(len(self._within), np.inf)
         left = (self._within[home] - self._sums[item, home] - self._inner[item]) / (self._counts[home] - count)
@@ -135,12 +138,15 @@ class Partition:
 
     def _price_swaps(self, item: int) -> tuple[Floats, Floats]:
         """Change of the cost and of the violation for swapping an item with each other item (M,)."""
-        home, away = int(self.assignment[item]), self.assignment
-        items, row = np.arange(len(away)), self._distances[item]
+        home = int(self.assignment[item])
+        away = self.assignment
+        items = np.arange(len(away))
+        row = self._distances[item]
         change = self._item_counts - self._item_counts[item]
         here = self._sums[:, home] - self._sums[item, home] - row + self._inner - self._inner[item]
         there = self._sums[item, away] - self._sums[items, away] - row - self._inner + self._inner[item]
-        within, counts = self._within, self._counts
+        within = self._within
+        counts = self._counts
         costs = (within[home] + here) / (counts[home] + change) - within[home] / counts[home]
         costs += (within[away] + there) / (counts[away] - change) - within[away] / counts[away]
         load = self.limits.loads - self.limits.loads[item]

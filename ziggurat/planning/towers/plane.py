@@ -105,13 +105,16 @@ def classical_scaling(distances: Float64[Tensor, "F F"], *, dim: int) -> Float64
 
 def _descend(start: Tensor, distances: Tensor, *, config: PlaneConfig, scale: float) -> Plane:
     """Adam from one start; the best points of all steps."""
-    points, best, best_loss = start.clone(), start, math.inf
+    points = start.clone()
+    best = start
+    best_loss = math.inf
     rate = scale * config.learning_rate
     adam = torch.optim.Adam([points], lr=rate, foreach=False)
     for step in range(config.num_steps + 1):
         loss, points.grad = _stress_and_gradient(points, distances)
         if loss < best_loss:
-            best, best_loss = points.clone(), loss
+            best = points.clone()
+            best_loss = loss
         adam.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / max(1, config.num_steps))) / 2
         adam.step()
     return Plane(coordinates=best, stress=(best_loss / float(distances.square().sum())) ** 0.5)

@@ -52,7 +52,9 @@ class _Flow:
         num_items, num_clusters = costs.shape
         spread = float(np.ptp(costs)) or 1.0
         self.costs = np.rint((costs - costs.min()) * (_LARGEST / spread)).astype(np.int64)
-        self.lower, self.upper, self.sink = lower, upper, num_clusters
+        self.lower = lower
+        self.upper = upper
+        self.sink = num_clusters
         self.assignment = self.costs.argmin(axis=1)
         counts = np.bincount(self.assignment, minlength=num_clusters)
         self.flow = np.clip(counts, lower, upper)  # what each cluster sends to the sink

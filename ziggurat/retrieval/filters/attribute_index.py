@@ -126,7 +126,8 @@ class AttributeIndex(nn.Module):
 
     def __init__(self, stored: Stored, *, n: int, tensors: dict[str, Tensor]) -> None:
         super().__init__()
-        self.stored, self.n = stored, n
+        self.stored = stored
+        self.n = n
         self._copies: dict[str, np.ndarray] = {}
         self._lists: dict[str, list[int]] = {}
         self._found: dict[str, int | None] = {}
@@ -136,7 +137,9 @@ class AttributeIndex(nn.Module):
 
     def _check(self) -> None:
         """Tensors come from files, and C++ follows what they say."""
-        stored, n, values = self.stored, self.n, self.stored.num_values
+        stored = self.stored
+        n = self.n
+        values = self.stored.num_values
         entries = self.item_codes if self.item_offsets is not None else None
         fits = (
             _is(self.offsets, values + 1, least=0)
@@ -203,7 +206,8 @@ class AttributeIndex(nn.Module):
         """The value of a code."""
         if self.numbers is not None:
             return self.numbers[code].item()
-        text, offsets = self._host("text"), self._host("text_offsets")
+        text = self._host("text")
+        offsets = self._host("text_offsets")
         return text[offsets[code] : offsets[code + 1]].tobytes().decode()
 
     def values_of(self, position: int, *, planes: Int64[Tensor, "P W"]) -> list[str | Number] | None:
@@ -275,7 +279,8 @@ class AttributeIndex(nn.Module):
         """Whole buckets by their bytes; of the buckets that the range cuts, the items."""
         assert self.codes is not None
         buckets = self._list("buckets")
-        low, high = bisect.bisect_left(buckets, first), bisect.bisect_right(buckets, stop) - 1
+        low = bisect.bisect_left(buckets, first)
+        high = bisect.bisect_right(buckets, stop) - 1
         if low >= high:
             return self._listed([(first, stop)])
         whole = CodesLeaf(self.codes, low, high - 1)

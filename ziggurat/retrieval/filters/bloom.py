@@ -64,7 +64,8 @@ def predicted_rate(lengths: Int64[np.ndarray, "T"], *, width: int, hashes: int) 
 
 def width_for(lengths: Int64[np.ndarray, "T"], *, hashes: int, rate: float) -> int:
     """The number of planes that keeps the expected rate below `rate`, if `MOST_PLANES` do."""
-    low, high = hashes, MOST_PLANES
+    low = hashes
+    high = MOST_PLANES
     while low < high:
         middle = (low + high) // 2
         if predicted_rate(lengths, width=middle, hashes=hashes) <= rate:

@@ -112,7 +112,8 @@ def index_attribute(column: pl.Series, *, attribute: Attribute, planes: Planes, 
         planes: where its planes go.
         config: how it is built.
     """
-    n, entries = len(column), _entries_of(column, attribute)
+    n = len(column)
+    entries = _entries_of(column, attribute)
     counts = np.bincount(entries.codes, minlength=entries.num_values)
     tensors = _value_tensors(entries) | {"offsets": _small(np.concatenate([[0], counts.cumsum()]))}
     present = -1 if entries.present.all() else planes.add(entries.present)
@@ -159,7 +160,8 @@ def _entries_of(column: pl.Series, attribute: Attribute) -> _Entries:
         column = column.drop_nulls()
     if attribute.many and column.dtype == pl.Float64:
         is_number = ~column.is_nan().to_numpy()
-        rows, column = rows[is_number], column.filter(is_number)
+        rows = rows[is_number]
+        column = column.filter(is_number)
     if attribute.kind.is_ordered:
         values, codes = np.unique(column.to_numpy(), return_inverse=True)
     else:
@@ -226,7 +228,8 @@ def _bloom(
     has_plane = np.zeros(entries.num_values, dtype=np.bool_)
     has_plane[planed] = True
     in_tail = ~has_plane[entries.codes]
-    codes, rows = entries.codes[in_tail], entries.rows[in_tail]
+    codes = entries.codes[in_tail]
+    rows = entries.rows[in_tail]
     lengths = np.bincount(rows, minlength=n)
     width = width_for(np.bincount(lengths), hashes=config.bloom_hashes, rate=config.bloom_rate)
     chosen = planes_of(np.arange(entries.num_values), width=width, hashes=config.bloom_hashes)[codes]

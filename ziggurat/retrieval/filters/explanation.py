@@ -51,7 +51,8 @@ def notes_of(wanted: Filter, attributes: Mapping[str, AttributeIndex]) -> list[s
         for term in terms_of(wanted.expression)
         if not isinstance(term, Missing) and _is_empty(attributes[term.attribute].codes_of(term))
     }
-    notes, left = [], _MOST_COMPARED
+    notes = []
+    left = _MOST_COMPARED
     for text, term in list(absent.items())[:_MOST_NOTES]:
         note = f"no item has {text:.200}"
         if isinstance(term, Equals):

@@ -217,7 +217,8 @@ class FilterIndex(nn.Module):
         if num_words(self.n) <= _SAMPLE_WORDS:
             return int(count(self.masks([wanted]))[0]) / self.n
         hits = int(count(self.masks([wanted], spans=_sample(num_words(self.n))))[0])
-        sampled, parsed = 64 * _SAMPLE_WORDS, self._filter(wanted)
+        sampled = 64 * _SAMPLE_WORDS
+        parsed = self._filter(wanted)
         prior = self._estimates.get(parsed, make=lambda: estimate(parsed.expression, self._named))
         return (hits + prior * sampled / 8) / (sampled + sampled / 8)
 

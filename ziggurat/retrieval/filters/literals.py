@@ -158,7 +158,8 @@ def _instant(day: dt.date, clock: dt.time, zone: dt.tzinfo | None) -> int:
     """The one instant at which the clock of a zone shows a time; ValueError if it never does, or twice."""
     moment = _combined(day, clock).replace(tzinfo=zone)
     try:
-        found, later = _since_epoch(moment), _since_epoch(moment.replace(fold=1))
+        found = _since_epoch(moment)
+        later = _since_epoch(moment.replace(fold=1))
     except OverflowError:
         raise ValueError("a date between the years 2 and 9998") from None
     if found != later:
@@ -172,7 +173,8 @@ def _instant(day: dt.date, clock: dt.time, zone: dt.tzinfo | None) -> int:
 def _begin_of_day(day: dt.date, zone: dt.tzinfo) -> int:
     """The first instant of a date in a zone; ValueError if the clock went back to the day before after it."""
     midnight = _combined(day, dt.time.min).replace(tzinfo=zone)
-    found, later = _since_epoch(midnight), _since_epoch(midnight.replace(fold=1))
+    found = _since_epoch(midnight)
+    later = _since_epoch(midnight.replace(fold=1))
     if later < found:  # there is no midnight: the day begins when the clock was set forward
         return _jump(later, found, zone)
     if later > found and _date_at(later - 1, zone) < day:

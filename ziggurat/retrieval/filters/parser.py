@@ -74,7 +74,8 @@ def parse_filter(text: str, *, schema: FilterSchema, left_out: Mapping[str, str]
 
 class _Parser:
     def __init__(self, text: str, schema: FilterSchema, left_out: Mapping[str, str]) -> None:
-        self._text, self._left_out = text, left_out
+        self._text = text
+        self._left_out = left_out
         self._attributes = {attribute.name: attribute for attribute in schema.attributes}
         self._at = 0
         self._terms = 0
@@ -158,7 +159,8 @@ class _Parser:
         return self._attributes[name]
 
     def _comparison(self) -> tuple[str, int] | None:
-        at, match = self._at, _COMPARISON.match(self._text, self._at)
+        at = self._at
+        match = _COMPARISON.match(self._text, self._at)
         return None if match is None else (self._advance(match), at)
 
     def _members(self, attribute: Attribute) -> Expression:
@@ -176,7 +178,8 @@ class _Parser:
 
     def _range(self, attribute: Attribute) -> Equals | Within:
         """A value, or a range where there is an order."""
-        name, start = attribute.name, self._at
+        name = attribute.name
+        start = self._at
         if not attribute.kind.is_ordered:
             value, at = self._value(attribute)
             return Equals(name, self._converted(_text_or_boolean, value, attribute, at), self._said(attribute, start))
@@ -224,7 +227,9 @@ class _Parser:
         return self._advance(match), start
 
     def _quoted(self) -> str:
-        start, mark, parts = self._at, self._text[self._at], []
+        start = self._at
+        mark = self._text[self._at]
+        parts = []
         at = start + 1
         while at < len(self._text) and self._text[at] != mark:
             if self._text[at] == "\\":

@@ -105,7 +105,8 @@ class FilterSchema:
         Raises:
             ConfigError: a named column does not exist, or cannot be used.
         """
-        found, left_out = [], {}
+        found = []
+        left_out = {}
         for name in attributes or items.columns:
             if name not in items.columns:
                 raise ConfigError(

@@ -19,9 +19,11 @@ _BLOCK = 65_536
 def best_of(scores: Float[Tensor, "Q M"], positions: Int64[Tensor, "Q M"], *, k: int) -> Found:
     """The best k (or M, if that is less) by score, then by the smaller position."""
     by_position = positions.argsort(dim=1, stable=True)
-    scores, positions = scores.gather(1, by_position), positions.gather(1, by_position)
+    scores = scores.gather(1, by_position)
+    positions = positions.gather(1, by_position)
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-    scores, positions = scores.gather(1, order), positions.gather(1, order)
+    scores = scores.gather(1, order)
+    positions = positions.gather(1, order)
     return Found(scores, positions.masked_fill(scores == -torch.inf, -1))
 
 

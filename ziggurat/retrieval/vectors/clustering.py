@@ -106,7 +106,8 @@ def _means(vectors: Tensor, num: int, generator: torch.Generator) -> Tensor:
 
 def _nearest(vectors: Tensor, centroids: Tensor) -> Tensor:
     """Number of the nearest centre of each vector; the first of equally near ones."""
-    halves, turned = -0.5 * centroids.square().sum(dim=1), centroids.t().contiguous()
+    halves = -0.5 * centroids.square().sum(dim=1)
+    turned = centroids.t().contiguous()
     block = max(256, min(_BLOCK, 2**21 // max(1, len(centroids))))
     parts = [torch.addmm(halves, part, turned).argmax(dim=1) for part in vectors.split(block)]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -132,9 +133,11 @@ def _split_groups(
     """Centres of clusters that each group is divided into, and the group of each."""
     labels = _nearest(vectors, groups)
     sizes = torch.bincount(labels, minlength=len(groups))
-    order, ends = labels.argsort(stable=True), sizes.cumsum(0)
+    order = labels.argsort(stable=True)
+    ends = sizes.cumsum(0)
     shares = _shares(sizes, num_clusters)
-    centroids, group_of = [], []
+    centroids = []
+    group_of = []
     for group, (size, end, share) in enumerate(zip(sizes.tolist(), ends.tolist(), shares.tolist(), strict=True)):
         if share:
             own = vectors[order[end - size : end]]
@@ -171,9 +174,11 @@ def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor
         rows, groups = _by_group(
             torch.addmm(group_halves, part, group_turned).topk(min(near, len(members)), dim=1).indices
         )
-        best, labels = torch.full((len(part),), -torch.inf), torch.zeros(len(part), dtype=torch.int64)
+        best = torch.full((len(part),), -torch.inf)
+        labels = torch.zeros(len(part), dtype=torch.int64)
         for group, own in zip(groups, rows, strict=True):
-            begin, end = bounds[group], bounds[group + 1]
+            begin = bounds[group]
+            end = bounds[group + 1]
             if begin == end:
                 continue
             score, index = torch.addmm(halves[begin:end], part[own], turned[:, begin:end]).max(dim=1)

@@ -143,7 +143,8 @@ class SearchGraphs:
             return self._capture(answer, own, own_masks)
 
     def _captured(self, answer: Answer, queries: Tensor, masks: Tensor | None) -> Captured:
-        computing, side = torch.cuda.current_stream(queries.device), torch.cuda.Stream(queries.device)
+        computing = torch.cuda.current_stream(queries.device)
+        side = torch.cuda.Stream(queries.device)
         side.wait_stream(computing)
         with torch.cuda.stream(side):
             answer(queries, masks)  # compiles kernels, and asks the device what is asked once

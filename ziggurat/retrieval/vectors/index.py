@@ -214,7 +214,8 @@ class VectorIndex(nn.Module):
             ConfigError: k, probes or rerank is impossible, or masks are of another size.
             DataError: queries are of another width, or not finite.
         """
-        tables, sizes = self._tables(), self._numbers()
+        tables = self._tables()
+        sizes = self._numbers()
         check_question(queries, k=k, masks=masks, dim=sizes.dim, scales=tables.rows.scales)
         has_kept = self.has_kept
         if not isinstance(probes, Tensor):
@@ -301,7 +302,8 @@ class VectorIndex(nn.Module):
             The number of probes; all clusters if no number reaches it.
         """
         exact = self.exact(queries, k=k).positions
-        low, high = 1, max(1, self.num_clusters)
+        low = 1
+        high = max(1, self.num_clusters)
         while low < high:
             middle = (low + high) // 2
             found = self.search(queries, k=k, probes=middle).positions

@@ -98,7 +98,8 @@ def even_rate(flat: tuple[float, float], towers: tuple[float, float]) -> float:
         flat: as in `emulated`.
         towers: the same of the model with towers.
     """
-    saved_bytes, lost_ms = flat[1] - towers[1], towers[0] - flat[0]
+    saved_bytes = flat[1] - towers[1]
+    lost_ms = towers[0] - flat[0]
     if saved_bytes <= 0:
         return 0.0 if lost_ms >= 0 else float("inf")
     return 8e3 * saved_bytes / lost_ms / 1e9 if lost_ms > 0 else float("inf")

@@ -68,7 +68,8 @@ def run_sequence_demo(folder: Path, *, epochs: int = EPOCHS, progress: Progress)
     reports: dict[str, Path] = {}
     for name, recipe in RECIPES.items():
         progress.say(f"\n{name}")
-        run, config = folder / recipe, recipe_named(recipe)
+        run = folder / recipe
+        config = recipe_named(recipe)
         config = replace(config, training=replace(config.training, epochs=epochs, evaluate_every=0))
         result = train_run(config, folder=run, resume=(run / "config.json").exists(), progress=progress)
         metrics = result.evaluations["test"].metrics

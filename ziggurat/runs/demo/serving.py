@@ -79,7 +79,8 @@ def served(export: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "ziggurat", "serve", str(export), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     said: list[str] = []
-    found, address = threading.Event(), ""
+    found = threading.Event()
+    address = ""
 
     def read() -> None:
         nonlocal address

@@ -62,7 +62,8 @@ class RunData:
 
     def samples(self, *, num_rows: int) -> Iterator[RawChunk]:
         """About so many rows with labels, the first ones of each file."""
-        source, schema = self.source(), self.schema
+        source = self.source()
+        schema = self.schema
         quota = -(-num_rows // len(source.paths))
         columns = tuple(dict.fromkeys((*schema.columns, *map(column_of, self.more))))
         for path in source.paths:
@@ -91,7 +92,8 @@ def make_catalogue(
         SchemaError, DataError: as `data/catalogue.py`.
         ConfigError: the items of a further model have columns that the files, or the run's event log, do not have.
     """
-    of_log, data = data.events is not None, data.events or data
+    of_log = data.events is not None
+    data = data.events or data
     described = [schema for schema in schemas if schema.items is not None]
     columns = tuple(dict.fromkeys(name for schema in described for name in item_columns(schema)))
     more = [name for name in dict.fromkeys((*columns, *keep)) if name not in item_columns(described[0])]
@@ -148,7 +150,9 @@ def make_users(
         finds_items: the run finds items for each group, so that the group is the user.
     """
     schema = data.schema
-    named, user_ids, frame = with_user_feature(schema, others=schemas, finds_items=finds_items), None, pl.DataFrame()
+    named = with_user_feature(schema, others=schemas, finds_items=finds_items)
+    user_ids = None
+    frame = pl.DataFrame()
     if named is not None:
         of_users = data.users or data
         there = set(of_users.source().columns())
@@ -169,10 +173,12 @@ def make_users(
     place[most_active] = np.arange(len(most_active))
     users = place[users]
     latest_first = np.lexsort((-np.arange(len(users)), -times, users))
-    users, items = users[latest_first], items[latest_first]
+    users = users[latest_first]
+    items = items[latest_first]
     _, first = np.unique(users * len(catalogue) + items, return_index=True)  # each item of a user once
     first.sort()
-    users, items = users[first], items[first]
+    users = users[first]
+    items = items[first]
     offsets = np.zeros(frame.height + 1, dtype=np.int64)
     np.cumsum(np.bincount(users, minlength=frame.height), out=offsets[1:])
     return KnownUsers(

@@ -71,9 +71,11 @@ def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: Event
     Raises:
         SchemaError, DataError: as `read_events`; no user has two events.
     """
-    schema, samples = run.config.table_schema, run.preprocessing.schema
+    schema = run.config.table_schema
+    samples = run.preprocessing.schema
     assert schema.items is not None, "checked by the schema"
-    labels, ranker = label_columns(schema), wanted.ranker
+    labels = label_columns(schema)
+    ranker = wanted.ranker
     whole = schema if ranker is None else schema_for_both(schema, ranker, where=f"{run.folder}, its event log")
     context = {} if ranker is None else context_columns(ranker)
     keep = [name for name in wanted.keep if whole.items is None or name not in whole.items.features]

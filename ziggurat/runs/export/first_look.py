@@ -127,10 +127,12 @@ def _products(model: Any, labels: Sequence[str]) -> list[str]:
 def _numeric(source: RawSource, *, schemas: Sequence[Schema], names: Sequence[str]) -> list[str]:
     """Those columns that may be numbers in a catalogue, as `typed_columns` makes it."""
     features = {column_of(each): each for schema in reversed(schemas) for each in reversed(schema.features)}
-    kinds, is_text = source.columns(), source.is_text(source.paths[0])
+    kinds = source.columns()
+    is_text = source.is_text(source.paths[0])
     found = []
     for name in names:
-        kind, feature = kinds.get(name), features.get(name)
+        kind = kinds.get(name)
+        feature = features.get(name)
         is_number = kind is not None and kind.is_numeric()
         may_be = kind == pl.String and (isinstance(feature, Dense) or (feature is None and is_text))
         if is_number or may_be:

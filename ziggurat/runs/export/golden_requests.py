@@ -22,7 +22,8 @@ def golden_requests(loaded: Recommender, data: dict[str, RunData], *, number: in
         number: users, and rows, to ask about.
     """
     requests: list[dict[str, Any]] = []
-    chain, info = loaded.chain, loaded.info()
+    chain = loaded.chain
+    info = loaded.info()
     if chain.index is not None:
         user_columns = {column.name for column in info.user_columns}
         known = loaded.users(limit=number)

@@ -160,7 +160,8 @@ def scored_candidates(likes: HeldOutLikes, *, progress: Progress | None = None) 
         likes: questions and chain.
         progress: shows questions.
     """
-    progress, found = progress or NoProgress(), list[Candidates]()
+    progress = progress or NoProgress()
+    found = list[Candidates]()
     progress.begin("candidates of held-out likes", total=len(likes.questions))
     for first in range(0, len(likes.questions), _AT_ONCE):
         found += likes.chain.candidates(likes.questions[first : first + _AT_ONCE])
@@ -268,7 +269,8 @@ def _sampled(dataset: EncodedDataset, *, most: int, seed: int) -> tuple[NDArray[
 
 def _facts(dataset: EncodedDataset, rows: NDArray[np.int64], *, ranking: FullRanking) -> _Facts:
     had: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * len(rows)
-    targets, groups = np.full(len(rows), -1), np.arange(len(rows))
+    targets = np.full(len(rows), -1)
+    groups = np.arange(len(rows))
     weights = np.zeros(len(rows))
     for batch in _batches(dataset):
         mine = np.flatnonzero(np.isin(batch.row_ids.numpy(), rows))

@@ -121,7 +121,8 @@ def export_run(
         ExportError: the export scores differently; says by how much.
         MissingFileError, DataError, SchemaError: as loading a run and reading its data.
     """
-    config, progress = config or ExportConfig(), progress or NoProgress()
+    config = config or ExportConfig()
+    progress = progress or NoProgress()
     with ExitStack() as stack:
         folder = stack.enter_context(replacing_export(out))  # refused before anything is loaded, as all that can be
         seen = look_at_runs(run, ranker=ranker, models=models, progress=progress)
@@ -279,7 +280,8 @@ def _check_ranker(
     """Whether a ranker goes with the run that retrieves: what it knows of the items and users."""
     if runs.encoder is None or runs.ranker is None or catalogue is None:
         return {}
-    fitted, folder = runs.ranker.preprocessing, str(runs.ranker.folder)
+    fitted = runs.ranker.preprocessing
+    folder = str(runs.ranker.folder)
     refuse_blind(fitted, catalogue=catalogue, folder=folder)
     shares = known_shares(fitted, encoder=runs.encoder.preprocessing, catalogue=catalogue, users=users)
     refuse_stranger(shares, ranker=folder, allow=config.allow)

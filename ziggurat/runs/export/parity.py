@@ -82,7 +82,9 @@ def compare(run: Run, ranker: Ranker, *, data: RunData, num_rows: int) -> Parity
         num_rows: about how many.
     """
     batch_inputs = run.preprocessing.inputs
-    of_run, of_export, labels = [], [], []
+    of_run = []
+    of_export = []
+    labels = []
     sample: RawChunk | None = None
     for chunk in data.samples(num_rows=num_rows):
         sample = sample or chunk
@@ -92,7 +94,9 @@ def compare(run: Run, ranker: Ranker, *, data: RunData, num_rows: int) -> Parity
         of_export.append(ranker.score_batch(theirs).numpy())
         labels.append(mine.labels.numpy())
     assert sample is not None, "a run has rows"
-    first, second, known = np.concatenate(of_run), np.concatenate(of_export), np.concatenate(labels)
+    first = np.concatenate(of_run)
+    second = np.concatenate(of_export)
+    known = np.concatenate(labels)
     return Parity(
         num_rows=len(first),
         largest_difference=largest_difference(first, second),
@@ -193,7 +197,8 @@ def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...]
     changes = []
     for feature in schema.features:
         name = column_of(feature)
-        kind, cells = frame.schema[name], pl.Series(draw.integers(0, 8, frame.height))
+        kind = frame.schema[name]
+        cells = pl.Series(draw.integers(0, 8, frame.height))
         if feature.name in together:
             cells = of_group[together[feature.name]].replace(1, 0)
         cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))

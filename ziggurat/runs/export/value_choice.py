@@ -199,7 +199,8 @@ def _refuse_trained_rows(encoder: Run, ranker: Run | None, prepared: PreparedDat
     """Refuse a ranker that may have been trained on the validation rows of the run that retrieves."""
     if ranker is None:
         return
-    mine, path = prepared.summary.split, RunFolder(ranker.folder).startup
+    mine = prepared.summary.split
+    path = RunFolder(ranker.folder).startup
     theirs = STARTUP.read(path).get("Data", {}).get("split", "") if path.exists() else ""
     if mine == theirs and (mine.startswith("by time column") or _files(encoder) == _files(ranker)):
         return

@@ -195,7 +195,9 @@ class _Trial:
     """
 
     def __init__(self, likes: HeldOutLikes, candidates: ScoredCandidates, *, k: int) -> None:
-        self._likes, self._candidates, self._k = likes, candidates, k
+        self._likes = likes
+        self._candidates = candidates
+        self._k = k
         self._gains: dict[str, Float64[np.ndarray, " Q"]] = {}
 
     def values(self, formula: str) -> Float64[Tensor, "Q C"]:
@@ -222,8 +224,10 @@ class _Trial:
 
     def tried(self) -> list[Tried]:
         """All of them with their gains over `retrieval`."""
-        weights, users = self._likes.weights, np.unique(self._likes.groups, return_inverse=True)[1]
-        reference, found = self._gains[RETRIEVAL], []
+        weights = self._likes.weights
+        users = np.unique(self._likes.groups, return_inverse=True)[1]
+        reference = self._gains[RETRIEVAL]
+        found = []
         for formula in self._gains:
             difference = self._gains[formula] - reference
             gain = float(np.average(difference, weights=weights))

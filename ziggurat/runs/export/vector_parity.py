@@ -83,7 +83,8 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
     assert theirs is not None
     assert chain.catalogue is not None
     mine = VectorEncoder(packed_of(run), item_columns=chain.catalogue.columns.features)
-    of_run, of_export = [], []
+    of_run = []
+    of_export = []
     sample: RawChunk | None = None
     for chunk in data.samples(num_rows=num_rows):
         sample = sample or chunk
@@ -95,7 +96,8 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
     changed = unseen(plain_rows(sample, data.schema).head(_USERS), data.schema, joined=run.model.joined_lists)
     with_gaps = _products(mine.packed.model, run.preprocessing.batch(changed))
     as_requests = _products_of_rows(theirs, request_rows(changed))
-    first, second = np.concatenate(of_run), np.concatenate(of_export)
+    first = np.concatenate(of_run)
+    second = np.concatenate(of_export)
     best = min(_MOST_BEST, len(chain.catalogue), chain.settings.num_candidates)
     items = mine.item_vectors(chain.catalogue.frame)
     return VectorParity(

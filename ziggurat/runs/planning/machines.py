@@ -129,7 +129,8 @@ class _BaseSteps:
     """
 
     def __init__(self, model: ModelToPlace, settings: PlanSettings) -> None:
-        self._model, self._settings = model, settings
+        self._model = model
+        self._settings = settings
         tables = sum(each.bytes_of(num_rows=each.num_rows, dim=each.dim) for each in model.work.tables)
         self._plenty = max(_ROOMY, 8 * tables)
         self._cut_short: list[int] = []
@@ -156,7 +157,8 @@ class _BaseSteps:
         )
         if not self._cut_short:
             return [same]
-        hosts, budget_s = ", ".join(map(str, self._cut_short)), _BUDGETS[-1] * self._settings.budget_s
+        hosts = ", ".join(map(str, self._cut_short))
+        budget_s = _BUDGETS[-1] * self._settings.budget_s
         short = f"of {hosts} hosts: the searches were cut short, and the step may be shorter; more time: --budget-s"
         return [same, f"{short} {budget_s:g}"]
 

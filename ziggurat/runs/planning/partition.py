@@ -121,8 +121,10 @@ def partition_run(
 @torch.no_grad()
 def probe_run(run: Run, *, config: EmbeddingProbeConfig | None = None, progress: Progress | None = None) -> Probe:
     """Collect interactions and loads from a run's model and training data."""
-    config, progress = config or EmbeddingProbeConfig(), progress or NoProgress()
-    model, inputs = run.model, run.model.inputs
+    config = config or EmbeddingProbeConfig()
+    progress = progress or NoProgress()
+    model = run.model
+    inputs = run.model.inputs
     if not inputs.lookups:
         raise PlanError(
             expected="features with an embedding",
@@ -200,7 +202,8 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
         lengths: mean length of each list; features without one read a row a sample.
     """
     tables = model.embeddings
-    sizes, loads = tables.tables.sizes, []
+    sizes = tables.tables.sizes
+    loads = []
     for spec in model.inputs.lookups:
         place = tables.tables.places[spec.table]
         is_list = isinstance(spec, JaggedSpec)

@@ -97,7 +97,8 @@ def plan_inputs(
     Raises:
         ConfigError: a table whose size nobody knows, or a name that the schema does not have.
     """
-    rows, given = dict(rows or {}), dict(list_lengths or {})
+    rows = dict(rows or {})
+    given = dict(list_lengths or {})
     schema = config.table_schema
     _known_names(rows, {name for each in schema.features if (name := table_of(each))}, what="table", flag="--rows")
     lists = {each.name for each in schema.features if hasattr(each, "max_length")}
@@ -105,9 +106,11 @@ def plan_inputs(
     prepared = prepared_data(config)
     if folder is not None and RunFolder(Path(folder)).inputs.exists():
         file = RunFolder(Path(folder)).inputs
-        inputs, notes = from_json(InputSpec, INPUTS.read(file), where=str(file)), []
+        inputs = from_json(InputSpec, INPUTS.read(file), where=str(file))
+        notes = []
     elif prepared is not None:
-        inputs, notes = prepared.inputs, []
+        inputs = prepared.inputs
+        notes = []
     else:
         inputs, notes = _from_schema(config, rows)
     if rows:
@@ -168,7 +171,8 @@ def _from_schema(config: RunConfig, rows: Mapping[str, int]) -> tuple[InputSpec,
     for prefix, sizes in PUBLISHED_IDS.items():
         if config.recipe.startswith(prefix):
             known = sizes
-    sizes, published = {}, []
+    sizes = {}
+    published = []
     for name in dict.fromkeys(table_of(feature) for feature in schema.features):
         if not name or schema.table(name).encoding is not Encoding.VOCABULARY or name in rows:
             sizes |= {name: range(rows[name])} if name in rows else {}

@@ -95,7 +95,9 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
     request = request or PlanRequest()
     config.check()
     data = _inputs(config, request)
-    settings, cost_model, notes = plan_settings(config, cluster, request), None, data.notes
+    settings = plan_settings(config, cluster, request)
+    cost_model = None
+    notes = data.notes
     if request.costs:
         cost_model = measured_cost_model(request.costs, config=config, cluster=cluster)
         settings = replace(settings, placements=MEASURED_PLACEMENTS)
@@ -231,7 +233,8 @@ def simulate_run(
     request = request or PlanRequest()
     data = _inputs(config, request)
     for cluster in clusters:
-        settings, alone = plan_settings(config, cluster, request), replace(config, towers=None)
+        settings = plan_settings(config, cluster, request)
+        alone = replace(config, towers=None)
         flat_settings = replace(settings, step=step_settings(alone, cluster))
         yield _simulated(alone, data, cluster, flat_settings, kind="flat")
         towers = config.towers or neighbours(data.inputs, most=cluster.hosts)
@@ -278,7 +281,8 @@ def plan_settings(config: RunConfig, cluster: Cluster, request: PlanRequest) -> 
 
 def step_settings(config: RunConfig, cluster: Cluster) -> StepSettings:
     """What a step of the run computes in, and how many bytes its numbers take on the way."""
-    parallel, matmul = config.parallel, matmul_format(config.training.precision, cluster)
+    parallel = config.parallel
+    matmul = matmul_format(config.training.precision, cluster)
     computed = torch.float32  # what is looked up, and what identity modules pass on
     module = getattr(config.model, "tower_module", None)  # a model without has no towers
     if config.towers is not None and module is not None and module.kind is not TowerModuleKind.IDENTITY:

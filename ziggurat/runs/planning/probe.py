@@ -154,7 +154,9 @@ class _State:
     """The measurements so far, and when they were last written."""
 
     def __init__(self, path: Path, found: Measurements, *, is_first: bool) -> None:
-        self.path, self.found, self._is_first = path, found, is_first
+        self.path = path
+        self.found = found
+        self._is_first = is_first
         self._saved = time.monotonic()
 
     def add(self, **changes: object) -> None:
@@ -187,7 +189,8 @@ def _begin(config: ProbeConfig, out: Path, topology: Topology) -> Measurements:
         return new
     old = Measurements.load(out)
     for name in ("machine", "versions", "ranks", "ranks_per_host", "draw", "clock"):
-        found, expected = getattr(old, name), getattr(new, name)
+        found = getattr(old, name)
+        expected = getattr(new, name)
         if found != expected:
             raise ConfigError(
                 expected=f"measurements of this job: {name} = {expected}",
@@ -290,7 +293,8 @@ def _draw_exchange(
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Columns from balanced to as uneven as plans get; starts up to 5 ms apart."""
     generator = np.random.default_rng([seed, 2, index])
-    mean, spread = generator.uniform(16, 640), generator.uniform(0, 1)
+    mean = generator.uniform(16, 640)
+    spread = generator.uniform(0, 1)
     shares = generator.uniform(1 - spread, 1 + spread, ranks)
     columns = tuple(int(4 * round(mean * share / 4)) for share in shares)
     starts = generator.uniform(0, generator.uniform(0, 5), ranks)
@@ -300,7 +304,8 @@ def _draw_exchange(
 
 
 def _measure_lookups(state: _State, config: ProbeConfig, *, deadline: float, progress: Progress) -> None:
-    done, draw = len(state.found.lookups), config.draw
+    done = len(state.found.lookups)
+    draw = config.draw
     if done >= config.max_groups or time.monotonic() >= deadline:
         return
     progress.begin("groups of tables", total=config.max_groups)
@@ -308,7 +313,8 @@ def _measure_lookups(state: _State, config: ProbeConfig, *, deadline: float, pro
     if not state.found.cut_factor:
         state.add(cut_factor=_cut_factor(meter, draw, num_groups=min(_NUM_CUT_GROUPS, config.max_groups)))
     new: list[LookupMeasurement] = []
-    pool_number, pool = -1, ()
+    pool_number = -1
+    pool = ()
     while done < config.max_groups and time.monotonic() < deadline:
         if done // draw.groups_per_pool != pool_number:
             pool_number = done // draw.groups_per_pool

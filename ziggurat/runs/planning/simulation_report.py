@@ -51,7 +51,8 @@ def simulation_table(steps: Sequence[SimulatedStep]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M/s", "apart", "gain")]
     flat: dict[int, tuple[float, SimulatedStep]] = {}
     for step, each in zip(fitting, parts, strict=True):
-        step_ms, size = sum(each.values()), step.cluster.world_size
+        step_ms = sum(each.values())
+        size = step.cluster.world_size
         if step.kind == "flat":
             flat[size] = step_ms, step
         gain = ""

@@ -65,7 +65,8 @@ def choose_tower_size(config: RunConfig, inputs: InputSpec, *, world_size: int, 
         ConfigError: `parallel.cluster` describes other machines, or is not known.
         PlanError: no size, or not the size that was asked for, shares the towers out evenly.
     """
-    towers, asked = config.towers, config.parallel.tower_size
+    towers = config.towers
+    asked = config.parallel.tower_size
     if towers is None:
         return ChosenSize(size=0, reason="")
     shares_host = ranks_per_host >= world_size

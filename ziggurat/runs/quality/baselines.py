@@ -70,7 +70,8 @@ class Popularity:
         """Count positives of the first label over one pass of training batches."""
         index = [spec.name for spec in inputs.single].index(feature)
         num_rows = inputs.table(inputs.single[index].table).num_rows
-        counts, positives = np.zeros(num_rows), np.zeros(num_rows)
+        counts = np.zeros(num_rows)
+        positives = np.zeros(num_rows)
         for batch in batches:
             rows = batch.single[index].numpy()
             counts += np.bincount(rows, minlength=num_rows)
@@ -119,7 +120,8 @@ def train_baseline(
         ConfigError: the run is of logistic regression itself, or torchrun started this process.
         DataError: the run's raw data changed since it was trained.
     """
-    begin, run = time.perf_counter(), RunFolder(Path(folder))
+    begin = time.perf_counter()
+    run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)
     check_baseline(config)
     quiet = _Quiet(progress or NoProgress())
@@ -223,7 +225,9 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
         config: of the run.
         data: its rows.
     """
-    training, stop, schema = config.training, config.training.early_stop, config.table_schema
+    training = config.training
+    stop = config.training.early_stop
+    schema = config.table_schema
     if stop.metric not in metric_names(schema.labels, has_groups=bool(schema.group)):  # a function of the user's own
         stop = EarlyStopConfig(metric=AUTO_METRIC, better=Better.AUTO)
     return dataclasses.replace(

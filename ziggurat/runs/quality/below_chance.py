@@ -86,7 +86,8 @@ class BelowChance:
         column = label_column(label.name)
         groups = [rows.read_group(index)[column].to_numpy() for index in range(len(rows.group_sizes))]
         labels = np.concatenate(groups)
-        num_positive, num_negative = int((labels > 0.5).sum()), int((labels <= 0.5).sum())
+        num_positive = int((labels > 0.5).sum())
+        num_negative = int((labels <= 0.5).sum())
         if not num_positive or not num_negative:
             return ""
         error = math.sqrt((num_positive + num_negative + 1) / (12.0 * num_positive * num_negative))

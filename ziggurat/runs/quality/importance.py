@@ -221,7 +221,8 @@ def importance_of(
         DataError: the metric is undefined on these rows.
     """
     progress = progress or NoProgress()
-    metric, parts = _metric(run, config), _parts(run, config)
+    metric = _metric(run, config)
+    parts = _parts(run, config)
     sample, num_rows = _sampled(run, tables, config)
     joined = run.model.joined_lists
     progress.begin("importance", total=1 + config.rounds * len(parts))
@@ -233,7 +234,9 @@ def importance_of(
             where=rows,
             ways_out=("evaluate other rows", "take more samples", "another metric: log_loss"),
         )
-    sign, done, found = 1.0 if higher_is_better(metric) else -1.0, 1, []
+    sign = 1.0 if higher_is_better(metric) else -1.0
+    done = 1
+    found = []
     for name, features in parts.items():
         values: list[float] = []
         for round_number in range(config.rounds):
@@ -324,7 +327,8 @@ def _sampled(run: Run, tables: Iterable[pa.Table], config: ImportanceConfig) -> 
     """
     rng = np.random.default_rng(config.seed)
     kept: list[pa.Table] = []
-    keys, num_rows = np.empty(0), 0
+    keys = np.empty(0)
+    num_rows = 0
     for table in tables:
         num_rows += len(table)
         kept.append(table)
@@ -354,7 +358,8 @@ def _metrics(run: Run, sample: Batch) -> dict[str, float]:
 
 def _own_batches(run: Run, sample: Batch) -> Iterator[Batch]:
     """This rank's share of each global batch; every rank has the same number of them."""
-    settings, team = run.config.training, run.team
+    settings = run.config.training
+    team = run.team
     size = (settings.evaluation_batch_size or 4 * settings.loader.batch_size) * team.world_size
     for start in range(0, sample.batch_size, size):
         count = min(size, sample.batch_size - start)

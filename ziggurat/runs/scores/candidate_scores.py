@@ -90,7 +90,8 @@ def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy)
         needed = (*(column_of(feature) for feature in schema.features), schema.group, schema.time)
         if is_frame(data):
             frame = as_polars(data)
-            known, chunks = list(frame.columns), chunks_of_frame(frame, text=run.reading.text)
+            known = list(frame.columns)
+            chunks = chunks_of_frame(frame, text=run.reading.text)
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             known = list(source.columns())
@@ -116,7 +117,8 @@ def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray
     schema = run.config.table_schema
     assert schema.events is not None, "asked by who has events"
     happened = _happened(run, log)
-    labels, parts = label_columns(schema), np.cumsum(happened)
+    labels = label_columns(schema)
+    parts = np.cumsum(happened)
     is_candidate = happened & log.has_all(labels if all(name in log.carried for name in labels) else ())
     known = [np.flatnonzero(is_candidate), np.flatnonzero(happened & ~is_candidate)]
     open_places = np.flatnonzero(~happened)
@@ -137,7 +139,8 @@ def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray
 
 def _batches(run: Run, log: EventLog, asked: Asked, *, happened: np.ndarray, begins: list[int]) -> Iterator[Batch]:
     """Candidates with their histories, each history once; `begins` hears where each batch begins."""
-    first, inputs = 0, run.preprocessing.inputs
+    first = 0
+    inputs = run.preprocessing.inputs
     lists = FeatureGroup(jagged=tuple(range(len(inputs.jagged))))
     tables = candidate_tables(
         log, asked, run.config.table_schema, labels=(), happened=happened, at_once=_EVENTS_AT_ONCE

@@ -71,7 +71,8 @@ def next_items(
         ConfigError: the run's data is no event log, or k is below 1.
         SchemaError, DataError: as reading events; times of another unit than those of the run's training.
     """
-    schema, model = run.config.table_schema, run.model
+    schema = run.config.table_schema
+    model = run.model
     if schema.events is None or not isinstance(model, NextItem) or k < 1:
         raise ConfigError(
             expected="a run of a next-item model on an event log, and k of 1 or more",
@@ -134,7 +135,8 @@ def _answers(
 ) -> pl.DataFrame:
     _, found_QK = rank_all(items_ND, asked, depth=min(k, len(items_ND)))
     scores_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)])
-    found, schema = found_QK.cpu().numpy(), next_items_schema(run)
+    found = found_QK.cpu().numpy()
+    schema = next_items_schema(run)
     user, rank, item, score = schema
     kept = found >= 0
     questions, places = np.nonzero(kept)

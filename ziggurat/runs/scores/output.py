@@ -70,7 +70,8 @@ def check_output(out: str | Path, schema: pl.Schema) -> str:
 
 def write_frames(frames: Iterator[pl.DataFrame], out: str | Path, *, schema: pl.Schema) -> int:
     """Write frames into one file, Parquet or text by its suffix; it appears when it is complete. Returns the rows."""
-    separator, num_rows = check_output(out, schema), 0
+    separator = check_output(out, schema)
+    num_rows = 0
     if separator:
         with replacing(out) as temporary, open(temporary, "wb") as file:
             pl.DataFrame(schema=schema).write_csv(file, separator=separator)

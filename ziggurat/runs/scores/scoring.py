@@ -249,7 +249,8 @@ def encoded_chunks(
 
 def _refuse_no_label(run: Run, source: RawSource) -> None:
     """Refuse files without the labels that metrics need: the schema of a trained run is not to be changed."""
-    known, schema = tuple(source.columns()), run.preprocessing.schema
+    known = tuple(source.columns())
+    schema = run.preprocessing.schema
     if not set(map(column_of, schema.features)) <= set(known):
         return  # who reads the columns says more: of a misspelt one, or of another separator
     for label in schema.labels:
@@ -307,7 +308,8 @@ def chunks_of_frame(frame: pl.DataFrame, *, text: TextOptions) -> Iterator[RawCh
 
 def own_rows(run: Run, table: pa.Table) -> Batch:
     """The rows of an encoded chunk that this rank scores, as a batch."""
-    rank, world_size = run.team.rank, run.team.world_size
+    rank = run.team.rank
+    world_size = run.team.world_size
     first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
     return table_to_batch(table.slice(first, last - first).combine_chunks(), run.preprocessing.inputs)
 
@@ -333,10 +335,12 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
     if not keep:
         return pl.Schema({ROW: pl.Int64(), **scores})
     if is_frame(data):
-        path, types = Path("frame"), dict(as_polars(data).schema)
+        path = Path("frame")
+        types = dict(as_polars(data).schema)
     else:
         source = RawSource(data, format=run.reading.format, text=run.reading.text)
-        path, types = source.paths[0], source.columns()
+        path = source.paths[0]
+        types = source.columns()
     for name in keep:
         if name not in types:
             raise SchemaError(

@@ -66,7 +66,9 @@ def logged_growth(log: Path, *, limits: Mapping[str, int]) -> dict[str, LoggedGr
         log: its metrics.jsonl.
         limits: ids that may have a row, by table; others are left out.
     """
-    counts, lines, full = Counter[tuple[str, str]](), Counter[str](), Counter[str]()
+    counts = Counter[tuple[str, str]]()
+    lines = Counter[str]()
+    full = Counter[str]()
     for record in read_records(log):
         for name, count in record.items() if record.get("kind") == "train" else ():
             table, _, what = name.removeprefix(_PREFIX).rpartition("/")

@@ -121,10 +121,14 @@ def _refuse_two_sizes(tables: TablesConfig) -> None:
     Raises:
         ConfigError: for those of a disk, or of the host.
     """
-    setting, given, unsaid = "--tables.memory", tables.memory, TablesConfig.memory
+    setting = "--tables.memory"
+    given = tables.memory
+    unsaid = TablesConfig.memory
     way = "leave --tables.memory out"
     if not tables.disk:
-        setting, given, unsaid = "--tables.device-memory", tables.device_memory, AUTO
+        setting = "--tables.device-memory"
+        given = tables.device_memory
+        unsaid = AUTO
         way = f"--tables.device-memory {AUTO}"
     if given != unsaid:
         place = "disk" if tables.disk else "host"
@@ -150,7 +154,8 @@ def tier_problem(
     Raises:
         ConfigError: the optimizer has dense gradients, so that no table can be in fewer bits.
     """
-    embedding, columns = config.model.embedding, config.model.table_columns(inputs)
+    embedding = config.model.embedding
+    columns = config.model.table_columns(inputs)
     config.tables.check(embedding, tables=columns)
     limit = SETTING if config.tables.memory_limit else "--memory-limit"  # of a run, or of a plan
     TablesConfig.check_touched_rows(embedding, setting=limit.removeprefix("--"))
@@ -175,7 +180,8 @@ def tier_problem(
 def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
     """What was chosen and why, for people: the tables that leave FP32, those that save most first."""
     whole = sum(table.num_bytes(_FP32) for table in problem.tables)
-    limit, together = size_text(choice.limit_bytes), ""
+    limit = size_text(choice.limit_bytes)
+    together = ""
     if problem.devices:
         limit = (
             f"{size_text(choice.limit_bytes / problem.devices)} on each of {problem.devices} devices, {limit} together"

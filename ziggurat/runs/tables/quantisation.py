@@ -176,8 +176,10 @@ class QuantisationReport:
         return to_json(self)
 
     def _cells(self, cost: FormatCost, label: str) -> tuple[str, ...]:
-        metrics, changes = self._of(cost.metrics, label), self._of(cost.changes, label)
-        error, largest = cost.log_loss_error.get(label, math.nan), cost.largest_change.get(label, math.nan)
+        metrics = self._of(cost.metrics, label)
+        changes = self._of(cost.changes, label)
+        error = cost.log_loss_error.get(label, math.nan)
+        largest = cost.largest_change.get(label, math.nan)
         spread = f" ± {error:.5f}" if math.isfinite(error) else ""
         before = self.run.weight_bytes if not cost.table else self.table_bytes[cost.table]["run"]
         return (
@@ -234,7 +236,8 @@ class _ScoresOfRun:
             return found if has_metrics(next(asked)) else math.nan
 
         def error(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
-            of_run, label = next(again), next(kinds)
+            of_run = next(again)
+            label = next(kinds)
             if not has_metrics(label) or label.task is not Task.BINARY or not weights.sum():
                 return math.nan
             epsilon = float(np.finfo(np.float32).eps)  # scores are FP32
@@ -263,11 +266,16 @@ def quantisation_report(
     Raises:
         MissingFileError, CheckpointError, ConfigError, DataError: as loading a run and reading its data.
     """
-    config, progress = config or QuantisationConfig(), progress or NoProgress()
-    run, scores = load_run(folder, step=config.step, models=models), _ScoresOfRun()
-    settings, inputs, step = run.config, run.preprocessing.inputs, run.step
+    config = config or QuantisationConfig()
+    progress = progress or NoProgress()
+    run = load_run(folder, step=config.step, models=models)
+    scores = _ScoresOfRun()
+    settings = run.config
+    inputs = run.preprocessing.inputs
+    step = run.step
     table_bytes = _table_bytes(settings, run, formats=config.formats)
-    sizes, labels = table_sizes(settings, inputs), tuple(label.name for label in inputs.labels)
+    sizes = table_sizes(settings, inputs)
+    labels = tuple(label.name for label in inputs.labels)
     progress.begin("the run", total=None)
     found = _evaluated(run, config, scores.keeping(), progress)
     progress.end()
@@ -341,7 +349,8 @@ def _evaluated(
 
 def _table_bytes(config: RunConfig, run: Run, *, formats: Sequence[RowFormat]) -> dict[str, dict[str, int]]:
     inputs = run.preprocessing.inputs
-    used, found = {spec.table for spec in inputs.lookups}, dict[str, dict[str, int]]()
+    used = {spec.table for spec in inputs.lookups}
+    found = dict[str, dict[str, int]]()
     for name, size in table_sizes(config, inputs).items():
         if name in used:
             bytes_of = {each.value: size.num_rows * each.for_columns(size.dim).row_bytes(size.dim) for each in formats}

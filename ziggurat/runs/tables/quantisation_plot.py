@@ -34,11 +34,13 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
     for cost in report.tried:
         before = report.run.weight_bytes if not cost.table else report.table_bytes[cost.table]["run"]
         share = (report.run.weight_bytes - before + cost.weight_bytes) / max(report.run.weight_bytes, 1)
-        loss, name = _loss(cost, metric), cost.table or "all tables"
+        loss = _loss(cost, metric)
+        name = cost.table or "all tables"
         colour = "C0" if not cost.table else "C7"
         axes.plot(100 * share, max(loss, _LEAST), marks[cost.row_format], color=colour)
         if loss > _LEAST or not cost.table:
-            point, is_right = (100 * share, max(loss, _LEAST)), share > 0.8
+            point = (100 * share, max(loss, _LEAST))
+            is_right = share > 0.8
             axes.annotate(
                 f"{cost.row_format}, {name}",
                 point,

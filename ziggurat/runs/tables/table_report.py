@@ -129,7 +129,8 @@ class TablesReport:
         on_disk = [each for each in self.tables if each.disk_bytes]
         if not on_disk:
             return []
-        rows, touched = sum(each.num_rows for each in on_disk), sum(each.rows_touched for each in on_disk)
+        rows = sum(each.num_rows for each in on_disk)
+        touched = sum(each.rows_touched for each in on_disk)
         held = sum(each.cache_bytes for each in on_disk)
         return [
             f"disk      {rows:,} rows of {len(on_disk)} tables, {size_text(disk_bytes)} once all were changed "
@@ -208,7 +209,8 @@ def tables_report(
     Raises:
         ConfigError: no such table.
     """
-    inputs, sizes = touched.inputs, table_sizes(config, touched.inputs)
+    inputs = touched.inputs
+    sizes = table_sizes(config, touched.inputs)
     unknown = sorted(set(names) - sizes.keys())
     if unknown:
         raise ConfigError(
@@ -277,7 +279,8 @@ def _use(
     formats = [sizes[each].row_format for each in tables]
     per_sample = [touched.per_sample(each) for each in tables]
     place = _place(config, tables[0])
-    on_disk, own = place is RowsPlace.DISK, config.tables.cache_of(formats[0]).share
+    on_disk = place is RowsPlace.DISK
+    own = config.tables.cache_of(formats[0]).share
     if place is not RowsPlace.MEMORY:
         own = held_share(config, sizes) if on_disk else share_on_device(config, sizes)
     in_memory = () if on_disk else tables

@@ -87,7 +87,8 @@ class TouchedRows:
     def per_sample(self, table: str) -> tuple[float, float]:
         """Lookups of a table, and rows that are moved for them, a sample: the mean of the counted batches."""
         counted = self.batches[table][self.counted_from :]
-        lookups, touches = sum(int(n.sum()) for _, n in counted), sum(len(rows) for rows, _ in counted)
+        lookups = sum(int(n.sum()) for _, n in counted)
+        touches = sum(len(rows) for rows, _ in counted)
         return lookups / max(self.num_samples, 1), touches / max(self.num_samples, 1)
 
 
@@ -105,7 +106,8 @@ def touched_rows(dataset: Dataset, *, loader: LoaderConfig, samples: int) -> Tou
     warm, counted = (stream.steps_per_epoch,) * 2 if all_of_it else (half, half)
     inputs = dataset.inputs
     found: dict[str, list[_Touched]] = {table.name: [] for table in inputs.tables}
-    num_samples, growing = 0, GrowingBatches(inputs)
+    num_samples = 0
+    growing = GrowingBatches(inputs)
     for number, batch in enumerate(_first(stream, warm + counted)):
         if growing.ids:
             batch, _ = growing.admitted(batch, step=number + 1)

@@ -279,10 +279,13 @@ class Chain:
                 fewer_probes=effort is not Effort.FULL,
             )
             for row, place in enumerate(places):
-                numbers, scores = found.items[row * num : (row + 1) * num], found.scores[row * num : (row + 1) * num]
-                mine, best = numbers[numbers >= 0], scores[numbers >= 0]
+                numbers = found.items[row * num : (row + 1) * num]
+                scores = found.scores[row * num : (row + 1) * num]
+                mine = numbers[numbers >= 0]
+                best = scores[numbers >= 0]
                 if num > 1:
-                    mine, best = mine.unique(), scores[0]
+                    mine = mine.unique()
+                    best = scores[0]
                 answers[place] = mine, best, found.plans[row * num], found.missing
         items, products, plans, missing = zip(*(answers[place] for place in range(len(questions))), strict=True)
         return list(items), list(products), list(plans), list(missing)

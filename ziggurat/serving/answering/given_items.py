@@ -87,7 +87,8 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
     if any(len(each.numbers) for each in given):
         known = chain.rank(questions, [each.numbers for each in given])
     whole = [{**who.row, **row} for who, each in zip(questions, given, strict=True) for row in each.rows.values()]
-    sizes, unknown = [len(each.rows) for each in given], list[UnknownOfRow]()
+    sizes = [len(each.rows) for each in given]
+    unknown = list[UnknownOfRow]()
     new = (chain.ranker.score_rows(whole, unknown=unknown) if whole else none).split(sizes)
     ends = list(itertools.accumulate(sizes))
     further = _further(chain, questions, given)

@@ -248,9 +248,11 @@ class KnownUsers:
     def __init__(self, frame: pl.DataFrame, *, id_column: str, offsets: Int64[Tensor, "U+1"], items: Tensor) -> None:
         ids = canonical_text(frame[id_column])
         assert ids is not None
-        self.frame, self.id_column = frame_with_decimals(frame), id_column
+        self.frame = frame_with_decimals(frame)
+        self.id_column = id_column
         self.ids = ids.rechunk()
-        self.offsets, self.items = offsets, items
+        self.offsets = offsets
+        self.items = items
         self._by_id = NumberOfId(self.ids)
 
     def number(self, user: Mapping[str, Any]) -> int:
@@ -278,10 +280,12 @@ class KnownUsers:
     @staticmethod
     def load(export: ExportFolder, *, id_column: str, num_items: int) -> KnownUsers:
         """Read it from an export; raises ExportError where the lists do not fit."""
-        frame, path = read_parquet(export.file(USERS_FILE)), export.file(SEEN_FILE)
+        frame = read_parquet(export.file(USERS_FILE))
+        path = export.file(SEEN_FILE)
         try:
             tensors = load_file(str(path))
-            offsets, items = tensors["offsets"], tensors["items"]
+            offsets = tensors["offsets"]
+            items = tensors["items"]
         except (SafetensorError, KeyError) as error:
             raise damaged(path, expected="lists of items in the format safetensors", found=str(error)[:200]) from error
         fits = offsets.dtype == torch.int64 and offsets.shape == (frame.height + 1,) and items.dim() == 1

@@ -39,7 +39,8 @@ class ItemSearch:
     """
 
     def __init__(self, index: ItemIndex, *, shards: Shards | None = None) -> None:
-        self.index, self.shards = index, shards
+        self.index = index
+        self.shards = shards
 
     @staticmethod
     def build(vectors: Float32[Tensor, "N D"], *, items: pl.DataFrame) -> ItemSearch:

@@ -127,7 +127,8 @@ def info_now(info: Info, chain: Chain, *, version: str) -> Info:
         chain: with the changes.
         version: of answers.
     """
-    catalogue, made = chain.catalogue, chain.changes
+    catalogue = chain.catalogue
+    made = chain.changes
     if catalogue is None:
         return info
     merged = datetime.fromtimestamp(made.merged_at_s, UTC).isoformat(timespec="seconds") if made.num_merged else ""
@@ -199,7 +200,9 @@ def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame,
     """The chain whose catalogue has these rows, and these items no longer."""
     assert chain.catalogue is not None
     catalogue = chain.catalogue.changed(numbers, rows=rows, gone=gone)
-    index, ranker, rescorer = chain.index, chain.ranker, chain.rescorer
+    index = chain.index
+    ranker = chain.ranker
+    rescorer = chain.rescorer
     if index is not None and chain.encoder is not None:
         vectors = chain.encoder.item_vectors(rows) if len(rows) else torch.empty(0, index.index.vectors.dim)
         stays = ~torch.isin(numbers, torch.tensor(gone, dtype=torch.int64))
@@ -216,7 +219,8 @@ def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame,
 
 def _ids(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The canonical ids of rows, each there once."""
-    name, ids = catalogue.columns.id, []
+    name = catalogue.columns.id
+    ids = []
     for row in rows:
         refuse_unknown(row, catalogue.frame.columns, what="item")
         id = canonical_id(row.get(name), column=name)

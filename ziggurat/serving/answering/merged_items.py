@@ -81,7 +81,8 @@ class MergedItems:
         """
         catalogue = chain.catalogue
         assert catalogue is not None
-        num_items, num_gone = len(catalogue), len(catalogue) - catalogue.num_items()
+        num_items = len(catalogue)
+        num_gone = len(catalogue) - catalogue.num_items()
         about = Merge(
             num_changes=chain.changes.num, num_items=num_items, num_gone=num_gone, at_s=time.time(), export=export
         )
@@ -115,7 +116,8 @@ class MergedItems:
             self.about.num_items - self.about.num_gone,
         ):
             raise damaged(self.folder.path, expected=f"{self.about.num_items:,} items", found=f"{len(catalogue):,}")
-        ranker, rescorer = chain.ranker, chain.rescorer
+        ranker = chain.ranker
+        rescorer = chain.rescorer
         if ranker is not None:
             ranker = Ranker(ranker.packed, item_columns=catalogue.columns.features)
             ranker.encode_items(catalogue.frame)
@@ -142,7 +144,8 @@ class MergedItems:
         Raises:
             ExportError: the index is damaged.
         """
-        catalogue, index = chain.catalogue, chain.index
+        catalogue = chain.catalogue
+        index = chain.index
         assert catalogue is not None
         if index is not None:
             name = catalogue.columns.id
@@ -170,12 +173,14 @@ class MergedItems:
 
     def _index_of(self, before: ItemSearch, old: ItemCatalogue | None, new: ItemCatalogue) -> ItemSearch:
         """The index; shards are told how these items differ from those that they were told of."""
-        index, shards = self._index(), before.shards
+        index = self._index()
+        shards = before.shards
         if shards is not None and old is not None:
             same = np.zeros(len(new), dtype=bool)
             same[: len(old)] = (old.frame.hash_rows() == new.frame[: len(old)].hash_rows()).to_numpy() & ~old.gone
             there = torch.from_numpy(np.flatnonzero(~same & ~new.gone))
-            vectors, rows = index.vectors_of(there), new.frame[there.numpy()]
+            vectors = index.vectors_of(there)
+            rows = new.frame[there.numpy()]
             shards = shards.changed(there, vectors=vectors, items=rows, gone=np.flatnonzero(new.gone).tolist())
         return ItemSearch(index.index, shards=shards)
 

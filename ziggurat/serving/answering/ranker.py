@@ -64,7 +64,8 @@ class Ranker:
             frame: their rows.
         """
         assert self._encoded_items is not None, "encode_items comes first"
-        old, new = self._encoded_items.batch, encode_frame(self.items, frame).batch
+        old = self._encoded_items.batch
+        new = encode_frame(self.items, frame).batch
         rows = torch.arange(old.batch_size) if self._row_of_item is None else self._row_of_item
         grown = torch.cat([rows, rows.new_zeros(max(0, int(numbers.max()) + 1 - len(rows)))])
         grown[numbers] = torch.arange(old.batch_size, old.batch_size + len(numbers))

@@ -35,7 +35,8 @@ class Rescorer:
     """
 
     def __init__(self, over_arch: OverArch, *, parts: Float32[Tensor, "N X"]) -> None:
-        self.over_arch, self.parts = over_arch, parts
+        self.over_arch = over_arch
+        self.parts = parts
         with torch.no_grad():
             self._weights = over_arch.pair_weights()
 

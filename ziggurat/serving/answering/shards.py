@@ -78,7 +78,8 @@ class ShardItems:
         """32 hex digits of the difference, or "" where there is none."""
         if self.change is None:
             return ""
-        change, digest = self.change, hashlib.sha256()
+        change = self.change
+        digest = hashlib.sha256()
         for tensor in (change.numbers, change.vectors, change.gone):
             digest.update(f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
         digest.update(repr(change.items.rows()).encode())
@@ -132,7 +133,8 @@ class Shards:
     """
 
     def __init__(self, scatter: Scatter, *, order: Int64[Tensor, "N"], items: Sequence[ShardItems] = ()) -> None:
-        self.scatter, self._order = scatter, order
+        self.scatter = scatter
+        self._order = order
         self._items = tuple(items) or (ShardItems(),) * scatter.num_shards
 
     def search(self, question: ShardQuestion) -> Retrieved:
@@ -170,7 +172,9 @@ class Shards:
             items: their rows of the catalogue.
             gone: numbers of items that are deleted.
         """
-        left, num_shards, after = torch.tensor(list(gone), dtype=torch.int64), self.scatter.num_shards, []
+        left = torch.tensor(list(gone), dtype=torch.int64)
+        num_shards = self.scatter.num_shards
+        after = []
         for shard, before in enumerate(self._items):
             own = is_of_shard(numbers, shard=shard, num_shards=num_shards)
             out = left[is_of_shard(left, shard=shard, num_shards=num_shards)]

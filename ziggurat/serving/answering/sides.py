@@ -174,7 +174,8 @@ def _take_lists(batch: Batch, feature: int, chosen: Int64[Tensor, "P"]) -> tuple
 
 def _take(values: Tensor, offsets: Int64[Tensor, "B+1"], chosen: Int64[Tensor, "P"]) -> tuple[Tensor, Tensor]:
     """Values and lengths of some lists."""
-    starts, lengths = offsets[:-1][chosen], offsets.diff()[chosen]
+    starts = offsets[:-1][chosen]
+    lengths = offsets.diff()[chosen]
     ends = lengths.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
     at = torch.arange(total) + (starts - (ends - lengths)).repeat_interleave(lengths, output_size=total)

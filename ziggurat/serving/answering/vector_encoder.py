@@ -95,7 +95,8 @@ class VectorEncoder:
     @torch.no_grad()
     def item_vectors(self, frame: pl.DataFrame) -> Float32[Tensor, "N D"]:
         """Vectors of all items of a catalogue."""
-        items, found = encode_frame(self.items, frame), []
+        items = encode_frame(self.items, frame)
+        found = []
         for numbers in torch.arange(frame.height).split(_CHUNK_ITEMS):
             pairs = (torch.zeros_like(numbers), numbers)
             batch = join(self.inputs, users=self._nobody, items=items, pairs=pairs)

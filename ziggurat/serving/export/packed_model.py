@@ -160,7 +160,8 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[Any]] =
     file = export.file(f"{part}/{MODEL_FILE}")
     settings = _settings(MODEL.read(file), where=str(file), models=models)
     preprocessing = load_preprocessing(export.path / part / PREPROCESSING)
-    tables, chosen = settings.kept, settings.model.embedding.kernel
+    tables = settings.kept
+    chosen = settings.model.embedding.kernel
     if settings.version_1:
         warnings.warn(f"{file}: an older export, whose tables take FP32 in memory; make it again", stacklevel=2)
     kernel = usable_kernel(KernelChoice.AUTO if tables.has_few_bits else chosen, device=torch.device("cpu"))
@@ -230,7 +231,9 @@ def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
 
 
 def _fill_table(file: Any, weights: TableWeights, name: str, *, settings: _Settings, where: Path) -> None:
-    rows, key, dim = weights.rows(name), f"{_TABLES}{name}.weight", weights.places[name].dim
+    rows = weights.rows(name)
+    key = f"{_TABLES}{name}.weight"
+    dim = weights.places[name].dim
     if settings.version_1:
         expected = layout(settings.tables, dim)
     else:

@@ -99,7 +99,9 @@ class ServerApp:
         change: Callable[[ItemChanges], ChangedItems] | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        self.config, self.answerer, self.metrics = config, answerer, Metrics()
+        self.config = config
+        self.answerer = answerer
+        self.metrics = Metrics()
         self.info = answerer.info()
         examples = Examples.of(self.info)
         self._examples = {"/recommend": examples.recommend, "/rank": examples.rank, "/admin/items": examples.items}
@@ -110,7 +112,8 @@ class ServerApp:
         if self._shards is not None:
             self._shards.observe = self.metrics.shard_asked
         self._change = change if config.admin else None
-        self._key, self._swap = api_key.encode(), swap if config.admin else None
+        self._key = api_key.encode()
+        self._swap = swap if config.admin else None
         described = {"can_swap": self._swap is not None, "can_change": self._change is not None}
         self._openapi = encode(description(self.info, config=config, has_key=bool(api_key), **described))
         self._starlette = Starlette(
@@ -138,7 +141,8 @@ class ServerApp:
             return
         if scope["type"] != "http":
             return
-        path, started = scope["path"], time.monotonic()
+        path = scope["path"]
+        started = time.monotonic()
         if path in _READ:
             watch = self._tracing.begin(scope) if self._tracing is not None else None
             status = await self._ask(path, scope, receive, send, watch)

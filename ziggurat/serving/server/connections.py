@@ -102,7 +102,9 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins: it has its own time."""
-        self._in_message, self._has_headers, self._header_bytes = True, False, 0
+        self._in_message = True
+        self._has_headers = False
+        self._header_bytes = 0
         self._received()
         self._expect_request()
         super().on_message_begin()
@@ -126,7 +128,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """All headers are there: if they are in order, the request goes to the app."""
-        self._has_headers, self._header_bytes = True, 0
+        self._has_headers = True
+        self._header_bytes = 0
         assert self.parser is not None
         self._wrong_head = self.hosts.wrong_head(
             self.parser.get_http_version(), self.url, self.headers, is_admin=self._is_admin
@@ -283,7 +286,8 @@ class DrainingServer(uvicorn.Server):
         admin: socket.socket | None = None,
     ) -> None:
         super().__init__(config)
-        self.limits, self.listener = limits, listener
+        self.limits = limits
+        self.listener = listener
         self.listeners = [listener] if admin is None else [listener, admin]
 
     def closed_to_new(self) -> None:

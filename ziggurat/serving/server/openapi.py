@@ -313,7 +313,8 @@ def _columns(columns: tuple[Column, ...]) -> dict[str, Any]:
 
 
 def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
-    text, number = {"type": "string"}, {"type": "number"}
+    text = {"type": "string"}
+    number = {"type": "number"}
     filters = ", ".join(f"{name} ({kind})" for name, kind in info.filters.items())
     item = {
         "id": text,
@@ -407,7 +408,8 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
 
 def _info_schema() -> dict[str, Any]:
     """Return the schema of what `Info.to_json` says, with the limits of the server."""
-    text, number = {"type": "string"}, {"type": "integer"}
+    text = {"type": "string"}
+    number = {"type": "integer"}
     column = {"type": "object", "required": ["name", "kind"], "properties": {"name": text, "kind": text, "example": {}}}
     columns = {"type": "array", "items": column}
     objects = {"type": "array", "items": {"type": "object"}}

@@ -78,7 +78,8 @@ def _file(name: str, kind: str) -> Callable[[Request], Any]:
 
 class _Pages:
     def __init__(self, *, answerer: Answerer, config: ServerConfig) -> None:
-        self.answerer, self.config = answerer, config
+        self.answerer = answerer
+        self.config = config
         self._columns = frozenset(name.strip() for name in config.show_columns.split(",") if name.strip())
         self._limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
 

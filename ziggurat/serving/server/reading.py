@@ -50,7 +50,10 @@ def refused(
 
 def refused_as(status: int, error: ZigguratError) -> RefusedRequestError:
     """The same error with a status."""
-    expected, found, where, ways_out = error.expected, error.found, error.where, error.ways_out
+    expected = error.expected
+    found = error.found
+    where = error.where
+    ways_out = error.ways_out
     return refused(status, expected=expected, found=found, where=where, ways_out=ways_out)
 
 

@@ -230,7 +230,8 @@ def _with_shards(
     from ziggurat.serving.server.shards.front import load_front
     from ziggurat.serving.server.shards.process import ShardKeeper
 
-    keeper, addresses = None, tuple(each.strip() for each in config.shard_addresses.split(",") if each.strip())
+    keeper = None
+    addresses = tuple(each.strip() for each in config.shard_addresses.split(",") if each.strip())
     if not addresses:
         listeners = {shard: bind("127.0.0.1", 0) for shard in range(config.shards)}
         addresses = tuple(address_of(each).removeprefix("http://") for each in listeners.values())

@@ -46,7 +46,8 @@ class Watch:
     """
 
     def __init__(self, span: Any, *, tracer: Any) -> None:
-        self._span, self._tracer = span, tracer
+        self._span = span
+        self._tracer = tracer
         self._begin = self._queued = self._begun = self._computed = time.time_ns()
         self._batch: dict[str, Any] = {}
         self._stages: Sequence[Stage] = ()
@@ -63,14 +64,17 @@ class Watch:
             stages: of the batch.
             about: how many requests and candidates, and the effort.
         """
-        self._begun, self._computed, self._stages = begin_ns, time.time_ns(), tuple(stages)
+        self._begun = begin_ns
+        self._computed = time.time_ns()
+        self._stages = tuple(stages)
         self._batch = {f"ziggurat.batch.{name}": value for name, value in about.items()}
 
     def end(self, status: int, *, answer: Any = None) -> None:
         """The answer is written."""
         from opentelemetry import trace  # pyright: ignore[reportMissingImports]
 
-        now, parent = time.time_ns(), trace.set_span_in_context(self._span)
+        now = time.time_ns()
+        parent = trace.set_span_in_context(self._span)
         if self._queued != self._begin:
             self._part("read", self._begin, self._queued, parent)
         if self._batch:
@@ -106,12 +110,14 @@ class Tracing:
         except ImportError as error:
             raise _missing("opentelemetry-api", error) from error
         self._tracer = trace.get_tracer(_NAME)
-        self._extract, self._server = propagate.extract, trace.SpanKind.SERVER
+        self._extract = propagate.extract
+        self._server = trace.SpanKind.SERVER
 
     def begin(self, scope: Any) -> Watch | None:
         """What records a request of ASGI; None if it is not sampled."""
         carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
-        method, path = scope["method"], scope["path"]
+        method = scope["method"]
+        path = scope["path"]
         about = {"http.request.method": method, "url.path": path, "http.route": path}
         span = self._tracer.start_span(f"{method} {path}", self._extract(carrier), kind=self._server, attributes=about)
         if span.is_recording():

@@ -98,13 +98,16 @@ class _FormulaReader:
     """Recursive descent; one method for each line of the grammar, from the loosest binding to the tightest."""
 
     def __init__(self, text: str, *, names: Collection[str], where: str) -> None:
-        self._text, self._names, self._where = text, tuple(names), where
+        self._text = text
+        self._names = tuple(names)
+        self._where = where
         self.used: set[str] = set()
         if not isinstance(text, str) or len(text) > MAX_LENGTH:
             found = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__
             raise self._wrong(0, f"a formula of at most {MAX_LENGTH:,} characters", found)
         self._tokens = list(self._split())
-        self._next, self._depth = 0, 0
+        self._next = 0
+        self._depth = 0
 
     def read(self) -> Node:
         node = self._number(self._choice, "a formula that gives a number")
@@ -113,7 +116,8 @@ class _FormulaReader:
         return node
 
     def _split(self) -> list[_Token]:
-        tokens, position = [], 0
+        tokens = []
+        position = 0
         end = len(self._text.rstrip())
         while position < end:
             found = _TOKEN.match(self._text, position)
@@ -185,7 +189,8 @@ class _FormulaReader:
 
     def _comparison(self) -> Node:
         start = self._token.at
-        parts, signs = [self._sum()], []
+        parts = [self._sum()]
+        signs = []
         while sign := self._take(*COMPARISONS):
             self._require(parts[0], start, f"a number before {sign}", condition=False)
             signs.append(sign)

@@ -112,7 +112,8 @@ class DurableFile:
     def close(self) -> None:
         """Close without the promise of `finish`. Harmless to repeat."""
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+            descriptor = self._descriptor
+            self._descriptor = -1
             with writing(self._path):
                 os.close(descriptor)
 
@@ -220,7 +221,8 @@ def _refuse_holes(path: Path, descriptor: int, record: FileRecord) -> None:
     """
     if record.size_bytes < _LARGE_BYTES:
         return
-    there, position = 0, 0
+    there = 0
+    position = 0
     with suppress(OSError):  # ENXIO: no data after `position`
         for _ in range(_MOST_PIECES):
             first = os.lseek(descriptor, position, os.SEEK_DATA)

@@ -170,7 +170,8 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
     if folder.is_symlink() or not folder.is_dir():
         found = "a symbolic link" if folder.is_symlink() else "no such folder"
         raise damaged(folder, expected="a folder with a checkpoint", found=found)
-    sums_path, path = folder / SUMS_NAME, folder / MANIFEST_NAME
+    sums_path = folder / SUMS_NAME
+    path = folder / MANIFEST_NAME
     sums = read_small_file(sums_path, max_bytes=MAX_MANIFEST_BYTES)
     text = read_small_file(path, max_bytes=MAX_MANIFEST_BYTES)
     first = _FIRST_SUM.match(sums)
@@ -290,7 +291,8 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
 def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTensor:
     data = _dict(data, "dtype", "shape", "chunks")
     _require(_string(data["dtype"]) in CODE_DTYPES, f"tensor {name!r} has the unknown dtype {data['dtype']!r}")
-    dtype, shape = CODE_DTYPES[data["dtype"]], _counts(data["shape"])
+    dtype = CODE_DTYPES[data["dtype"]]
+    shape = _counts(data["shape"])
     _require(len(shape) <= MAX_DIMENSIONS, f"tensor {name!r} has {len(shape)} dimensions")
     _require(prod(max(size, 1) for size in shape) * dtype.itemsize < 1 << 63, f"tensor {name!r} is too large")
     chunks = []

@@ -35,7 +35,8 @@ def to_host(source: Tensor, *, block_bytes: int = BLOCK_BYTES) -> Tensor:
     target = torch.empty(source.shape, dtype=source.dtype)
     if source.device.type != "cuda":
         return target.copy_(source)
-    blocks, copies = _blocks(block_bytes, is_locked=torch.cuda.is_available()), _Copies()
+    blocks = _blocks(block_bytes, is_locked=torch.cuda.is_available())
+    copies = _Copies()
     under_way: deque[tuple[Any, Tensor, Tensor]] = deque()
     for number, (piece, place) in enumerate(_pieces(source, target, block_bytes=block_bytes)):
         if len(under_way) == _NUM_BLOCKS:

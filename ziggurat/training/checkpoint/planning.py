@@ -95,7 +95,8 @@ def _item_to_json(item: WriteItem) -> JSON:
 
 
 def _item_from_json(item: dict[str, Any]) -> WriteItem:
-    offsets, sizes = torch.Size(item["offsets"]), torch.Size(item["sizes"])
+    offsets = torch.Size(item["offsets"])
+    sizes = torch.Size(item["sizes"])
     return WriteItem(
         index=MetadataIndex(item["name"], offsets),
         type=WriteItemType[item["kind"]],

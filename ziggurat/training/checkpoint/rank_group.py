@@ -35,10 +35,12 @@ class CheckpointRanks:
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None, *, timeout_s: float = TIMEOUT_S) -> None:
-        self.rank, self.world_size = 0, 1
+        self.rank = 0
+        self.world_size = 1
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
-            self.rank, self.world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+            self.rank = dist.get_rank(process_group)
+            self.world_size = dist.get_world_size(process_group)
         if self.world_size > 1:
             ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
             local = ranks is not None
@@ -93,7 +95,8 @@ class CheckpointRanks:
             texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(texts, padded, group=group)
         except RuntimeError as error:
-            silent, found = silent_ranks(), (str(error).splitlines() or [type(error).__name__])[0]
+            silent = silent_ranks()
+            found = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
                 expected=f"an answer from all {self.world_size} ranks",
                 found=f"no answer from rank {', '.join(map(str, silent))}: {found}" if silent else found,

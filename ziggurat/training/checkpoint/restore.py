@@ -74,7 +74,8 @@ def check_into(
     for name, tensor in into.items():
         if name not in stored:
             continue
-        wanted, found = (tensor.dtype, tuple(tensor.shape)), (stored[name].dtype, stored[name].shape)
+        wanted = (tensor.dtype, tuple(tensor.shape))
+        found = (stored[name].dtype, stored[name].shape)
         if wanted != found:
             raise _misfit(
                 f"{name!r} as {wanted[0]} of shape {wanted[1]}",
@@ -108,7 +109,8 @@ def check_fit(
     Raises:
         CheckpointError: they do not fit, on every rank.
     """
-    stored, folder = reader.manifest.named, reader.folder
+    stored = reader.manifest.named
+    folder = reader.folder
     if into is None:
         ranks.agree(lambda: _check_memory(stored, folder))
         return
@@ -121,7 +123,8 @@ def check_fit(
 
 def _check_memory(stored: Mapping[str, StoredTensor | SparseTensor], folder: Path) -> None:
     sizes = {name: prod(tensor.shape) * tensor.dtype.itemsize for name, tensor in stored.items()}
-    need, memory = sum(sizes.values()), host_memory()
+    need = sum(sizes.values())
+    memory = host_memory()
     if need > memory.free_bytes:
         largest = max(sizes, key=lambda name: sizes[name])
         raise CheckpointError(

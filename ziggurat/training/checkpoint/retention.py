@@ -67,7 +67,8 @@ def start_partial(final: Path) -> Path:
 
 def publish(final: Path) -> None:
     """Give a finished partial folder its name, durably. A checkpoint of the same step is replaced, never lost."""
-    partial, replaced = partial_folder(final), _aside("replaced", final)
+    partial = partial_folder(final)
+    replaced = _aside("replaced", final)
     sync_folder(partial)
     with writing(final):
         if final.exists():
@@ -121,7 +122,8 @@ def clear_leftovers(folder: Path) -> list[str]:
     """
     found = _leftovers(folder)
     for name in found:
-        path, final = folder / name, folder / name.split("-", 1)[1]
+        path = folder / name
+        final = folder / name.split("-", 1)[1]
         with writing(path):
             if name.endswith(".pinned"):
                 path.unlink()
@@ -197,7 +199,8 @@ class FolderLock:
     def release(self) -> None:
         """Give the lock back; harmless if it is not held."""
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+            descriptor = self._descriptor
+            self._descriptor = -1
             with suppress(OSError):  # Linux gives the descriptor back, and with it the lock, even then
                 os.close(descriptor)
 

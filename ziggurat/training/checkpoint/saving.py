@@ -60,8 +60,11 @@ class Saving:
         pinned: bool,
         saved_rows: SavedRows = SavedRows.CHANGED,
     ) -> None:
-        self.step, self._saved_rows = step, saved_rows
-        self._folder, self._ranks, self._pinned = folder, ranks, pinned
+        self.step = step
+        self._saved_rows = saved_rows
+        self._folder = folder
+        self._ranks = ranks
+        self._pinned = pinned
         self._final = retention.step_folder(folder, step)
         self._lock = retention.FolderLock(folder)
         self._planner = SnapshotPlanner()
@@ -77,7 +80,8 @@ class Saving:
         replies = self._ranks.agree(lambda: self._prepare(tensors, state, guard))
         self._require_equal(replies)
         offers = [reply["offer"] for reply in replies if reply["offer"]["entries"]]
-        self.has_rows, earlier = bool(offers), Earlier()
+        self.has_rows = bool(offers)
+        earlier = Earlier()
         if offers:
             chosen = partial(choose, self._folder, offers, step=self.step, rows=self._saved_rows)
             earlier = from_json(Earlier, self._ranks.agree_on_coordinator(lambda: to_json(chosen())), where="rows")
@@ -101,7 +105,9 @@ class Saving:
         assert self._writer is not None
         assert self._plan is not None
         assert self._metadata is not None
-        writer, plan, metadata = self._writer, self._plan, self._metadata
+        writer = self._writer
+        plan = self._plan
+        metadata = self._metadata
         written = self._ranks.agree(lambda: results_to_json(writer.write_data(plan, self._planner).value()))
 
         def publish() -> JSON:

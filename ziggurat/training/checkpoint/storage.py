@@ -106,7 +106,8 @@ class CheckpointWriter(StorageWriter):
     """
 
     def __init__(self, folder: str | Path, *, step: int, state: Mapping[str, JSON] | None = None) -> None:
-        self._folder, self._step = Path(folder), step
+        self._folder = Path(folder)
+        self._step = step
         self._state_text = encode_state(state or {})
         self.sparse: Mapping[str, SparseTensor] = {}  # tables of which some rows are saved, set before `finish`
         self.taken = Taken()  # set before `finish`, too
@@ -157,7 +158,8 @@ class CheckpointWriter(StorageWriter):
 
     def _write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         header = safetensors_header([_entry(item) for item in items])
-        starts, start = [], len(header)
+        starts = []
+        start = len(header)
         with DurableFile(partial_folder(self._folder) / name) as file:
             file.write(header)
             for item in items:
@@ -185,7 +187,8 @@ class CheckpointWriter(StorageWriter):
         for name, tensor in metadata.state_dict_metadata.items():
             assert isinstance(tensor, TensorStorageMetadata), name
             chunks = [_chunk(written[name, tuple(chunk.offsets)], tuple(chunk.sizes)) for chunk in tensor.chunks]
-            dtype, shape = tensor.properties.dtype, tuple(tensor.size)
+            dtype = tensor.properties.dtype
+            shape = tuple(tensor.size)
             tensors[name] = StoredTensor(dtype=dtype, shape=shape, chunks=tuple(chunks))
         tensors |= self.taken.tensors
         files |= self.taken.files
@@ -215,7 +218,8 @@ class CheckpointReader(StorageReader):
     """
 
     def __init__(self, folder: str | Path, *, step: int | None = None) -> None:
-        self.folder, self._step = Path(folder), step
+        self.folder = Path(folder)
+        self._step = step
         self._manifest: Manifest | None = None
         self._verified: set[str] = set()
         self._places: Mapping[Any, StoredChunk] = {}
@@ -280,7 +284,9 @@ class CheckpointReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Start again, with another checkpoint if one is given."""
         self.folder = self.folder if checkpoint_id is None else Path(checkpoint_id)
-        self._manifest, self._verified, self._places = None, set(), {}
+        self._manifest = None
+        self._verified = set()
+        self._places = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The manifest in torch's words."""
@@ -349,7 +355,8 @@ def _data(item: WriteItem) -> Any:
 def _entry(item: WriteItem) -> tuple[str, torch.dtype, tuple[int, ...], int]:
     """Name, type, shape and bytes of a chunk in its file. A part of a tensor is called `name@offset,offset`."""
     data = _data(item)
-    sizes, dtype = tuple(data.chunk.sizes), data.properties.dtype
+    sizes = tuple(data.chunk.sizes)
+    dtype = data.properties.dtype
     whole = sizes == tuple(data.size)
     name = item.index.fqn if whole else f"{item.index.fqn}@{','.join(map(str, data.chunk.offsets))}"
     return name, dtype, sizes, prod(sizes) * dtype.itemsize

@@ -174,7 +174,8 @@ class CheckpointStore:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def rows_line(self) -> str:

@@ -203,7 +203,8 @@ def versus_baseline(
             the line also names metrics that are worse.
     """
     known = half_widths or {}
-    ours, theirs = metrics.get(metric, math.nan), baseline.get(metric, math.nan)
+    ours = metrics.get(metric, math.nan)
+    theirs = baseline.get(metric, math.nan)
     if not (math.isfinite(ours) and math.isfinite(theirs)):
         return ""
     half_width = known.get(metric, 0.0)
@@ -321,7 +322,8 @@ def evaluate_batches(
         dist.all_reduce(counts, group=process_group)
     num_rows, *num_unknown = counts.tolist()
     unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
-    found, curves = accumulator.compute(), _curves(accumulator, inputs)
+    found = accumulator.compute()
+    curves = _curves(accumulator, inputs)
     half_widths = {error_bar_of: accumulator.half_width(error_bar_of)} if error_bar_of else {}
     if full_ranking is not None:
         found |= full_ranking.compute(process_group=process_group)

@@ -79,7 +79,9 @@ class FullRankings:
     """
 
     def __init__(self, model: Model, *, train: Any, valid: Any = None) -> None:
-        self._model, self._train, self._valid = model, train, valid
+        self._model = model
+        self._train = train
+        self._valid = valid
         self._made: dict[bool, FullRanking] = {}
         has_any = model.finds_items and hasattr(train, "read_group")
         self.names = tuple(full_ranking_names(model.inputs.labels)) if has_any else ()
@@ -162,14 +164,16 @@ class FullRanking:
         if not parts:
             return np.empty((0, 2), dtype=np.int64)
         questions, items = (np.concatenate(each) for each in zip(*parts, strict=True))
-        known, num_items = items >= 0, self.items.num_rows
+        known = items >= 0
+        num_items = self.items.num_rows
         # One number a pair, which sorts ten times as fast as pairs do.
         return np.stack(np.divmod(np.unique(questions[known] * num_items + items[known]), num_items), axis=1)
 
     def _of_histories(
         self, batch: Batch, samples: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        values, offsets = batch.jagged.values.cpu().numpy(), batch.jagged.offsets.cpu().numpy()
+        values = batch.jagged.values.cpu().numpy()
+        offsets = batch.jagged.offsets.cpu().numpy()
         for index in self._histories:
             first = offsets[index * batch.batch_size + samples]
             lengths = offsets[index * batch.batch_size + samples + 1] - first
@@ -229,7 +233,9 @@ class FullRankingPass:
     """
 
     def __init__(self, ranking: FullRanking, model: FindsItems, *, ks: Sequence[int]) -> None:
-        self._ranking, self._model, self._depth = ranking, model, max(ks)
+        self._ranking = ranking
+        self._model = model
+        self._depth = max(ks)
         self._num_vectors: int = getattr(model, "num_vectors", 1)
         self._sums = FullRankingSums(model.inputs.labels, num_items=ranking.items.num_rows, ks=ks)
         self._device = next(iter(cast(Model, model).parameters())).device
@@ -252,7 +258,8 @@ class FullRankingPass:
     def _ask(self, batch: Batch, users_BD: Tensor, weights_BL: Tensor) -> None:
         samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)
         numbers = samples.numpy()
-        wanted, had = self._ranking.targets(batch)[numbers], self._ranking.had(batch, numbers)
+        wanted = self._ranking.targets(batch)[numbers]
+        had = self._ranking.had(batch, numbers)
         targets, excluded = left_out(wanted, had, repeats=self._ranking.repeats)
         questions = Questions(
             users=users_BD[samples.to(self._device)],
@@ -321,7 +328,8 @@ def _bare_rows(schema: pa.Schema, *, name: str, rows: NDArray[np.int64]) -> pa.T
 
 def _last_rows(table: pa.Table, name: str) -> pa.Table:
     """The last row of each item: by time, then by the order of the rows; ordered by item."""
-    items, times = table.column(name).to_numpy(), table.column(_TIME).to_numpy()
+    items = table.column(name).to_numpy()
+    times = table.column(_TIME).to_numpy()
     order = np.lexsort((np.arange(len(items)), times, items))
     last = np.diff(items[order], append=-1) != 0
     return table.take(pa.array(order[last]))
@@ -338,7 +346,8 @@ def vectors_of_table(
         compute: `user_vectors` or `item_vectors`.
         device: of the model.
     """
-    was_training, parts = model.training, []
+    was_training = model.training
+    parts = []
     model.train(False)
     with torch.no_grad(), whole_products():
         for first in range(0, table.num_rows, _ROWS):

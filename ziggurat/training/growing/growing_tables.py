@@ -43,7 +43,9 @@ class GrowingTables:
         gather: Callable[[bytes], list[bytes]] | None = None,
         rank: int = 0,
     ) -> None:
-        self._model, self._seed, self._gather_bytes = model, seed, gather
+        self._model = model
+        self._seed = seed
+        self._gather_bytes = gather
         self._batches = GrowingBatches(model.inputs, gather=None if gather is None else self._gather, rank=rank)
 
     @property
@@ -92,6 +94,7 @@ class GrowingTables:
         found = []
         for part in self._gather_bytes(lengths.tobytes() + numbers.tobytes()):
             both = np.frombuffer(part, dtype=np.int64)
-            theirs, values = both[: len(mine)], both[len(mine) :]
+            theirs = both[: len(mine)]
+            values = both[len(mine) :]
             found.append(np.split(values, np.cumsum(theirs)[:-1]))
         return found

@@ -200,7 +200,8 @@ class MetricAccumulator:
             NumericsError: a score is NaN or infinite, or not a probability.
             DataError: shapes disagree, a column is missing or unexpected, a label or weight is impossible.
         """
-        num_rows, num_labels = labels_BL.shape[0], len(self.inputs.labels)
+        num_rows = labels_BL.shape[0]
+        num_labels = len(self.inputs.labels)
         _expect("scores", tuple(scores_BL.shape), (num_rows, num_labels))
         _expect("labels", tuple(labels_BL.shape), (num_rows, num_labels))
         _expect("weights", _shape(weights_B), (num_rows,) if self.inputs.has_weights else None)
@@ -335,7 +336,8 @@ class MetricAccumulator:
     def _metrics(self, columns: _Columns, index: int) -> list[float]:
         if not has_metrics(self.inputs.labels[index]):
             return []
-        task, labels = self.inputs.labels[index].task, columns.labels[:, index]
+        task = self.inputs.labels[index].task
+        labels = columns.labels[:, index]
         samples = self._samples(columns, index)
         groups = columns.groups[~np.isnan(labels)] if self.inputs.has_groups else None
         plain = _BINARY if task is Task.BINARY else _REGRESSION

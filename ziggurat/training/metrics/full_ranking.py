@@ -117,7 +117,8 @@ def rank_all(
         Ranks, 0 where the target is none of the items, or has a score that is not a number; and numbers of items, best
         first, -1 where there are fewer.
     """
-    ranks, lists = [], []
+    ranks = []
+    lists = []
     firsts = torch.arange(0, len(questions.users) + _QUESTIONS, _QUESTIONS, device=items_ND.device)
     bounds = torch.searchsorted(questions.excluded[:, 0].contiguous(), firsts).tolist()
     for number, first in enumerate(range(0, len(questions.users), _QUESTIONS)):
@@ -136,7 +137,9 @@ def rank_all(
 
 
 def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[Tensor, Tensor]:
-    users_QD, targets_Q, size = questions.users, questions.targets, len(questions.users)
+    users_QD = questions.users
+    targets_Q = questions.targets
+    size = len(questions.users)
     own_Q = targets_Q.clamp(min=0)
     wanted_Q = (users_QD * items_ND[own_Q]).sum(dim=1) if len(items_ND) else users_QD.new_zeros(size)
     better_Q = torch.zeros_like(targets_Q)
@@ -160,7 +163,8 @@ def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[T
         both_QK = torch.cat([best_QK, top_QK], dim=1)
         numbers_QK = torch.cat([lists_QK, torch.where(top_QK > -torch.inf, at_QK + first, -1)], dim=1)
         best_QK, order_QK = both_QK.sort(dim=1, descending=True, stable=True)
-        best_QK, order_QK = best_QK[:, :depth], order_QK[:, :depth]
+        best_QK = best_QK[:, :depth]
+        order_QK = order_QK[:, :depth]
         lists_QK = numbers_QK.gather(1, order_QK)
     return torch.where((targets_Q >= 0) & ~wanted_Q.isnan(), better_Q + 1, 0), lists_QK
 
@@ -186,7 +190,9 @@ class FullRankingSums:
     """
 
     def __init__(self, labels: Sequence[LabelSpec], *, num_items: int, ks: Sequence[int] = DEFAULT_KS) -> None:
-        self.labels, self.ks, self.num_items = tuple(labels), tuple(ks), num_items
+        self.labels = tuple(labels)
+        self.ks = tuple(ks)
+        self.num_items = num_items
         # recalls, ndcgs, mrr, repeated, weight
         self._sums = torch.zeros(len(labels), 2 * len(ks) + 3, dtype=torch.float64)
         self._block_sums = torch.zeros(BLOCKS, *self._sums.shape, dtype=torch.float64)
@@ -227,13 +233,16 @@ class FullRankingSums:
 
     def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """All metrics; NaN without a question. Collective where there is a process group."""
-        sums, covered = self._sums, self._covered.to(torch.uint8)
+        sums = self._sums
+        covered = self._covered.to(torch.uint8)
         if process_group is not None:
             device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
-            sums, covered = sums.to(device), covered.to(device)
+            sums = sums.to(device)
+            covered = covered.to(device)
             dist.all_reduce(sums, group=process_group)
             dist.all_reduce(covered, op=dist.ReduceOp.MAX, group=process_group)
-            sums, covered = sums.cpu(), covered.cpu()
+            sums = sums.cpu()
+            covered = covered.cpu()
         found: dict[str, float] = {}
         num = len(self.ks)
         for index, label in enumerate(self.labels):
@@ -309,11 +318,14 @@ class HadBefore:
         none = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         groups, items = (np.concatenate(each) for each in zip(*(parts or none), strict=True))
         known = groups != 0  # 0 is a missing group: nobody
-        groups, items = groups[known], items[known]
+        groups = groups[known]
+        items = items[known]
         order = np.lexsort((items, groups))
-        groups, items = groups[order], items[order]
+        groups = groups[order]
+        items = items[order]
         is_new = np.r_[True, (groups[1:] != groups[:-1]) | (items[1:] != items[:-1])][: len(groups)]
-        self._groups, self._items = groups[is_new], items[is_new]
+        self._groups = groups[is_new]
+        self._items = items[is_new]
 
     def pairs_of(self, groups_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(question, item) of everything that the groups of some questions had, question after question."""

@@ -188,7 +188,9 @@ def _group_wins(
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
         new_group = np.diff(groups[order]) != 0
-    scores, labels, weights = samples.scores[order], samples.labels[order], samples.weights[order]
+    scores = samples.scores[order]
+    labels = samples.labels[order]
+    weights = samples.weights[order]
     run_ends = np.append(np.flatnonzero(new_group | (np.diff(scores) != 0.0)), order.size - 1)
     group_ends = np.append(np.flatnonzero(new_group[run_ends[:-1]]), run_ends.size - 1)  # of runs, not samples
     run_starts = np.append(0, run_ends[:-1] + 1)

@@ -58,7 +58,9 @@ def ranking_metrics(
         NumericsError: a score is NaN or infinite.
         ConfigError: k is not positive.
     """
-    s, y, g = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64), np.asarray(groups)
+    s = np.asarray(scores, dtype=np.float64)
+    y = np.asarray(labels, dtype=np.float64)
+    g = np.asarray(groups)
     if not s.shape == y.shape == g.shape == (s.size,):
         raise DataError(
             expected="a score, a label and a group for each sample",
@@ -70,11 +72,15 @@ def ranking_metrics(
     check_labels(y, task=Task.BINARY, where="ranking metrics")
     names = ranking_names(k)
     is_known = ~np.isnan(y)
-    s, y, g = s[is_known], y[is_known], g[is_known]
+    s = s[is_known]
+    y = y[is_known]
+    g = g[is_known]
     if not s.size:
         return dict.fromkeys(names, math.nan)
     order = np.lexsort((-s, g))
-    s, y, g = s[order], y[order], g[order]
+    s = s[order]
+    y = y[order]
+    g = g[order]
     group_starts = np.flatnonzero(np.r_[True, g[1:] != g[:-1]])
     run_starts = np.flatnonzero(np.r_[True, (g[1:] != g[:-1]) | (s[1:] != s[:-1])])
     group_of_run = np.searchsorted(group_starts, run_starts, side="right") - 1
@@ -82,7 +88,8 @@ def ranking_metrics(
     first = run_starts - group_starts[group_of_run]  # places before the run in its group
     positives = np.add.reduceat(y, run_starts)
     discounts = np.r_[0.0, np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))]
-    begin, end = np.minimum(first, k), np.minimum(first + length, k)
+    begin = np.minimum(first, k)
+    end = np.minimum(first + length, k)
     share = positives / length
     num_groups = group_starts.size
     gain = _sums(share * (discounts[end] - discounts[begin]), group_of_run, num_groups)

@@ -76,7 +76,8 @@ def scored_samples(
         NumericsError: a score is NaN or infinite, or outside the scale.
         DataError: different lengths, a binary label that is not 0, 1 or NaN, an infinite label, a bad weight.
     """
-    score_array, label_array = as_array(scores), as_array(labels).astype(np.float64)
+    score_array = as_array(scores)
+    label_array = as_array(labels).astype(np.float64)
     weight_array = np.ones(label_array.shape) if weights is None else as_array(weights).astype(np.float64)
     if not (score_array.ndim == 1 and score_array.shape == label_array.shape == weight_array.shape):
         raise DataError(
@@ -91,7 +92,9 @@ def scored_samples(
     epsilon = float(np.finfo(score_array.dtype).eps)
     present = ~np.isnan(label_array)
     if not present.all():
-        score_array, label_array, weight_array = score_array[present], label_array[present], weight_array[present]
+        score_array = score_array[present]
+        label_array = label_array[present]
+        weight_array = weight_array[present]
     return ScoredSamples(
         scores=score_array.astype(np.float64), labels=label_array, weights=weight_array, epsilon=epsilon
     )

@@ -95,7 +95,8 @@ class _Events:
         from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard.summary import scalar
 
-        self._make_event, self._make_scalar = Event, scalar
+        self._make_event = Event
+        self._make_scalar = scalar
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
         self._flushed_at = time.time()

@@ -263,7 +263,8 @@ class RunFolder:
             config = CONFIG.read(self.config)
         except ZigguratError:
             return ""
-        recipe, files = config.get("recipe"), (config.get("data") or {}).get("train") or []
+        recipe = config.get("recipe")
+        files = (config.get("data") or {}).get("train") or []
         text = f", {recipe}" if recipe else ""
         more = f" and {len(files) - 1} files more" if len(files) > 1 else ""
         return text + (f", on {files[0]}{more}" if files else "")

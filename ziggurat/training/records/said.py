@@ -24,7 +24,8 @@ class KeptProgress:
     """
 
     def __init__(self, progress: Progress, *, path: Path) -> None:
-        self._progress, self._path = progress, path
+        self._progress = progress
+        self._path = path
         self._waiting: list[str] = []
         self._is_open = False
         self._is_lost = False
@@ -32,7 +33,8 @@ class KeptProgress:
     def open(self) -> None:
         """Write what was said so far, and everything from now on: the run begins, or goes on."""
         self._is_open = True
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         self._write(waiting)
 
     def begin(self, what: str, *, total: int | None) -> None:

@@ -75,4 +75,5 @@ class SharedLedger:
         if self._file is not None:
             for (epoch, step), (num_rows, ordered, total) in zip(self._places, sums.tolist(), strict=True):
                 self._file.append_sums(epoch=epoch, step=step, num_rows=num_rows, ordered=ordered, row_sum=total)
-        self._places, self._numbers = [], []
+        self._places = []
+        self._numbers = []

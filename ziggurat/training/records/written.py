@@ -41,7 +41,8 @@ class WrittenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.since_step = 0
-        self._hash, self._num_bytes = hashlib.sha256(), 0
+        self._hash = hashlib.sha256()
+        self._num_bytes = 0
 
     def mark(self) -> dict[str, Any]:
         """What the file holds now, as plain data; reads what was appended since the last time."""
@@ -50,7 +51,8 @@ class WrittenFile:
 
     def problem(self, mark: Any) -> str:
         """What is wrong with the beginning of the file, that `mark` knows; "" if nothing."""
-        self._hash, self._num_bytes = hashlib.sha256(), 0
+        self._hash = hashlib.sha256()
+        self._num_bytes = 0
         if not isinstance(mark, dict) or not isinstance(mark.get("bytes"), int):
             return "a checkpoint that does not say what the file held"
         self.since_step = int(mark.get("since_step", 0))
@@ -67,7 +69,8 @@ class WrittenFile:
         if self.path.exists():
             self.path.replace(aside)
         self.since_step = step
-        self._hash, self._num_bytes = hashlib.sha256(), 0
+        self._hash = hashlib.sha256()
+        self._num_bytes = 0
         return aside
 
     def _read(self, limit: int | None) -> None:
@@ -108,9 +111,11 @@ class WrittenFiles:
         for file in self._files:
             mark = marks.get(file.path.name) if isinstance(marks, dict) else None
             if isinstance(marks, dict):
-                text, expected = file.problem(mark), f"the first {_bytes_of(mark)} bytes as the checkpoint knows them"
+                text = file.problem(mark)
+                expected = f"the first {_bytes_of(mark)} bytes as the checkpoint knows them"
             else:
-                text, expected = _problem_without_mark(file.path, step), f"a file that reaches step {step:,}"
+                text = _problem_without_mark(file.path, step)
+                expected = f"a file that reaches step {step:,}"
             if text:
                 found.append(_damaged(file.path, expected=f"{expected} (step {step:,})", found=text))
         return found

@@ -35,8 +35,10 @@ class NotebookProgress:
 
     def begin(self, what: str, *, total: int | None) -> None:
         """Show a phase, in the place of the one before it."""
-        self._what, self._total = what, total
-        self._done, self._note = 0, ""
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._note = ""
         if self._shown is None:
             self._shown = self._display.display(self._html(), display_id=True)
         self._draw()
@@ -44,7 +46,8 @@ class NotebookProgress:
     def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
         """Move the bar, at most four times a second; see `Progress.update`."""
         self._total = self._total if total is None else total
-        self._done, self._note = done, note
+        self._done = done
+        self._note = note
         if time.monotonic() - self._drawn_at >= _EVERY_S:
             self._draw()
 

@@ -61,8 +61,10 @@ class Pace:
         Args:
             facts: what the step says of itself (`TrainStep.facts`); passed on, and shown where it looks ahead.
         """
-        rate, self._last = _rate(self._last), (0.0, 0)
-        busy, self._busy = self._busy, []
+        rate = _rate(self._last)
+        self._last = (0.0, 0)
+        busy = self._busy
+        self._busy = []
         found = {"samples_per_s": rate, **(facts or {})}
         if busy:
             share = straggler_share(np.array(busy))

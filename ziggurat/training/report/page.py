@@ -60,11 +60,13 @@ def write_report(folder: str | Path) -> Path:
     """Write `report.html` into a run's folder and return its path."""
     run = RunFolder(Path(folder))
     records = read_records(run.metrics)
-    evaluations, baseline = _evaluations(run.path), _evaluations(run.baseline)
+    evaluations = _evaluations(run.path)
+    baseline = _evaluations(run.baseline)
     config = CONFIG.read(run.config) if run.config.exists() else {}
     startup = STARTUP.read(run.startup) if run.startup.exists() else {}
     traffic = TRAFFIC.read(run.traffic) if run.traffic.exists() else {}
-    title, best = title_of(run, config), best_step(records, config)
+    title = title_of(run, config)
+    best = best_step(records, config)
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
@@ -247,7 +249,8 @@ def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     groups = {"data": DataConfig, "training": TrainingConfig} | ({"model": kind} if kind is not None else {})
     found = []
     for group, cls in groups.items():
-        defaults, values = flattened(cls()), flattened(config.get(group, {}))
+        defaults = flattened(cls())
+        values = flattened(config.get(group, {}))
         found += [
             (f"{group}.{name}", value.strip('"'), defaults.get(name, "none").strip('"'))
             for name, value in values.items()

@@ -71,7 +71,8 @@ def importance_figure(bars: Sequence[tuple[str, float, float]], *, title: str, u
     """A horizontal bar with its deviation for each (name, value, deviation), the first one on top."""
     figure, axes = _axes(title, height=max(1.6, 0.26 * len(bars) + 0.9))
     places = range(len(bars))
-    values, deviations = [bar[1] for bar in bars], [bar[2] for bar in bars]
+    values = [bar[1] for bar in bars]
+    deviations = [bar[2] for bar in bars]
     colours = [INK if value >= 0 else SECOND for value in values]
     axes.barh(places, values, xerr=deviations, color=colours, height=0.65, error_kw={"lw": 1, "capsize": 2})
     axes.set_yticks(places, [bar[0] for bar in bars], fontsize=8)
@@ -90,7 +91,8 @@ def axis_limits(values: Sequence[float]) -> tuple[float, float] | None:
     """
     if not values:
         return None
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     middle = (low + high) / 2
     least = max(0.005 * abs(middle), 1e-12)
     return None if high - low >= least else (middle - least, middle + least)
@@ -107,8 +109,10 @@ def _label(name: str, all_names: Sequence[str], split: str) -> str:
 def _curves(curves: dict[str, list[tuple[int, float]]], *, title: str, unit: str, best_step: int) -> Figure:
     figure, axes = _axes(title)
     for index, (label, points) in enumerate(curves.items()):
-        steps, values = [step for step, _ in points], [value for _, value in points]
-        marker, own_label = "o" if len(points) <= 30 else "", label if len(curves) > 1 else None
+        steps = [step for step, _ in points]
+        values = [value for _, value in points]
+        marker = "o" if len(points) <= 30 else ""
+        own_label = label if len(curves) > 1 else None
         axes.plot(
             steps,
             values,

@@ -81,7 +81,9 @@ class RowsOfAll:
     """
 
     def __init__(self, progress: Progress, *, num_ranks: int, total: int) -> None:
-        self._progress, self._num_ranks, self._total = progress, num_ranks, total
+        self._progress = progress
+        self._num_ranks = num_ranks
+        self._total = total
 
     def begin(self, what: str, *, total: int | None) -> None:
         """A new phase."""
@@ -124,14 +126,20 @@ class LineProgress:
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._every_s, self._verbose, self._clock = stream, every_s, verbose, clock
-        self._what, self._total = "", None
+        self._stream = stream
+        self._every_s = every_s
+        self._verbose = verbose
+        self._clock = clock
+        self._what = ""
+        self._total = None
         self._last = clock()
         self._latest = ""
 
     def begin(self, what: str, *, total: int | None) -> None:
         """Remember the phase."""
-        self._what, self._total, self._latest = what, total, ""
+        self._what = what
+        self._total = total
+        self._latest = ""
         if self._verbose:
             self._last = self._clock()
 

@@ -87,12 +87,14 @@ class BarProgress:
 
 def _columns(width: int) -> list[ProgressColumn]:
     """The parts of a bar that a terminal has room for."""
-    what, rest = TextColumn("[bold]{task.description}"), TimeRemainingColumn()
+    what = TextColumn("[bold]{task.description}")
+    rest = TimeRemainingColumn()
     if width < _MIDDLE:
         return [what, TaskProgressColumn(), TextColumn("ETA"), rest]
     if width < _WIDE:
         return [what, TaskProgressColumn(), TextColumn("{task.fields[note]}"), TextColumn("ETA"), rest]
-    counts, note = MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+    counts = MofNCompleteColumn()
+    note = TextColumn("{task.fields[note]}")
     return [what, BarColumn(_BAR), counts, note, TimeElapsedColumn(), TextColumn("ETA"), rest]
 
 

@@ -43,7 +43,8 @@ def rank_sections(
     assert isinstance(embeddings, ShardedEmbeddings)
     tables = embeddings.tables
     assert isinstance(tables, ShardedTables)
-    topology, config = parallel.topology, parallel.config
+    topology = parallel.topology
+    config = parallel.config
     lines = {
         "ranks": topology.describe(),
         "ranks of one host": _host_link(topology),

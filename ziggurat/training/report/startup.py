@@ -145,7 +145,8 @@ def startup_report(
         facts: of the model before it was made parallel; needed if it was.
         decision: what decides about checkpoints and the end; see `early_stop.decision_lines`.
     """
-    model, config = step.model, step.config
+    model = step.model
+    config = step.config
     facts = facts or ModelFacts.of(model)
     tables = model.inputs.tables
     kernels = {str(name): str(value) for name, value in flat_lines(kernel_report(model))}
@@ -280,7 +281,8 @@ def tower_section(model: Model) -> dict[str, dict[str, str]]:
     """The section on towers: their module, and for each its features and compression; none for a flat model."""
     if model.towers is None:
         return {}
-    layer, config = model.towers, model.towers.config
+    layer = model.towers
+    config = model.towers.config
     numbers = f"{layer.input_dim} numbers in, {layer.output_dim} out"
     lines = {
         "grouping": f"{len(layer.towers)} towers, strategy {layer.towers.strategy or 'not named'}",

@@ -27,7 +27,8 @@ def straggler_section(records: Sequence[dict[str, Any]]) -> str:
         lost = float((shares * slowest).sum() / max(slowest.sum(), 1e-12))
         lines.append(f"{100 * lost:.1f} % of the ranks' time lost waiting for the slowest, measured (processor time).")
     if planned:
-        before, after = planned[-1]["unbalanced_straggler_share"], planned[-1]["planned_straggler_share"]
+        before = planned[-1]["unbalanced_straggler_share"]
+        after = planned[-1]["planned_straggler_share"]
         lines.append(f"By the cost of the samples: {100 * before:.1f} % as they came, {100 * after:.2f} % as dealt.")
     if not lines:
         return ""

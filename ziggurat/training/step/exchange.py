@@ -30,10 +30,15 @@ class StepExchange:
     """
 
     def __init__(self, exchange: PrioritisedExchange, parallel: Parallel, *, clips: bool) -> None:
-        self._exchange, self._parallel = exchange, parallel
+        self._exchange = exchange
+        self._parallel = parallel
         self._choice = ExchangeChoice(parallel.config.exchange, add_up=self._add_up)
-        exchange.is_on, exchange.defers = self._choice.is_on, not clips
-        self._clips, self._last, self._steps, self._steps_ahead = clips, (0, 0.0), 0, 0
+        exchange.is_on = self._choice.is_on
+        exchange.defers = not clips
+        self._clips = clips
+        self._last = (0, 0.0)
+        self._steps = 0
+        self._steps_ahead = 0
 
     @staticmethod
     def of(model: Model, parallel: Parallel | None, *, clips: bool) -> StepExchange | None:
@@ -64,10 +69,16 @@ class StepExchange:
     def since_last(self) -> dict[str, Any]:
         """Milliseconds a step that this rank waited for embeddings, and the share of cells that collided."""
         traffic = self._parallel.traffic
-        steps, waited = traffic.num_steps, traffic.waited_s
-        before, self._last = self._last, (steps, waited)
-        counts, self._exchange.counts = self._exchange.counts, CellCounts()
-        ahead, self._steps_ahead, made, self._steps = self._steps_ahead, 0, self._steps, 0
+        steps = traffic.num_steps
+        waited = traffic.waited_s
+        before = self._last
+        self._last = (steps, waited)
+        counts = self._exchange.counts
+        self._exchange.counts = CellCounts()
+        ahead = self._steps_ahead
+        self._steps_ahead = 0
+        made = self._steps
+        self._steps = 0
         if steps <= before[0]:
             return {}
         found = {

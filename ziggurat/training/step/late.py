@@ -60,8 +60,12 @@ class LateStep:
         average: WeightAverage | None = None,
     ) -> None:
         assert isinstance(model.embeddings, EmbeddingTables)
-        self._tables, self._config, self._named = model.embeddings, config, dict(named)
-        self._dense, self._table_optimizer, self._average = dense_optimizer, table_optimizer, average
+        self._tables = model.embeddings
+        self._config = config
+        self._named = dict(named)
+        self._dense = dense_optimizer
+        self._table_optimizer = table_optimizer
+        self._average = average
         device = model.embeddings.tables.device
         self._faults = RowFaults(model.embeddings, knows_rows=not model.looks_up_drawn_rows)
         self.ahead = self._faults.ahead
@@ -109,10 +113,12 @@ class LateStep:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._named.values() if parameter.grad is not None]
         norms_W = torch.stack(torch._foreach_norm(gradients)) if gradients else self._rates[:0]
-        squared, tables = norms_W.square().sum().double(), self._yes
+        squared = norms_W.square().sum().double()
+        tables = self._yes
         if self._table_optimizer is not None and self._config.clip_norm:
             of_tables = self._table_optimizer.norm_squared_on_device()
-            squared, tables = squared + of_tables, of_tables.isfinite()
+            squared = squared + of_tables
+            tables = of_tables.isfinite()
         elif self._table_optimizer is not None:
             tables = self._table_optimizer.are_finite_on_device()
         applies = loss.isfinite() & squared.isfinite() & tables & ~self._faults.flag

@@ -83,7 +83,10 @@ class LateResult:
     def __init__(
         self, numbers: Tensor, *, arrived: torch.cuda.Event, batch: Batch, settle: Callable[[Verdict, Batch], str]
     ) -> None:
-        self._numbers, self._arrived, self._batch, self._settle = numbers, arrived, batch, settle
+        self._numbers = numbers
+        self._arrived = arrived
+        self._batch = batch
+        self._settle = settle
         self._read: StepResult | None = None
 
     def read(self) -> StepResult:

@@ -154,7 +154,8 @@ class TrainStep:
         loss = float(self._forward_backward(batch, upcoming).detach())
         busy_s = time.thread_time() - begin_s if self.device.type == "cpu" else 0.0
         totals, scale = self._guard(loss, busy_s=busy_s)
-        value, busy = totals.loss, totals.busy_s
+        value = totals.loss
+        busy = totals.busy_s
         if self.parallel is not None:
             self.parallel.traffic.num_steps += 1
         if not totals.finite:
@@ -283,7 +284,8 @@ class TrainStep:
     def _guard(self, loss: float, *, busy_s: float) -> tuple[Totals, float]:
         """What all ranks have found, and the factor that clips the gradients."""
         squared = float(self._world.squared_norm())
-        tables, finite = self.table_optimizer, True
+        tables = self.table_optimizer
+        finite = True
         if tables is not None and self.config.clip_norm:
             squared += float(tables.grad_norm_squared())  # not finite if any gradient is not
         bound = None
@@ -337,7 +339,9 @@ class _FullBatches:
     """The compiled network for training on full batches; the eager one for the last of an epoch, and for evaluation."""
 
     def __init__(self, eager: DenseForward, compiled: DenseForward, *, size: int) -> None:
-        self._eager, self._compiled, self._size = eager, compiled, size
+        self._eager = eager
+        self._compiled = compiled
+        self._size = size
 
     def __call__(self, embedded: Embedded) -> Outputs:
         if embedded.dense.shape[0] != self._size or not torch.is_grad_enabled():
@@ -357,7 +361,8 @@ def _check_compile(config: TrainingConfig, *, model: Model, parallel: Parallel |
     """
     if config.compile is Compile.OFF or parallel is None:
         return
-    how, parts = parallel.config.dense, parallel.config.num_parts
+    how = parallel.config.dense
+    parts = parallel.config.num_parts
     if how is not DenseParallelism.DDP or parts > 1:
         raise ConfigError(
             expected="--training.compile off, or --dense ddp with the batch in one part",
@@ -400,7 +405,9 @@ def _dense_optimizer(
             where="training settings, optimizer, on a GPU",
             ways_out=("--training.optimizer adam (or adamw, sgd)", "install torch 2.13", "--device cpu"),
         )
-    rate, decay, betas = config.learning_rate, config.weight_decay, (config.beta1, config.beta2)
+    rate = config.learning_rate
+    decay = config.weight_decay
+    betas = (config.beta1, config.beta2)
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
     # Torch's fused SGD and Adagrad do not know parts of weights; its one-kernel-a-step form (`foreach`) does.

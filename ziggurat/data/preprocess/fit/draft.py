@@ -119,7 +119,8 @@ def read_draft(path: Path, facts: DraftFacts, *, first: int = 0, last: int | Non
     with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
         begin = 0
         for index, size in enumerate(facts.batch_rows):
-            low, high = max(first - begin, 0), min(last - begin, size)
+            low = max(first - begin, 0)
+            high = min(last - begin, size)
             if low < high:
                 yield _to_parsed(reader.get_batch(index).slice(low, high - low))
             begin += size

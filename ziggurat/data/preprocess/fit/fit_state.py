@@ -101,7 +101,8 @@ class FitState:
 
     def to_bytes(self) -> bytes:
         """The state as bytes, for systems whose tables have no unsigned numbers (Spark's)."""
-        table, sink = self.to_table(), pa.BufferOutputStream()
+        table = self.to_table()
+        sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return sink.getvalue().to_pybytes()

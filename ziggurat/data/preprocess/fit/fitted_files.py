@@ -42,7 +42,9 @@ class FittedFiles:
     def __init__(
         self, work: Path, *, schema: Schema, out: Path, given_numbers: Mapping[str, NumericState] | None = None
     ) -> None:
-        self._work, self._schema, self._out = work, schema, out
+        self._work = work
+        self._schema = schema
+        self._out = out
         self._given_numbers = given_numbers
         self._preprocessing: Preprocessing | None = None
         self._rows_of: tuple[int, dict[str, np.ndarray]] | None = None  # of the shard that was asked for last
@@ -120,7 +122,10 @@ class DraftEncoder:
         split: int,
         count: Callable[[int], None],
     ) -> None:
-        self._fitted, self._drafts, self._split, self._count = fitted, drafts, split, count
+        self._fitted = fitted
+        self._drafts = drafts
+        self._split = split
+        self._count = count
         known = fitted.preprocessing()
         # One of its own: it counts what these rows hold.
         self._encoder = Preprocessing(known.schema, vocabularies=known.vocabularies, numbers=known.numbers)
@@ -134,7 +139,8 @@ class DraftEncoder:
         """Rows of the split, encoded; as many as there are."""
         begin = 0
         for shard, (folder, facts) in enumerate(self._drafts):
-            first, last = max(rows.start - begin, 0), min(rows.stop - begin, facts.num_rows)
+            first = max(rows.start - begin, 0)
+            last = min(rows.stop - begin, facts.num_rows)
             begin += facts.num_rows
             if first >= last:
                 continue

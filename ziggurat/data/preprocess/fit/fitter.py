@@ -100,7 +100,8 @@ class Fitter:
         ids: dict[str, Ids | NumberedIds] = dict(parsed.ids)
         lists = dict(parsed.lists)
         for feature in self.schema.features:
-            name, counter = feature.name, self._counters.get(table_of(feature))
+            name = feature.name
+            counter = self._counters.get(table_of(feature))
             if counter is None:
                 continue
             if isinstance(feature, Dense):

@@ -51,7 +51,8 @@ def _line(feature: Dense, numbers: Any, preprocessing: Preprocessing) -> str:
     in_place_of_missing = to_floats(np.array([np.nan]), feature, preprocessing.numbers[feature.name])[0]
     there = numbers[numbers != in_place_of_missing]
     there = there if len(there) else numbers
-    least, largest = there.min(), there.max()
+    least = there.min()
+    largest = there.max()
     if least == largest and len(there) == len(numbers):
         return (
             f"feature {feature.name!r} is the same number in all {len(numbers):,} training rows looked at, after "

@@ -49,7 +49,8 @@ class LatestItems:
 
     def __init__(self, schema: Schema, *, date_order: DateOrder) -> None:
         self._item = schema.items.id if schema.items is not None and schema.time else ""
-        self._time, self._order = schema.time, date_order
+        self._time = schema.time
+        self._order = date_order
         self._signs = OrderSigns()
         self._is_date: bool | None = None  # of text: what its first cells show holds for all
         self._latest = _Latest()  # with the day first, if nothing else was asked for
@@ -77,10 +78,12 @@ class LatestItems:
                 self._keep_both()
         ids = parsed.ids.get(self._item)
         if ids is None:
-            keys, there = parsed.rows[self._item].astype(np.uint64), np.ones(parsed.num_rows, dtype=bool)
+            keys = parsed.rows[self._item].astype(np.uint64)
+            there = np.ones(parsed.num_rows, dtype=bool)
         else:
             assert isinstance(ids, Ids), "before the fitter numbers them"
-            keys, there = ids.keys, np.ones(len(ids), dtype=bool) if ids.missing is None else ~ids.missing
+            keys = ids.keys
+            there = np.ones(len(ids), dtype=bool) if ids.missing is None else ~ids.missing
         places = np.searchsorted(chunk.global_rows, parsed.global_rows)
         for latest, order in ((self._latest, self._order), (self._month_first, DateOrder.MONTH_FIRST)):
             if latest is not None:
@@ -148,7 +151,8 @@ class _Latest:
     def merged(self) -> _Entries:
         keys, times, rows = (np.concatenate(each) for each in zip(self._kept, *self._pending, strict=True))
         self._kept = _latest(keys, times, rows)
-        self._pending, self._num_pending = [], 0
+        self._pending = []
+        self._num_pending = 0
         return self._kept
 
 

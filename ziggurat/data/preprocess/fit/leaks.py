@@ -73,7 +73,8 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
         return []
     seen = sampled_rows(train, num_groups=_TRAIN_GROUPS)
     if valid is not None and valid.num_rows:
-        held_out, name = sampled_rows(valid, num_groups=_HELD_OUT_GROUPS), "validation"
+        held_out = sampled_rows(valid, num_groups=_HELD_OUT_GROUPS)
+        name = "validation"
     else:
         is_out = np.arange(len(seen)) % 5 == 0
         seen, held_out, name = seen.filter(pa.array(~is_out)), seen.filter(pa.array(is_out)), "held-out training"
@@ -103,7 +104,8 @@ def _is_far(label: LabelSpec, columns: tuple[Any, Any], y: np.ndarray, y_out: np
     some = np.arange(0, len(y_out), -(-len(y_out) // _FIRST_LOOK_ROWS))
     if label.task is Task.REGRESSION or len(some) == len(y_out) or _too_few(label, y_out[some]):
         return False
-    seen, held_out = columns[0], columns[1].take(pa.array(some))
+    seen = columns[0]
+    held_out = columns[1].take(pa.array(some))
     if is_dense:
         few = np.arange(0, len(y), -(-len(y) // _FIRST_LOOK_NUMBERS))
         if _too_few(label, y[few]):

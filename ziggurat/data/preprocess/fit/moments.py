@@ -35,7 +35,8 @@ def read_moments(
     if dtype == pl.Null:
         return np.empty(0, np.int64), np.zeros(len(series), np.int64)
     if isinstance(dtype, pl.Array):
-        series, dtype = series.arr.to_list(), pl.List(dtype.inner)
+        series = series.arr.to_list()
+        dtype = pl.List(dtype.inner)
     inner = dtype.inner if isinstance(dtype, pl.List) else None
     if inner is None or not ((isinstance(inner, pl.DataType) and inner.is_integer()) or inner == pl.Null):
         raise wrong_type(

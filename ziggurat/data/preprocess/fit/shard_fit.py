@@ -103,8 +103,11 @@ class ShardReader:
         progress: Callable[[str, int, int | None], None],
         total: int | None,
     ) -> None:
-        self._config, self._schema, self._bad_rows = config, schema, bad_rows
-        self._progress, self._total = progress, total
+        self._config = config
+        self._schema = schema
+        self._bad_rows = bad_rows
+        self._progress = progress
+        self._total = total
         self._split_column = split_column(config.split, schema)
 
     def chunks(

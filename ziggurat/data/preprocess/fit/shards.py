@@ -96,7 +96,8 @@ def plan_shards(
             parts = parts_of(path, num_parts) if num_parts > 1 else ()
             if parts and waiting:
                 shards.append(Shard(index=len(shards), source=source, paths=tuple(waiting)))
-                waiting, waiting_bytes = [], 0
+                waiting = []
+                waiting_bytes = 0
             for part in parts:
                 shards.append(Shard(index=len(shards), source=source, paths=(str(path),), part=part))
             if not parts:
@@ -104,7 +105,8 @@ def plan_shards(
                 waiting_bytes += size
             if waiting and (waiting_bytes >= least or path is paths[-1]):
                 shards.append(Shard(index=len(shards), source=source, paths=tuple(waiting)))
-                waiting, waiting_bytes = [], 0
+                waiting = []
+                waiting_bytes = 0
     return shards
 
 

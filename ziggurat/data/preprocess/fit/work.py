@@ -66,7 +66,8 @@ class Work:
     """
 
     def __init__(self, target: Path, *, waiting: Callable[[], None]) -> None:
-        self.target, self._waiting = target, waiting
+        self.target = target
+        self._waiting = waiting
         self.folder = target.with_name(f".{target.name}.work")
         self.resumed = False
         self.damaged: list[str] = []

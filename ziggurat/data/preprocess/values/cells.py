@@ -117,7 +117,8 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
     if dtype == pl.Null:
         return np.full(len(series), np.nan)
     if isinstance(dtype, pl.Categorical | pl.Enum):
-        series, dtype = series.cast(pl.String), pl.String()
+        series = series.cast(pl.String)
+        dtype = pl.String()
     if dtype == pl.String:
         numbers = _numbers_in_text(series, faults, written=faults.chunk.numbers, ways_out=ways_out)
     elif dtype.is_numeric() or dtype == pl.Boolean:
@@ -167,7 +168,8 @@ class MissingValues:
 
     def where(self, series: pl.Series) -> pl.Series | None:
         """Find the cells of a column that are one of them; None where the type has none. Lists are not looked at."""
-        dtype, wanted = series.dtype, pl.Series(sorted(self.texts), dtype=pl.String).implode()
+        dtype = series.dtype
+        wanted = pl.Series(sorted(self.texts), dtype=pl.String).implode()
         if isinstance(dtype, pl.String | pl.Categorical | pl.Enum):
             return series.cast(pl.String).is_in(wanted)
         if dtype.is_numeric() and not self.numbers:
@@ -193,7 +195,8 @@ def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
     """
     if not texts:
         return chunk
-    frame, spans = chunk.frame, chunk.spans
+    frame = chunk.frame
+    spans = chunk.spans
     missing = MissingValues.of(tuple(texts))
     if frame.height:
         nulls: list[pl.Series] = []
@@ -379,7 +382,8 @@ def read_id_lists(
     """
     dtype = series.dtype
     if isinstance(dtype, pl.Categorical | pl.Enum) and separator:
-        series, dtype = series.cast(pl.String), pl.String()
+        series = series.cast(pl.String)
+        dtype = pl.String()
     if dtype == pl.Null:
         return IdLists(values=pl.Series(dtype=pl.String), lengths=np.zeros(len(series), dtype=np.int64))
     if dtype == pl.String and separator:

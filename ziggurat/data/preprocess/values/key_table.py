@@ -54,7 +54,8 @@ class KeyTable:
             (N,) the number of each key, -1 where it is missing, and (M,) where in `keys` each new one stands, in the
             order of the new numbers.
         """
-        done, parts = 0, [(np.empty(0, np.int32), np.empty(0, np.int64))]
+        done = 0
+        parts = [(np.empty(0, np.int32), np.empty(0, np.int64))]
         while done < len(keys):
             numbers, places = self._kernel.add(
                 self._slots,

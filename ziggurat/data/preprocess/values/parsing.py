@@ -339,13 +339,17 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     values = read_numbers(series, faults=faults, role=f"label {label.name!r}", ways_out=ways)
     known = np.isfinite(values)
     if label.task is Task.BINARY and label.positive_from is not None:
-        labels, right = (values >= label.positive_from).astype(np.float32), known
+        labels = (values >= label.positive_from).astype(np.float32)
+        right = known
         expected = "a number"
     elif label.task is Task.BINARY:
-        labels, right = values, (values == 0) | (values == 1)
+        labels = values
+        right = (values == 0) | (values == 1)
         expected = "0 or 1"
     else:
-        labels, right, expected = values, known, "a finite number"
+        labels = values
+        right = known
+        expected = "a finite number"
     if label.outcomes is Outcomes.POSITIVE_ONLY:
         right &= labels == 1
         expected += ", and a positive: outcomes = positive_only"

@@ -70,9 +70,11 @@ def far_from_seen(times: Int64[np.ndarray, " N"], *, seen: Sequence[int]) -> str
     """
     if not seen or not len(times):
         return ""
-    first, last = seen[0], seen[1]
+    first = seen[0]
+    last = seen[1]
     length = max(1, last - first)
-    earliest, latest = int(times.min()), int(times.max())
+    earliest = int(times.min())
+    latest = int(times.max())
     distance = max(first - earliest, latest - last)
     if distance <= _FAR * length:
         return ""

@@ -158,7 +158,8 @@ def _in_calendar(series: pl.Series) -> pl.Series:
     """The same with null for dates outside of the years 1 to 9999: converting or showing them panics in polars."""
     unit = getattr(series.dtype, "time_unit", None)
     a_day = {None: 1, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[unit]
-    first, last = -719_162 * a_day, min(2_932_897 * a_day, 1 << 63) - 1
+    first = -719_162 * a_day
+    last = min(2_932_897 * a_day, 1 << 63) - 1
     count = series.to_physical().cast(pl.Int64)
     inside = count.is_between(max(first, -(1 << 63)), last)
     return (

@@ -37,7 +37,8 @@ class RowBacking(ABC):
     """
 
     def __init__(self, num_rows: int, dim: int) -> None:
-        self.num_rows, self.dim = num_rows, dim
+        self.num_rows = num_rows
+        self.dim = dim
 
     @property
     @abstractmethod

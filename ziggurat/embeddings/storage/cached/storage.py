@@ -84,7 +84,8 @@ class CachedStorage(TableStorage):
 
     def __init__(self, backing: RowBacking, *, cache: CacheSize) -> None:
         super().__init__(backing.num_rows, backing.dim)
-        self.backing, self.cache = backing, cache
+        self.backing = backing
+        self.cache = cache
         self.ways = Ways(backing.num_rows, share=cache.share, policy=cache.policy)
         self.counts = CacheCounts()
         self._begun = 0  # number of the step all of whose rows have been admitted
@@ -218,7 +219,8 @@ class CachedStorage(TableStorage):
         if rows is None or not isinstance(kernel, CppKernel):
             self.apply(kernel, gradient=kernel.sum_gradients(parts), step=step)
             return
-        admission, packed = self._admit(rows, step=step), self._packed_by(kernel)
+        admission = self._admit(rows, step=step)
+        packed = self._packed_by(kernel)
         if packed is not None:
             update_cached(self._cached_rows(packed, rows, admission, step=step), kernel=kernel, step=step)
             return
@@ -230,7 +232,8 @@ class CachedStorage(TableStorage):
         """Apply the rule to the rows of a summed gradient, in the cache."""
         if len(gradient.rows) == 0:
             return
-        admission, packed = self._admit(gradient.rows, step=step), self._packed_by(kernel)
+        admission = self._admit(gradient.rows, step=step)
+        packed = self._packed_by(kernel)
         if packed is not None:
             cached = self._cached_rows(packed, gradient.rows, admission, step=step)
             apply_cached(cached, sums=gradient.sums, step=step)
@@ -242,7 +245,8 @@ class CachedStorage(TableStorage):
 
     def describe(self) -> dict[str, Any]:
         """What is cached, and what is behind it, for the start-up report; says where it is more than was asked for."""
-        held, asked = min(self.ways.num_places, self.num_rows), self.cache.share * self.num_rows
+        held = min(self.ways.num_places, self.num_rows)
+        asked = self.cache.share * self.num_rows
         more = f"; {self.cache.share:.3g} of the rows would be {asked:,.0f}, but a cache has sets of {NUM_WAYS}"
         return {
             **self.backing.describe(),
@@ -284,8 +288,10 @@ class CachedStorage(TableStorage):
 
     def _move(self, rows: Int64[Tensor, "U"], admission: Admission, *, number: int) -> None:
         """Store the rows that leave their places, and fetch those that have one and were not held."""
-        places, left = admission.places, admission.left
-        out, new = left >= 0, (left != HIT) & (places >= 0)
+        places = admission.places
+        left = admission.left
+        out = left >= 0
+        new = (left != HIT) & (places >= 0)
         if bool(out.any()):
             self._store(left[out], places[out], number=number)
         if bool(new.any()):
@@ -340,7 +346,8 @@ class CachedStorage(TableStorage):
 
     def _remembered(self, rows: Tensor, places: Tensor) -> Float[Tensor, "N"]:
         """Stamp + 1 of rows that are held, else 0; or count + 1 of rows that are held, else -count."""
-        held, counts = places >= 0, self.ways.counts_R
+        held = places >= 0
+        counts = self.ways.counts_R
         if counts is None:
             stamps = self.ways.kept_stamps[places.clamp(min=0)]
             return torch.where(held, stamps + 1, 0).float()

@@ -74,7 +74,8 @@ class DiskRows(RowBacking):
     def __init__(self, num_rows: int, dim: int, *, folder: str | Path) -> None:
         super().__init__(num_rows, dim)
         self.folder = Path(folder)
-        self.touched, self.unsaved = RowMarks(num_rows), UnsavedRows(num_rows)
+        self.touched = RowMarks(num_rows)
+        self.unsaved = UnsavedRows(num_rows)
         self._kept = RowMarks(num_rows)  # in the file, or on the way to it
         self._drawn: list[tuple[int, int, InitialRows]] = []  # first row, number of rows, what they begin as
         self._columns: dict[str, slice] = {WEIGHT: slice(0, dim)}
@@ -101,9 +102,12 @@ class DiskRows(RowBacking):
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """Rows get columns for the state; weights that were stored before are written again beside it."""
-        before, old, old_keys = self._file, self.touched, len(self._columns)
+        before = self._file
+        old = self.touched
+        old_keys = len(self._columns)
         self.flush()
-        columns, width = {WEIGHT: slice(0, self.dim)}, self.dim
+        columns = {WEIGHT: slice(0, self.dim)}
+        width = self.dim
         for key, shape in state_shapes(kind, num_rows=self.num_rows, dim=self.dim).items():
             columns[key] = slice(width, width + (shape[1] if len(shape) > 1 else 1))
             width = columns[key].stop
@@ -113,7 +117,8 @@ class DiskRows(RowBacking):
         self.unsaved.begin(range(self.num_rows))
         if old_keys == 1 and len(columns) == 1:
             return
-        self._kept, self._ahead = RowMarks(self.num_rows), None
+        self._kept = RowMarks(self.num_rows)
+        self._ahead = None
         self._open()
         for rows in old.parts():
             payload = self._with_state(before.read(rows)[0].view(np.float32)[:, : self.dim])
@@ -316,7 +321,8 @@ class DiskRows(RowBacking):
                 continue
             shift = initial.first_row - first
             for block in np.unique((mine + shift) // BLOCK_ROWS).tolist():
-                begin, end = block * BLOCK_ROWS - shift, (block + 1) * BLOCK_ROWS - shift
+                begin = block * BLOCK_ROWS - shift
+                end = (block + 1) * BLOCK_ROWS - shift
                 whole = np.arange(max(begin, first), min(end, first + num_rows))
                 blocks.append(whole[~self._kept.has(whole)])
         if not blocks:
@@ -370,7 +376,8 @@ class DiskRows(RowBacking):
     def _check(self, rows: Int64[np.ndarray, "N"], states: np.ndarray) -> None:
         wrong = np.flatnonzero(states != RowState.AS_WRITTEN)
         if len(wrong):
-            row, state = int(rows[wrong[0]]), RowState(int(states[wrong[0]]))
+            row = int(rows[wrong[0]])
+            state = RowState(int(states[wrong[0]]))
             lost = (
                 "a row that was written is gone" if state is RowState.NEVER_WRITTEN else "another row, or half of one"
             )

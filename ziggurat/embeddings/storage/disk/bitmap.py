@@ -44,7 +44,8 @@ class RowMarks:
     def clear(self) -> None:
         """Unmark all rows."""
         if self.count:
-            self._bits, self.count = np.zeros_like(self._bits), 0
+            self._bits = np.zeros_like(self._bits)
+            self.count = 0
 
     def parts(self, rows: range | None = None) -> Iterator[Int64[np.ndarray, "N"]]:
         """The marked rows in order, a piece at a time.
@@ -63,7 +64,8 @@ class RowMarks:
 
     def counts(self, rows: range) -> tuple[list[range], list[int]]:
         """How many rows are marked in parts of a range; parts without any are left out."""
-        parts, counts = list[range](), list[int]()
+        parts = list[range]()
+        counts = list[int]()
         for first, bits in self._blocks(rows):
             if found := int(np.bitwise_count(self._of_range(bits, first=first, rows=rows)).sum()):
                 parts.append(range(max(8 * first, rows.start), min(8 * (first + len(bits)), rows.stop)))
@@ -81,7 +83,8 @@ class RowMarks:
     def _of_range(self, bits: np.ndarray, *, first: int, rows: range) -> np.ndarray:
         """A copy of the bytes from `first` on without the bits of rows outside of a range."""
         bits = bits.copy()
-        before, behind = rows.start - 8 * first, 8 * (first + len(bits)) - rows.stop
+        before = rows.start - 8 * first
+        behind = 8 * (first + len(bits)) - rows.stop
         if before > 0:
             bits[0] &= 0xFF << before & 0xFF
         if behind > 0:
@@ -110,9 +113,12 @@ class MarkedRows:
         """So many of them from the `first` on."""
         index = int(np.searchsorted(self._ends, first, side="right"))
         skipped = first - (int(self._ends[index - 1]) if index else 0)
-        found, missing = list[Int64[np.ndarray, "M"]](), count
+        found = list[Int64[np.ndarray, "M"]]()
+        missing = count
         while missing > 0:
             some = self._marks.among(self._parts[index])[skipped : skipped + missing]
             found.append(some)
-            index, skipped, missing = index + 1, 0, missing - len(some)
+            index = index + 1
+            skipped = 0
+            missing = missing - len(some)
         return np.concatenate([np.empty(0, dtype=np.int64), *found])

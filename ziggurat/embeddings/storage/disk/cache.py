@@ -50,7 +50,9 @@ class CachedRows:
     """
 
     def __init__(self, disk: DiskRows, *, num_places: int) -> None:
-        self.disk, self.num_places, self.counts = disk, max(1, min(num_places, disk.num_rows)), CacheCounts()
+        self.disk = disk
+        self.num_places = max(1, min(num_places, disk.num_rows))
+        self.counts = CacheCounts()
         self._values: Float[np.ndarray, "C W"] | None = None
         self._rows: Int64[np.ndarray, "C"] = np.empty(0, dtype=np.int64)
         self._is: UInt8[np.ndarray, "C"] = np.empty(0, dtype=np.uint8)
@@ -67,7 +69,8 @@ class CachedRows:
             rows: which.
             counts: a lookup asks, which is counted.
         """
-        values, places = self._held(), self._places(rows)
+        values = self._held()
+        places = self._places(rows)
         hit = self._rows[places] == rows
         if counts:
             self.counts.rows += len(rows)
@@ -82,7 +85,8 @@ class CachedRows:
 
     def put(self, rows: Int64[np.ndarray, "N"], numbers: Float[np.ndarray, "N W"]) -> None:
         """Replace sorted distinct rows."""
-        values, places = self._held(), self._places(rows)
+        values = self._held()
+        places = self._places(rows)
         hit = self._rows[places] == rows
         values[places[hit]] = numbers[hit]
         self._is[places[hit]] = _Held.CHANGED
@@ -93,7 +97,8 @@ class CachedRows:
 
     def look(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
         """Numbers of sorted distinct rows; what is held stays as it is."""
-        values, places = self._held(), self._places(rows)
+        values = self._held()
+        places = self._places(rows)
         hit = self._rows[places] == rows
         out = np.empty((len(rows), values.shape[1]), dtype=np.float32)
         out[hit] = values[places[hit]]
@@ -102,7 +107,8 @@ class CachedRows:
 
     def replace(self, rows: Int64[np.ndarray, "N"], numbers: Float[np.ndarray, "N W"]) -> None:
         """Replace sorted distinct rows; those that are not held go to the disk."""
-        values, places = self._held(), self._places(rows)
+        values = self._held()
+        places = self._places(rows)
         hit = self._rows[places] == rows
         values[places[hit]] = numbers[hit]
         self._is[places[hit]] = _Held.CHANGED
@@ -140,7 +146,8 @@ class CachedRows:
     def empty(self) -> None:
         """Hold nothing; changes that were not flushed are lost."""
         self._values = None
-        self._rows, self._is = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8)
+        self._rows = np.empty(0, dtype=np.int64)
+        self._is = np.empty(0, dtype=np.uint8)
 
     def _held(self) -> Float[np.ndarray, "C W"]:
         """The places; their memory is taken at the first use."""

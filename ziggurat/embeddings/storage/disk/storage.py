@@ -210,7 +210,8 @@ class DiskStorage(TableStorage):
         rows, order = np.unique(gradient.rows.numpy(), return_inverse=True)
         numbers = self.cached.take(rows)
         keys = state_keys(step.rule.kind)
-        weight, state = self.disk.part(numbers, WEIGHT), {key: self.disk.part(numbers, key) for key in keys}
+        weight = self.disk.part(numbers, WEIGHT)
+        state = {key: self.disk.part(numbers, key) for key in keys}
         renamed = SummedGradient(rows=torch.from_numpy(order), sums=gradient.sums)
         kernel.apply(weight, state=state, gradient=renamed, step=step)
         for key, values in {WEIGHT: weight, **state}.items():
@@ -238,6 +239,8 @@ def held_facts(storages: Iterable[DiskStorage]) -> dict[str, float]:
     """What a training log says: the share of the rows of lookups since the last call that were held; {} for none."""
     rows = hits = 0
     for storage in storages:
-        counts, storage.cached.counts = storage.cached.counts, CacheCounts()
-        rows, hits = rows + counts.rows, hits + counts.hits
+        counts = storage.cached.counts
+        storage.cached.counts = CacheCounts()
+        rows = rows + counts.rows
+        hits = hits + counts.hits
     return {"disk_hit_rate": round(hits / rows, 6)} if rows else {}

@@ -48,7 +48,8 @@ class WriteBehind:
     """
 
     def __init__(self, write: Callable[[RowValues], None], *, limit_bytes: int = MOST_WAITING_BYTES) -> None:
-        self._write, self.limit_bytes = write, limit_bytes
+        self._write = write
+        self.limit_bytes = limit_bytes
         self._waiting: list[RowValues] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -96,7 +97,8 @@ class WriteBehind:
         with self._changed:
             while self._thread is not None:
                 self._changed.wait()
-            self._waiting, self._error = [], None
+            self._waiting = []
+            self._error = None
 
     def _is_full(self) -> bool:
         waiting = sum(each.values.nbytes + each.rows.nbytes for each in self._waiting)
@@ -127,7 +129,8 @@ class WriteBehind:
 
     def _raise(self) -> None:
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
 

@@ -60,7 +60,8 @@ class HeldRows:
     def __init__(
         self, rows: MemoryStorage, *, keys: Sequence[str], num_places: int, padding: Sequence[int], device: torch.device
     ) -> None:
-        self._rows, self._device = rows, device
+        self._rows = rows
+        self._device = device
         self._is_cuda = device.type == "cuda"
         self.places = Places(rows.num_rows, num_places=num_places)
         tails = {key: rows.tensor(key).shape[1:] for key in keys}
@@ -90,7 +91,8 @@ class HeldRows:
 
     def settle(self) -> None:
         """Let the rows that were announced have arrived for whatever the device is asked to compute from here on."""
-        coming, self._coming = self._coming, None
+        coming = self._coming
+        self._coming = None
         if coming is None:
             return
         exchange = coming.result()
@@ -126,7 +128,8 @@ class HeldRows:
         self._land()
         places = self.places.find(rows_N)
         is_held = places >= 0
-        mine, others = is_held.nonzero().view(-1), (~is_held).nonzero().view(-1)
+        mine = is_held.nonzero().view(-1)
+        others = (~is_held).nonzero().view(-1)
         on_device = self._sent(values) if values.device != self._device else values
         self.arrays[key].index_copy_(0, self._sent(places[mine]), on_device.index_select(0, self._sent(mine)))
         if len(others):
@@ -197,7 +200,8 @@ class HeldRows:
 
     def _land(self) -> None:
         """Give the host's memory the rows that were on their way to it."""
-        returning, self._returning = self._returning, None
+        returning = self._returning
+        self._returning = None
         if returning is not None:
             if returning.arrived is not None:
                 returning.arrived.synchronize()

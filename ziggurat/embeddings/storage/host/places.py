@@ -105,8 +105,10 @@ class Places:
         Args:
             rows_N: any number of times each.
         """
-        before, self._batch = self._batch, self._batch + 1
-        stamps, places_N = self.ways.stamps_SW.view(-1), self.ways.find(rows_N)
+        before = self._batch
+        self._batch = self._batch + 1
+        stamps = self.ways.stamps_SW.view(-1)
+        places_N = self.ways.find(rows_N)
         is_held = places_N >= 0
         stamps[places_N[is_held]] = self._batch
         hits = int((stamps == self._batch).sum())

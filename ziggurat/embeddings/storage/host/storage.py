@@ -86,8 +86,10 @@ class HostStorage(TableStorage):
         super().__init__(num_rows, dim)
         self.rows = MemoryStorage(num_rows, dim)
         self._device = torch.device("cpu")
-        self._budget, self._held = budget, None
-        self._counts, self._padding = DeviceCounts(), list[int]()
+        self._budget = budget
+        self._held = None
+        self._counts = DeviceCounts()
+        self._padding = list[int]()
         self._keys: tuple[str, ...] = (WEIGHT,)
         self._row_numbers = dim
         budget.join(self)
@@ -232,7 +234,8 @@ class HostStorage(TableStorage):
             super().move(fn)
         if probe.device != self._device:
             self._forget()
-            self._device, self.faults = probe.device, None
+            self._device = probe.device
+            self.faults = None
 
     def describe(self) -> dict[str, Any]:
         """Where the rows lie and how many are held on the device, for the start-up report."""
@@ -248,7 +251,8 @@ class HostStorage(TableStorage):
         """Announced rows since the last call."""
         if self._held is not None:
             self._held.settle()  # a thread may be counting
-        found, self._counts = self._counts, DeviceCounts()
+        found = self._counts
+        self._counts = DeviceCounts()
         if self._held is not None:
             self._held.places.counts = self._counts
         return found
@@ -280,8 +284,10 @@ class HostStorage(TableStorage):
 
     def _placed(self, layout: LookupLayout, lookups: Lookups) -> tuple[LookupLayout, Lookups] | None:
         """The same lookups among the places; None where some rows have none."""
-        num_single, size = len(layout.single), lookups.batch_size
-        single, offsets = lookups.values.new_empty(0), lookups.offsets[:1]
+        num_single = len(layout.single)
+        size = lookups.batch_size
+        single = lookups.values.new_empty(0)
+        offsets = lookups.offsets[:1]
         listed = single
         if layout.single:
             single = single_rows(layout, lookups).reshape(-1)
@@ -342,5 +348,6 @@ def _among_places(layout: LookupLayout, num_places: int, *, keeps_lists: bool) -
 def device_facts(storages: Iterable[HostStorage]) -> dict[str, float]:
     """What a training log says: the share of the rows of batches that the device held already; {} for none."""
     counts = [storage.facts() for storage in storages]
-    rows, hits = sum(each.rows for each in counts), sum(each.hits for each in counts)
+    rows = sum(each.rows for each in counts)
+    hits = sum(each.hits for each in counts)
     return {"device_hit_rate": round(hits / rows, 6)} if rows else {}

@@ -41,7 +41,8 @@ class BilinearFusion(DenseProducts):
                 where="bilinear fusion",
                 ways_out=("change num_heads", "change the last hidden layers"),
             )
-        self.num_heads, self.num_labels = num_heads, num_labels
+        self.num_heads = num_heads
+        self.num_labels = num_labels
         self.first = Linear(first_dim, num_labels)
         self.second = Linear(second_dim, num_labels)
         self.weight = nn.Parameter(torch.empty(num_heads, first_dim // num_heads, num_labels * second_dim // num_heads))

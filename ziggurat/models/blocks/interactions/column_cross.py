@@ -30,7 +30,8 @@ class ColumnCross(DenseProducts):
 
     def __init__(self, num_fields: int, *, num_outputs: int, dim: int) -> None:
         super().__init__()
-        self.num_fields, self.dim = num_fields, dim
+        self.num_fields = num_fields
+        self.dim = dim
         self.mix = FieldMix(dim, num_outputs=num_outputs, dim=dim)
         self.bias = nn.Parameter(torch.zeros(num_outputs, dim))
 

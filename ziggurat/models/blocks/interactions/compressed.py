@@ -45,7 +45,8 @@ class CompressedInteraction(nn.Module):
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B H"]:
         """Sums over d of all layers, side by side."""
         first_BDF = fields_BFD.mT.contiguous()
-        crossed_BDH, sums = first_BDF, []
+        crossed_BDH = first_BDF
+        sums = []
         for layer in self.layers:
             crossed_BDH = layer((first_BDF.unsqueeze(3) * crossed_BDH.unsqueeze(2)).flatten(2))
             sums.append(crossed_BDH.sum(dim=1))

@@ -31,7 +31,8 @@ class FieldConvolution(DenseProducts):
 
     def __init__(self, num_fields: int, *, dim: int, num_channels: int, kernel_size: int) -> None:
         super().__init__()
-        self.num_fields, self.dim = num_fields, dim
+        self.num_fields = num_fields
+        self.dim = dim
         self.convolution = nn.Conv2d(1, num_channels, kernel_size, padding=kernel_size // 2)
 
     def initialise_own(self, init: Init) -> None:
@@ -43,7 +44,8 @@ class FieldConvolution(DenseProducts):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B CF D"]:
         """Channel after channel, each n fields."""
-        weight, bias = self.convolution.weight, self.convolution.bias
+        weight = self.convolution.weight
+        bias = self.convolution.bias
         padding = self.convolution.kernel_size[0] // 2
         if self.arithmetic.is_native:
             return F.conv2d(fields_BFD.unsqueeze(1), weight, bias, padding=padding).flatten(1, 2)

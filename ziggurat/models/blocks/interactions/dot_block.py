@@ -42,7 +42,8 @@ class DotBlock(nn.Module):
         norm: Normalization = Normalization.LAYER,
     ) -> None:
         super().__init__()
-        self.num_outputs, self.dim = num_outputs, dim
+        self.num_outputs = num_outputs
+        self.dim = dim
         self.products = PairwiseDot(num_fields, dim=dim)
         num_pairs = self.products.num_pairs
         one_alone = num_pairs == 1 and norm is Normalization.LAYER  # would be 0

@@ -70,7 +70,8 @@ class FactorizationMachine(DenseProducts):
 
     def __init__(self, num_fields: int, *, dim: int, rank: int, kernel: FMKernel = FMKernel.AUTO) -> None:
         super().__init__()
-        self.dim, self.kernel = dim, kernel
+        self.dim = dim
+        self.kernel = kernel
         self.weight = nn.Parameter(torch.empty(num_fields, rank))
         self.initialise_own(Init.TORCH)
 
@@ -98,7 +99,9 @@ class AttentiveFactorizationMachine(DenseProducts):
 
     def __init__(self, num_fields: int, *, dim: int, rank: int, num_compressed: int, attention: MLPConfig) -> None:
         super().__init__()
-        self.num_fields, self.dim, self.rank = num_fields, dim, rank
+        self.num_fields = num_fields
+        self.dim = dim
+        self.rank = rank
         self.compress = FieldMix(num_fields, num_outputs=num_compressed, dim=dim)
         self.attention = MLP(num_compressed * dim, config=attention, output_dim=num_fields * rank)
 
@@ -133,7 +136,8 @@ class FactorizationMachineBlock(nn.Module):
         norm: Normalization = Normalization.LAYER,
     ) -> None:
         super().__init__()
-        self.num_outputs, self.dim = num_outputs, dim
+        self.num_outputs = num_outputs
+        self.dim = dim
         self.products = products
         self.norm = norm_of_width(norm, num_products, eps=norm_eps)
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
@@ -145,7 +149,8 @@ class FactorizationMachineBlock(nn.Module):
         return self.mlp(self._normal_products(fields_BFD)).unflatten(1, (self.num_outputs, self.dim))
 
     def _normal_products(self, fields_BFD: Tensor) -> Tensor:
-        machine, norm = self.products, self.norm
+        machine = self.products
+        norm = self.norm
         if not isinstance(machine, FactorizationMachine) or not _asks_for_kernel(machine, norm, fields_BFD):
             return norm(machine(fields_BFD).flatten(1))
         assert isinstance(norm, nn.LayerNorm), "the fused kernel is for layer norms"

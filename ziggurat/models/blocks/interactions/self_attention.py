@@ -101,7 +101,8 @@ class SelfAttention(DenseProducts):
 
     def __init__(self, num_fields: int, *, input_dim: int, config: AttentionConfig) -> None:
         super().__init__()
-        self.num_fields, self.config = num_fields, config
+        self.num_fields = num_fields
+        self.config = config
         self.query, self.key, self.value = (
             FieldsLinear(num_fields, input_dim=input_dim, output_dim=config.dim) for _ in range(3)
         )

@@ -263,7 +263,8 @@ class HSTULayer(SequenceLayer):
         self, events_MD: Float[Tensor, "M D"], gathered: Float[Tensor, "M H dv"], rest: Float[Tensor, "M R"]
     ) -> Float[Tensor, "M D"]:
         """Gate, map, and add to the events."""
-        raw, u = gathered.flatten(1), rest
+        raw = gathered.flatten(1)
+        u = rest
         normed = self.norm_gathered(raw)
         gated = u * normed
         if self.config.output is HSTUOutput.PARTS_OF_NORMED:

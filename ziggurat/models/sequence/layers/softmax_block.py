@@ -154,11 +154,13 @@ class SoftmaxBlock(SequenceLayer):
     def __init__(self, config: SoftmaxBlockConfig) -> None:
         super().__init__()
         self.config = config
-        dim, hidden = config.dim, config.hidden_dim
+        dim = config.dim
+        hidden = config.hidden_dim
         self.norm_attention, self.norm_feed = (nn.LayerNorm(dim, eps=config.eps) for _ in range(2))
         self.query, self.key, self.value, self.output = (Linear(dim, dim) for _ in range(4))
         has_gate = config.feed_forward is FeedForward.SWIGLU
-        self.feed_in, self.feed_out = Linear(dim, (2 if has_gate else 1) * hidden), Linear(hidden, dim)
+        self.feed_in = Linear(dim, (2 if has_gate else 1) * hidden)
+        self.feed_out = Linear(hidden, dim)
         is_gated = config.residual is Residual.GATED
         self.gate_attention, self.gate_feed = (Linear(dim, dim) if is_gated else None for _ in range(2))
         for linear in (self.query, self.key, self.value, self.output):
@@ -180,7 +182,8 @@ class SoftmaxBlock(SequenceLayer):
         self, q: Float[Tensor, "M H d"], k: Float[Tensor, "N H d"], v: Float[Tensor, "N H dv"], places: SequencePlaces
     ) -> Float[Tensor, "M H dv"]:
         """Attention over what each event sees."""
-        form, scale = self.config.weights, (self.config.dim // self.config.num_heads) ** -0.5
+        form = self.config.weights
+        scale = (self.config.dim // self.config.num_heads) ** -0.5
         divisor = 1.0 if form is AttentionForm.SOFTMAX else float(self.config.max_length)
         return places.attention(q, k, v, layout=places.layout, form=form, scale=scale, divisor=divisor)
 

@@ -149,7 +149,8 @@ class SequenceStack(nn.Module):
         lengths = offsets.diff()
         last = events_ND.new_zeros(len(lengths), events_ND.shape[1])
         last[lengths > 0] = events_ND[offsets[1:][lengths > 0] - 1]
-        places, kept = self.places_of(offsets, times=times), []
+        places = self.places_of(offsets, times=times)
+        kept = []
         for layer in self._layers():
             projected = layer.project(events_ND)
             kept.append((projected.k, projected.v))
@@ -179,7 +180,8 @@ class SequenceStack(nn.Module):
             DataError: candidates or times do not belong to the histories.
         """
         self._check(offsets, candidates_MD, histories, asked_at)
-        lengths, outputs = offsets.diff(), torch.zeros_like(candidates_MD)
+        lengths = offsets.diff()
+        outputs = torch.zeros_like(candidates_MD)
         most = int(lengths.max()) if len(lengths) else 0
         step = micro_batch or max(1, most)
         position = torch.arange(len(candidates_MD), device=offsets.device) - offsets[:-1].repeat_interleave(lengths)
@@ -274,7 +276,8 @@ class SequenceStack(nn.Module):
         """Outputs, all keys and values, and their offsets, of rows that follow histories."""
         offsets = offsets_of(lengths)
         both = (histories.offsets, offsets)
-        joined, key_times = offsets_of(histories.offsets.diff() + lengths), None
+        joined = offsets_of(histories.offsets.diff() + lengths)
+        key_times = None
         if histories.times is not None and times[1] is not None:
             key_times, joined = join_lists(histories.times, times[1], offsets=both)
         layout = JaggedLayout(

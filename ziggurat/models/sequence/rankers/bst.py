@@ -129,7 +129,8 @@ class BST(RankingModel):
         self.config = config
         self.history = History(config.history, inputs=inputs, columns=config.table_columns(inputs), model="BST")
         self.joined_lists = (self.history.joined,)
-        width, self.positions = self.history.event_dim, None
+        width = self.history.event_dim
+        self.positions = None
         if config.positions is not EventPosition.NONE:
             dim = config.position_dim or config.embedding_dim
             self.positions = PositionVectors(
@@ -170,7 +171,8 @@ class BST(RankingModel):
 
     def encoded(self, embedded: Embedded) -> Float[Tensor, "B O"]:
         """What the transformer makes of history and candidate."""
-        events, candidate_BE = self.history.events(embedded), self.history.candidate(embedded)
+        events = self.history.events(embedded)
+        candidate_BE = self.history.candidate(embedded)
         values_NE = events.values
         if self.positions is not None:
             values_NE = torch.cat([values_NE, self.positions(events, embedded.named.get(AGES))], dim=1)

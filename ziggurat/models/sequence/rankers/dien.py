@@ -156,7 +156,8 @@ class Recurrence(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.of_event, self.of_state = Linear(dim, 3 * dim), Linear(dim, 3 * dim)
+        self.of_event = Linear(dim, 3 * dim)
+        self.of_state = Linear(dim, 3 * dim)
 
     def forward(
         self, events: Unpooled, *, attention_N: Float[Tensor, "N"] | None = None, gate: UpdateGate = UpdateGate.GRU
@@ -219,7 +220,8 @@ class DIEN(RankingModel):
         self.joined_lists = (self.history.joined,)
         _check_negatives(config, self.history, inputs)
         dim = self.history.event_dim
-        self.interest, self.evolution = Recurrence(dim), Recurrence(dim)
+        self.interest = Recurrence(dim)
+        self.evolution = Recurrence(dim)
         self.attention = None if config.evolution is Evolution.GRU else Interests(dim, config=config)
         has_mlp = config.alpha and config.auxiliary_score is AuxiliaryScore.MLP
         hidden = MLPConfig(hidden_dims=config.auxiliary_dims)
@@ -247,7 +249,8 @@ class DIEN(RankingModel):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """Both recurrences, then the MLP on x₀; in training also the auxiliary loss of each sample."""
-        events, candidate_BE = self.history.events(embedded), self.history.candidate(embedded)
+        events = self.history.events(embedded)
+        candidate_BE = self.history.candidate(embedded)
         states = self.interest(events)
         evolved = self._evolved(states, candidate_BE)
         parts = [last_of_each(evolved.values, evolved.offsets)]

@@ -84,7 +84,8 @@ def pairs_of(
     Raises:
         ConfigError: there is no list, a name is unknown, or a target is not in the list's table.
     """
-    jagged, single = {each.name: each for each in inputs.jagged}, {each.name: each.table for each in inputs.single}
+    jagged = {each.name: each for each in inputs.jagged}
+    single = {each.name: each.table for each in inputs.single}
     names = lists or tuple(each.name for each in inputs.jagged if each.ordered and each.table in single.values())
     given = targets or tuple(
         next((other for other, table in single.items() if name in jagged and table == jagged[name].table), "")
@@ -193,10 +194,12 @@ class History:
         refuse_unread({*self.names, *beside}, inputs, model=model)
         self.joined = (*self.names, *beside, *([config.times] if config.times else []))
         dims = {name: columns[specs[name].table] for name in self.names}
-        self.event_dim, self.target_dim = sum(dims.values()), sum(dims[name] for name, _ in pairs)
+        self.event_dim = sum(dims.values())
+        self.target_dim = sum(dims[name] for name, _ in pairs)
         self._at = {name: [spec.name for spec in inputs.jagged].index(name) for name in (*self.names, *beside)}
         self._first = next(iter(self._at.values()))
-        begins, place = {}, 0
+        begins = {}
+        place = 0
         for spec in inputs.fields:
             begins[spec.name] = place
             place += columns[spec.table]

@@ -192,8 +192,10 @@ class OneTransLayer(DenseProducts):
     def __init__(self, config: OneTransConfig, *, is_last: bool) -> None:
         super().__init__()
         self.config = config
-        dim, hidden = config.token_dim, config.expansion * config.token_dim
-        self.norm_attention, self.norm_feed = nn.RMSNorm(dim, eps=1e-6), nn.RMSNorm(dim, eps=1e-6)
+        dim = config.token_dim
+        hidden = config.expansion * config.token_dim
+        self.norm_attention = nn.RMSNorm(dim, eps=1e-6)
+        self.norm_feed = nn.RMSNorm(dim, eps=1e-6)
         self.query = MixedLinear(config, input_dim=dim, output_dim=dim, has_events=not is_last)
         self.key = MixedLinear(config, input_dim=dim, output_dim=dim)
         self.value = MixedLinear(config, input_dim=dim, output_dim=dim)
@@ -211,7 +213,8 @@ class OneTransLayer(DenseProducts):
             fields_BTD: that came in.
             kept: which events go on, and their offsets; None: all.
         """
-        normed_ND, normed_BTD = self.norm_attention(events.values), self.norm_attention(fields_BTD)
+        normed_ND = self.norm_attention(events.values)
+        normed_BTD = self.norm_attention(fields_BTD)
         going = events if kept is None else events.picked(*kept)
         asked_MD = normed_ND if kept is None else normed_ND[kept[0]]
         q, places_M, places_BT = self._joined(self.query, asked_MD, normed_BTD, lists=going)
@@ -226,10 +229,12 @@ class OneTransLayer(DenseProducts):
         scale = (self.config.token_dim // self.config.num_heads) ** -0.5
         found = jagged_attention(q, k, v, layout=layout, form=AttentionForm.SOFTMAX, scale=scale)
         found = self._drop(self.output(found.flatten(1)))
-        events_MD, fields_BTD = going.values + found[places_M], fields_BTD + found[places_BT]
+        events_MD = going.values + found[places_M]
+        fields_BTD = fields_BTD + found[places_BT]
         wide_MH, wide_BTH = self.wide(self.norm_feed(events_MD), self.norm_feed(fields_BTD))
         fed_MD, fed_BTD = self.narrow(self._drop(F.gelu(wide_MH)), self._drop(F.gelu(wide_BTH)))
-        events_MD, fields_BTD = events_MD + self._drop(fed_MD), fields_BTD + self._drop(fed_BTD)
+        events_MD = events_MD + self._drop(fed_MD)
+        fields_BTD = fields_BTD + self._drop(fed_BTD)
         return replace(going, values=events_MD), fields_BTD
 
     def _joined(
@@ -252,7 +257,8 @@ class OneTrans(RankingModel):
     def __init__(self, config: OneTransConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)
         self.config = config
-        dim, num_tokens = config.token_dim, config.num_tokens
+        dim = config.token_dim
+        num_tokens = config.num_tokens
         self.history = History(config.history, inputs=inputs, columns=config.table_columns(inputs), model="OneTrans")
         self.joined_lists = (self.history.joined,)
         once = MLPConfig(hidden_dims=(dim,), activation=Activation.GELU)
@@ -270,7 +276,8 @@ class OneTrans(RankingModel):
             bottom=config.bottom,
         )
         width = self.flat.output_dim
-        piece, is_auto = -(-width // num_tokens), config.tokenizer is Tokenizer.AUTO_SPLIT
+        piece = -(-width // num_tokens)
+        is_auto = config.tokenizer is Tokenizer.AUTO_SPLIT
         self.padding = 0 if is_auto else piece * num_tokens - width
         self.auto = MLP(width, config=once, output_dim=num_tokens * dim) if is_auto else None
         self.pieces = None if is_auto else TokenLinear(num_tokens, input_dim=piece, output_dim=dim)
@@ -284,13 +291,15 @@ class OneTrans(RankingModel):
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """The ages of events, and which of them go on from layer to layer."""
         named = self.history.further(batch)
-        offsets_B1, length = self.history.offsets_of(batch), self.history.max_length
+        offsets_B1 = self.history.offsets_of(batch)
+        length = self.history.max_length
         lengths_B = self.history.lengths_of(batch)
         for number in range(1, self.config.num_layers + 1):
             most = self.config.kept(number, length=length)
             if most in (0, length):
                 continue
-            lengths_B, kept_B1 = lengths_B.clamp(max=most), offsets_of(offsets_B1.diff().clamp(max=most))
+            lengths_B = lengths_B.clamp(max=most)
+            kept_B1 = offsets_of(offsets_B1.diff().clamp(max=most))
             shift_B = offsets_B1[1:] - kept_B1[1:]
             rows_M = torch.arange(int(lengths_B.sum()), device=kept_B1.device)
             named[_KEPT.format(number)] = rows_M + shift_B.repeat_interleave(kept_B1.diff(), output_size=len(rows_M))
@@ -299,7 +308,8 @@ class OneTrans(RankingModel):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """All layers, then the MLP on the tokens of what is no event."""
-        events, named = self.history.events(embedded), embedded.named
+        events = self.history.events(embedded)
+        named = embedded.named
         values_ND = self.events(events.values).float()  # residuals stay in FP32 under autocast
         if self.positions is not None:
             values_ND = values_ND + self.positions(events, named.get(AGES))

@@ -164,7 +164,9 @@ class TokenNetworks(DenseProducts):
     def __init__(self, config: RankMixerConfig) -> None:
         super().__init__()
         self.config = config
-        tokens, dim, experts = config.num_tokens, config.token_dim, config.num_experts
+        tokens = config.num_tokens
+        dim = config.token_dim
+        experts = config.num_experts
         hidden = config.expansion * dim
         self.wide = TokenLinear(tokens, input_dim=dim, output_dim=experts * hidden)
         self.narrow = BatchedLinear(tokens, input_dim=experts * hidden, output_dim=dim)
@@ -194,7 +196,8 @@ class RankMixerLayer(nn.Module):
     def __init__(self, config: RankMixerConfig) -> None:
         super().__init__()
         self.networks = TokenNetworks(config)
-        self.norm_mixed, self.norm_out = nn.LayerNorm(config.token_dim), nn.LayerNorm(config.token_dim)
+        self.norm_mixed = nn.LayerNorm(config.token_dim)
+        self.norm_out = nn.LayerNorm(config.token_dim)
 
     def forward(
         self, tokens_BTD: Float[Tensor, "B T D"]

@@ -185,8 +185,10 @@ class TransAct(RankingModel):
 
     def encoded(self, embedded: Embedded) -> Float[Tensor, "B O"]:
         """What the transformer makes of the events that are not hidden."""
-        events, hidden_B = self.history.events(embedded), embedded.named.get(_HIDDEN)
-        rows_NE, samples_N = events.values, events.samples
+        events = self.history.events(embedded)
+        hidden_B = embedded.named.get(_HIDDEN)
+        rows_NE = events.values
+        samples_N = events.samples
         if self.config.fusion is CandidateFusion.EARLY:
             rows_NE = torch.cat([rows_NE, self.history.target(embedded)[samples_N]], dim=1)
         # Hidden events are the latest ones: as "targets" of the mask nobody else sees them.
@@ -208,7 +210,8 @@ class TransAct(RankingModel):
     ) -> Float[Tensor, "B E"]:
         """W max_t z_t; that of zeros where nothing is left of a history."""
         assert self.pooled is not None
-        num_samples, width = events.offsets.shape[0] - 1, rows_NE.shape[1]
+        num_samples = events.offsets.shape[0] - 1
+        width = rows_NE.shape[1]
         seen_NE = rows_NE.masked_fill((places_N < 0).unsqueeze(1), -torch.inf)
         highest_BE = seen_NE.new_full((num_samples, width), -torch.inf)
         highest_BE = highest_BE.scatter_reduce(0, events.samples.unsqueeze(1).expand(-1, width), seen_NE, "amax")
@@ -218,7 +221,8 @@ class TransAct(RankingModel):
         self, rows_NE: Float[Tensor, "N E"], places_N: Int64[Tensor, "N"], events: Unpooled
     ) -> Float[Tensor, "B K"]:
         """The K latest rows side by side, the latest first; zeros beyond a history's first event."""
-        latest, num_samples = self.config.latest, events.offsets.shape[0] - 1
+        latest = self.config.latest
+        num_samples = events.offsets.shape[0] - 1
         is_kept_N = (places_N >= 0) & (places_N < latest)
         slots_N = torch.where(is_kept_N, events.samples * latest + places_N, num_samples * latest)
         kept = rows_NE.new_zeros(num_samples * latest + 1, rows_NE.shape[1])

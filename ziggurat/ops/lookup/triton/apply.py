@@ -33,7 +33,9 @@ class RuleTarget:
 
     def arguments(self) -> dict[str, Any]:
         """What the kernel wants."""
-        step, rule, any_tensor = self.step, self.step.rule, self.weight
+        step = self.step
+        rule = self.step.rule
+        any_tensor = self.weight
         first, second, *_ = [*self.state.values(), any_tensor, any_tensor]
         rounding = "none"
         if self.weight.dtype == torch.int16:

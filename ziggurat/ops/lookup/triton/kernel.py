@@ -85,7 +85,8 @@ class TritonKernel:
                 where="EmbeddingConfig.kernel",
                 ways_out=('choose kernel = "auto" or "torch"', "ACCELERATOR=cuda make setup installs it"),
             )
-        self._kept, self._launches = Kept(), launches
+        self._kept = Kept()
+        self._launches = launches
 
     def why_not(self, setting: KernelSetting) -> str:
         """See `LookupKernel.why_not`."""
@@ -111,11 +112,13 @@ class TritonKernel:
         row_format: RowFormat = PLAIN,
     ) -> None:
         """See `LookupKernel.lookup`; the weights may be upper halves in int16, or (R, W) codes and their ends."""
-        size, dim = lookups.batch_size, layout.dim
+        size = lookups.batch_size
+        dim = layout.dim
         if size == 0 or not layout.slots:
             return
         _check_shapes(layout, lookups)
-        placed, flag = self._placed(layout, weight.device), _no_flag(weight.device)
+        placed = self._placed(layout, weight.device)
+        flag = _no_flag(weight.device)
         launch = self._launch(LaunchPart.LOOKUP, weight.device)
         tile = tile_rows(dim, numbers=launch.numbers)
         kernels_of(LOOKUP_KERNELS).lookup_kernel[(-(-size // tile), len(layout.slots))](
@@ -175,7 +178,8 @@ class TritonKernel:
         """`gradient.are_finite_sums` in one pass over each gradient: the same verdict."""
         verdict = torch.ones((), dtype=torch.bool, device=parts[0].grad.device)
         for part in parts:
-            layout, lookups = part.layout, part.lookups
+            layout = part.layout
+            lookups = part.lookups
             if not lookups.batch_size or not layout.slots:
                 continue
             _check_shapes(layout, lookups)
@@ -249,7 +253,8 @@ class TritonKernel:
 
     def _summed(self, parts: Sequence[GradientPart], flag: Int32[Tensor, "1"]) -> tuple[Runs | None, SummedGradient]:
         runs, vectors = self._runs(parts, flag)
-        num, dim = runs.num_lookups if runs else 0, parts[0].layout.dim
+        num = runs.num_lookups if runs else 0
+        dim = parts[0].layout.dim
         rows = torch.empty(num, dtype=torch.int64, device=flag.device)
         sums = torch.empty(num, dim, device=flag.device)
         if runs:
@@ -259,7 +264,9 @@ class TritonKernel:
 
     def sorted_reads(self, reads: Sequence[PlannedRead]) -> SortedReads | None:
         """See `SortsAhead.sorted_reads`."""
-        used, first, firsts = [read for read in reads if _is_used(read)], 0, []
+        used = [read for read in reads if _is_used(read)]
+        first = 0
+        firsts = []
         for read in used:
             firsts.append(first)
             first += read.lookups.batch_size * read.layout.width
@@ -274,7 +281,8 @@ class TritonKernel:
         if not used:
             return None, parts[0].grad
         distinct = {part.grad.data_ptr(): part.grad for part in used}
-        places, first = {}, 0
+        places = {}
+        first = 0
         for pointer, grad in distinct.items():
             places[pointer] = first
             first += grad.numel()
@@ -315,7 +323,8 @@ def sums_without_waiting(kernel: LookupKernel, parts: Sequence[GradientPart]) ->
 
 def _is_used(read: Read) -> bool:
     """Whether anything is read at all."""
-    layout, lookups = read.layout, read.lookups
+    layout = read.layout
+    lookups = read.lookups
     return bool(lookups.batch_size and (layout.single or (layout.jagged and lookups.values.numel())))
 
 
@@ -334,7 +343,10 @@ def _refuse_flagged(flag: Int32[Tensor, "1"], lookups: Sequence[tuple[LookupLayo
 
 def _check_shapes(layout: LookupLayout, lookups: Lookups) -> None:
     """Raise if tensors are smaller than the kernels read."""
-    size, single, values, offsets = lookups.batch_size, lookups.single, lookups.values, lookups.offsets
+    size = lookups.batch_size
+    single = lookups.single
+    values = lookups.values
+    offsets = lookups.offsets
     dtypes = {single.dtype, values.dtype}
     if (
         single.shape[0] < layout.num_single

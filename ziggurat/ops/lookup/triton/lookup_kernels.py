@@ -28,7 +28,8 @@ def _ends_of(weight, begin, there, row_bytes: tl.constexpr):
         low = (both & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
         high = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
-        low, high = _end_of(weight, begin, there), _end_of(weight, begin + 2, there)
+        low = _end_of(weight, begin, there)
+        high = _end_of(weight, begin + 2, there)
     return low, high
 
 
@@ -76,14 +77,17 @@ def lookup_kernel(
     """
     sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
     slot = slots + tl.program_id(1) * 5
-    kind, index = tl.load(slot), tl.load(slot + 1)
-    first_row, num_rows = tl.load(slot + 2), tl.load(slot + 3)
+    kind = tl.load(slot)
+    index = tl.load(slot + 1)
+    first_row = tl.load(slot + 2)
+    num_rows = tl.load(slot + 3)
     column = tl.multiple_of(tl.load(slot + 4), align)
     inside = sample < batch_size
     d = tl.arange(0, padded_dim)[None, :]
     own = d < dim
     if has_lists:
-        begin, end = sample, sample + 1
+        begin = sample
+        end = sample + 1
         ids = single + index * batch_size
         wrong = sample < 0
         if kind != 0:
@@ -93,7 +97,8 @@ def lookup_kernel(
             end = tl.load(offsets + at + 1, mask=inside, other=0).to(tl.int64)
             whole = (tl.load(offsets) == 0) & (tl.load(offsets + num_offsets - 1) == num_values)
             wrong = (begin < 0) | (begin > end) | (end > num_values) | (whole == 0)
-            begin, end = tl.where(wrong, 0, begin), tl.where(wrong, 0, end)
+            begin = tl.where(wrong, 0, begin)
+            end = tl.where(wrong, 0, end)
         end = tl.where(inside, end, begin)
         total = tl.zeros([samples, padded_dim], dtype=tl.float32)
         for first in range(0, tl.max(end - begin, axis=0), unroll):

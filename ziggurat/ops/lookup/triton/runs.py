@@ -114,7 +114,8 @@ def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Te
     """The sums of long runs, each in the place of its first chunk; None if no run can be long."""
     if runs.chunk_ends is None:
         return None
-    kernels, num = kernels_of(UPDATE_KERNELS), runs.num_lookups
+    kernels = kernels_of(UPDATE_KERNELS)
+    num = runs.num_lookups
     partials = torch.empty(runs.most_chunks, dim, device=vectors.device)
     sizes: dict[str, Any] = {
         "dim": dim,
@@ -149,15 +150,19 @@ def _flatten(
     numbers: tuple[int, int, int],
 ) -> None:
     """Write row and source of each lookup of a part."""
-    kernels, lookups, size = kernels_of(UPDATE_KERNELS), part.lookups, part.lookups.batch_size
+    kernels = kernels_of(UPDATE_KERNELS)
+    lookups = part.lookups
+    size = part.lookups.batch_size
     rows, sources, flag = arrays
     first, none, align = numbers
-    width, num_single = part.layout.width, len(part.layout.single)
+    width = part.layout.width
+    num_single = len(part.layout.single)
     if num_single and size:
         kernels.flatten_single_kernel[(-(-size // _BLOCK), num_single)](
             layout.slots, lookups.single, rows, sources, flag, size, width, first, none, align=align, samples=_BLOCK
         )
-    num_values, num_offsets = lookups.values.numel(), lookups.offsets.numel()
+    num_values = lookups.values.numel()
+    num_offsets = lookups.offsets.numel()
     if part.layout.jagged and size and num_values:
         begin = num_single * size
         kernels.flatten_lists_kernel[(-(-num_values // _BLOCK),)](
@@ -183,7 +188,8 @@ def _flatten(
 
 def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int, firsts: Sequence[int]) -> Runs:
     """Find the runs of sorted rows, and the chunks of the long ones."""
-    kernels, num = kernels_of(UPDATE_KERNELS), len(rows)
+    kernels = kernels_of(UPDATE_KERNELS)
+    num = len(rows)
     begins = rows != none
     begins[1:] &= rows[1:] != rows[:-1]
     runs = begins.cumsum(0, dtype=torch.int32)

@@ -57,7 +57,8 @@ def flatten_lists_kernel(
         begin = tl.load(offsets + further, mask=there, other=0)
         place = tl.where(there & (begin <= at), further, place)
     listed = inside & (place < num_offsets - 1)
-    feature, sample = place // batch_size, place % batch_size
+    feature = place // batch_size
+    sample = place % batch_size
     position = tl.load(slot_of_list + feature, mask=listed & (feature < num_features), other=-1)
     mine = position >= 0
     slot = slots + position * 5
@@ -83,7 +84,8 @@ def bounded_kernel(
     """
     sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
     slot = slots + tl.program_id(1) * 5
-    kind, index = tl.load(slot), tl.load(slot + 1)
+    kind = tl.load(slot)
+    index = tl.load(slot + 1)
     column = tl.multiple_of(tl.load(slot + 4), align)
     inside = sample < batch_size
     at = index * batch_size + sample
@@ -237,7 +239,8 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
     for number in range(1, num_origins):
         origin = tl.where(tl.load(origins + number * 4) <= row, number, origin)
     own = origins + origin * 4
-    shift, key = tl.load(own + 1, mask=there, other=0), tl.load(own + 2, mask=there, other=0)
+    shift = tl.load(own + 1, mask=there, other=0)
+    key = tl.load(own + 2, mask=there, other=0)
     column = tl.load(own + 3, mask=there, other=0)
     golden = 0x9E3779B97F4A7C15
     key = _mix(key.to(tl.uint64, bitcast=True) + step_number.to(tl.uint64, bitcast=True) * golden)

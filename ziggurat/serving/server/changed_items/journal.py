@@ -84,7 +84,8 @@ class Journal:
                 where=str(self.path(number)),
                 ways_out=(*_WAYS, "start the server again: it makes the changes that are there"),
             )
-        later, missing = [each for each in self._numbers() if each > last + 1], last + 1
+        later = [each for each in self._numbers() if each > last + 1]
+        missing = last + 1
         if later and self._is_lost(missing):
             behind = f"change {later[0]:,}" if len(later) == 1 else f"changes {later[0]:,} to {later[-1]:,}"
             raise ExportError(
@@ -126,7 +127,8 @@ class Journal:
     def forget(self, number: int) -> None:
         """Delete what merged items have made superfluous, and what dead processes left. Under `locked` and `alone`."""
         for name in sorted(self._names()):
-            change, merged = _CHANGE_NAME.fullmatch(name), _MERGED_NAME.fullmatch(name)
+            change = _CHANGE_NAME.fullmatch(name)
+            merged = _MERGED_NAME.fullmatch(name)
             path = self.folder / name
             if (change and int(change[1]) <= number) or _LEFT_BEHIND.fullmatch(name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

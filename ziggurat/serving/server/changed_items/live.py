@@ -81,7 +81,8 @@ class LiveItems:
     """
 
     def __init__(self, recommender: Any, *, folder: Path, policy: MergePolicy | None = None) -> None:
-        self.recommender, self.journal = recommender, Journal(folder)
+        self.recommender = recommender
+        self.journal = Journal(folder)
         self.policy = policy or MergePolicy()
         self._lock = threading.Lock()
         self._merging: threading.Thread | None = None
@@ -205,7 +206,8 @@ class LiveItems:
 
     def _follow(self) -> int:
         """Take merged items, then the changes behind them."""
-        merged, made = self.journal.merged(), self.recommender.chain.changes
+        merged = self.journal.merged()
+        made = self.recommender.chain.changes
         if merged > made.num_merged:
             try:
                 self._take(MergedItems.open(self.journal.merged_path(merged), export=self._export))

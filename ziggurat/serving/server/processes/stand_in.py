@@ -49,7 +49,8 @@ class StandIn:
     """
 
     def __init__(self, *, listener: socket.socket, selector: selectors.BaseSelector) -> None:
-        self._listener, self._selector = listener, selector
+        self._listener = listener
+        self._selector = selector
         self._until: dict[socket.socket, float] = {}
         self._answered: set[socket.socket] = set()
         self._is_on = False

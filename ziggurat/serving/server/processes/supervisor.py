@@ -130,9 +130,14 @@ class Supervisor:
         api_key: str = "",
         on_ready: Callable[[Loaded], None] = lambda loaded: None,
     ) -> None:
-        self.load, self.export, self.listener, self.config = load, export, listener, config
-        self.admin, self.own = admin, own
-        self._api_key, self._on_ready = api_key, on_ready
+        self.load = load
+        self.export = export
+        self.listener = listener
+        self.config = config
+        self.admin = admin
+        self.own = own
+        self._api_key = api_key
+        self._on_ready = on_ready
         self._children: list[_Child] = []
         self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
         self._command = export  # what SIGHUP and --watch follow, whatever /admin/swap has loaded meanwhile
@@ -144,7 +149,8 @@ class Supervisor:
         self._started = self._ending = False
         self._served: Loaded | None = None  # what is served now
         self._failure: ZigguratError | None = None
-        self._pause_s, self._not_before = 0.0, 0.0
+        self._pause_s = 0.0
+        self._not_before = 0.0
         self._closed_by = self._end_by = 0.0
         self._seen_export: object = None
         self._signals: list[int] = []
@@ -209,7 +215,8 @@ class Supervisor:
     def _forgive_a_pause(self) -> None:
         """Count no time as silence of a worker in which this process itself did not run."""
         now = time.monotonic()
-        paused_s, self._turn_at = now - self._turn_at, now
+        paused_s = now - self._turn_at
+        self._turn_at = now
         if paused_s > min(_STOPPED_S, self.config.hang_s / 2):
             _log.warning("the server was stopped for %.1f s, and goes on", paused_s)
             self._end_by += paused_s
@@ -295,7 +302,9 @@ class Supervisor:
             self._fork(self._folder, self._generation)
 
     def _promote(self, child: _Child) -> None:
-        child.state, child.served, child.seen = State.SERVING, True, time.monotonic()
+        child.state = State.SERVING
+        child.served = True
+        child.seen = time.monotonic()
         child.control.send(serve=True)
 
     def _hear(self, child: _Child) -> None:
@@ -325,10 +334,12 @@ class Supervisor:
             self._could_not_load(child, error_from_json(message["failed"]))
         elif "serving" in message:
             if not self._started and child.loaded is not None:
-                self._started, self._served = True, child.loaded
+                self._started = True
+                self._served = child.loaded
                 self._on_ready(child.loaded)
         elif "swap" in message:
-            export, number = message["swap"], message.get("number")
+            export = message["swap"]
+            number = message.get("number")
             if not isinstance(export, str) or not isinstance(number, int):
                 raise BrokenMessageError(f"{message!r:.80}: no swap")
             self._begin_swap(Path(export), child, number, accept_loss=message.get("accept_loss") is True)
@@ -357,7 +368,8 @@ class Supervisor:
                 self._could_not_load(child, _answers_less(swap.export, lost))
                 _kill(child, signal.SIGKILL)
                 return
-        child.state, child.loaded = State.READY, loaded
+        child.state = State.READY
+        child.loaded = loaded
         if child.generation == self._generation:
             self._pause_s = 0.0
 
@@ -467,10 +479,13 @@ class Supervisor:
         old = [child for child in self._children if child.generation < swap.generation]
         for child in old:
             if child.state is not State.DRAINING:
-                child.state, child.seen = State.DRAINING, time.monotonic()
+                child.state = State.DRAINING
+                child.seen = time.monotonic()
                 child.control.send(drain=True)
-        self._generation, self._swap = swap.generation, None
-        self.export, self._folder = swap.export, swap.folder
+        self._generation = swap.generation
+        self._swap = None
+        self.export = swap.export
+        self._folder = swap.folder
         self._forget_copies()
         self._served = next((child.loaded for child in serving if child.loaded is not None), self._served)
         version = self._versions.get(swap.generation, "")
@@ -479,7 +494,8 @@ class Supervisor:
             swap.asked_by.control.send(swapped=version, number=swap.number)
 
     def _refuse_swap(self, error: ZigguratError) -> None:
-        swap, self._swap = self._swap, None
+        swap = self._swap
+        self._swap = None
         assert swap is not None
         for child in self._of(swap.generation, State.READY, State.LOADING):
             child.state = State.DRAINING

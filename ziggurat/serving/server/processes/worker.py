@@ -270,7 +270,8 @@ class _Worker:
     """The serving part of a worker's life."""
 
     def __init__(self, task: WorkerTask, control: Control) -> None:
-        self.task, self.control = task, control
+        self.task = task
+        self.control = control
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._server: _Server | None = None
         self.live: LiveItems | None = None
@@ -279,7 +280,8 @@ class _Worker:
         task = self.task
         config = uvicorn_config(app, config=task.config, metrics=app.metrics, has_key=bool(task.api_key))
         server = self._server = _Server(config, limits=task.config, listener=task.listener, admin=task.admin)
-        server.app, server.control = app, self.control
+        server.app = app
+        server.control = self.control
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_say_problem)
         loop.add_signal_handler(signal.SIGTERM, self._drain)

@@ -60,7 +60,8 @@ class CostLine:
     def _fit(self) -> tuple[float, float]:
         if not self.weight:
             return 0.0, 0.0
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
+        mean_x = self.x / self.weight
+        mean_y = self.y / self.weight
         spread = self.xx / self.weight - mean_x * mean_x
         if spread <= 1e-6 * mean_x * mean_x or spread <= 0:
             return mean_y / 2, mean_y / 2 / max(mean_x, 1.0)  # batches of one size: half of the time is taken for fixed

@@ -107,7 +107,9 @@ class Engine:
         metrics: Metrics,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        self.answerer, self.config, self.metrics = answerer, config, metrics
+        self.answerer = answerer
+        self.config = config
+        self.metrics = metrics
         self._prepare_thread = prepare_thread
         info = answerer.info()
         self._num_candidates = info.num_candidates
@@ -146,8 +148,10 @@ class Engine:
 
     def wait_s(self) -> float:
         """Estimated seconds until a request that came now would begin to be computed."""
-        queue, now = self._queue, time.monotonic()
-        running, wait = queue.running, 0.0
+        queue = self._queue
+        now = time.monotonic()
+        running = queue.running
+        wait = 0.0
         if running is not None:
             passed = now - running.since
             wait = max(running.expected_s - passed, 0.1 * passed)  # late already: it will take somewhat longer still
@@ -198,7 +202,8 @@ class Engine:
             self._queue.jobs.append(job)
             self._queue.candidates[type(request)] += candidates
             self._queue.counts[type(request)] += 1
-            wake, self._queue.idle = self._queue.idle, False
+            wake = self._queue.idle
+            self._queue.idle = False
         if wake:
             self._wake.put(None)
         return await job.future
@@ -231,10 +236,12 @@ class Engine:
         A batch has at least one request, however many candidates that has, so there are no more batches than requests.
         """
         cost = self._cost(kind)
-        candidates, count = float(self._queue.candidates[kind]), self._queue.counts[kind]
+        candidates = float(self._queue.candidates[kind])
+        count = self._queue.counts[kind]
         most = self._most_candidates(cost)
         if behind_next and count:
-            candidates, count = candidates - max(most, candidates / count), count - 1
+            candidates = candidates - max(most, candidates / count)
+            count = count - 1
         if count <= 0 or candidates <= 0:
             return 0.0
         return cost.predict(candidates, batches=min(math.ceil(candidates / most), count))
@@ -261,7 +268,8 @@ class Engine:
 
     def _take(self, *, was_idle: bool) -> tuple[list[_Job], Effort]:
         """The next batch, called under the lock: the oldest requests, of one kind, within the size of a batch."""
-        queue, now = self._queue, time.monotonic()
+        queue = self._queue
+        now = time.monotonic()
         effort = self.ladder.feel(self._pressure(now, was_idle=was_idle), now=now)
         self.metrics.queue.set(len(queue.jobs))
         self.metrics.level.set(self.ladder.level)
@@ -301,7 +309,8 @@ class Engine:
         if late:
             dropped = set(map(id, late))
             batch = [job for job in batch if id(job) not in dropped]
-        watched, began_ns = [job.watch for job in batch if job.watch is not None], time.time_ns()
+        watched = [job.watch for job in batch if job.watch is not None]
+        began_ns = time.time_ns()
         with collected(bool(watched)) as stages:
             answers = self._answers([job.request for job in batch], effort) if batch else []
         seconds = time.monotonic() - started
@@ -408,7 +417,8 @@ def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> Ove
 
 
 def _too_late(job: _Job, now: float, *, where: str = "queue") -> OverloadError:
-    allowed, waited = (job.deadline - job.arrived) * 1e3, (now - job.arrived) * 1e3
+    allowed = (job.deadline - job.arrived) * 1e3
+    waited = (now - job.arrived) * 1e3
     found = f"{waited:.0f} ms in the queue" if where == "queue" else f"one after {waited:.0f} ms"
     error = _refusal(f"an answer within {allowed:.0f} ms", found, where, 0.5)
     error.expired = True

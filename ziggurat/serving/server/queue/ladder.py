@@ -75,10 +75,13 @@ class Ladder:
                     self._hold_s = _HOLD_S
                 elif self._up > self._down:
                     self._hold_s = min(2 * self._hold_s, _MOST_HOLD_S)
-                self.level, self._down = self.level + 1, now
+                self.level = self.level + 1
+                self._down = now
         elif self._calm_since is None:
             self._calm_since = now
         elif self.level and now - self._calm_since >= self._hold_s:
             steps = int((now - self._calm_since) / self._hold_s)  # more than one after a time without requests
-            self.level, self._up, self._calm_since = max(self.level - steps, 0), now, now
+            self.level = max(self.level - steps, 0)
+            self._up = now
+            self._calm_since = now
         return self.effort

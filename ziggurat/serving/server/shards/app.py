@@ -128,7 +128,8 @@ class ShardVersions:
         }
 
     def _drop_old(self) -> None:
-        newest, now = list(self._held)[-1], time.monotonic()
+        newest = list(self._held)[-1]
+        now = time.monotonic()
         self._held = {
             version: each for version, each in self._held.items() if version == newest or now - each.used < _KEPT_S
         }
@@ -155,7 +156,8 @@ class ShardApp:
     def __init__(
         self, versions: ShardVersions, *, shard: int, num_shards: int, config: ServerConfig, api_key: str = ""
     ) -> None:
-        self.versions, self.config = versions, config
+        self.versions = versions
+        self.config = config
         self._about = {"shard": shard, "shards": num_shards}
         self._key = api_key.encode()
         self.metrics = ShardMetrics()
@@ -198,7 +200,8 @@ class ShardApp:
     async def _search(self, scope: Any, receive: Any) -> tuple[int, bytes]:
         try:
             body = await read_body(scope, receive, config=self.config)
-            version, state = header(scope, _VERSION), header(scope, _STATE)
+            version = header(scope, _VERSION)
+            state = header(scope, _STATE)
             index = self.versions.at(version, state)
             if index is None:
                 return 409, b"no such state"
@@ -231,7 +234,8 @@ class ShardApp:
 
     async def _state(self, request: Request) -> Response:
         change = decode_change(await read_body(request.scope, request.receive, config=self.config))
-        version, state = request.headers.get(VERSION, ""), request.headers.get(STATE, "")
+        version = request.headers.get(VERSION, "")
+        state = request.headers.get(STATE, "")
         put = functools.partial(self.versions.put, version, state, change)
         if not await run_in_threadpool(put):
             return json_response({"missing": "version"}, status=409)

@@ -100,7 +100,9 @@ class ShardClient:
         export: Path,
         observe: Callable[[int, str], None] = lambda shard, outcome: None,
     ) -> None:
-        self.settings, self.version, self.observe = settings, version, observe
+        self.settings = settings
+        self.version = version
+        self.observe = observe
         self._export = export
         self._shards = [_Shard(number=i, **_parse(each)) for i, each in enumerate(settings.addresses)]
         self._wake = threading.Event()
@@ -154,7 +156,8 @@ class ShardClient:
 
     def ask(self, question: ShardQuestion, *, items: Sequence[ShardItems]) -> list[PartFound | str]:
         """What each shard finds, or why it gives no answer; see `Scatter.ask`."""
-        body, end = encode_question(question), time.monotonic() + self.settings.deadline_s
+        body = encode_question(question)
+        end = time.monotonic() + self.settings.deadline_s
         asked: dict[int, http.client.HTTPConnection] = {}
         found: list[PartFound | str] = [shard.down for shard in self._shards]
         for shard, wanted in zip(self._shards, items, strict=True):
@@ -173,7 +176,8 @@ class ShardClient:
     def prepare(self, items: Sequence[ShardItems]) -> None:
         """Tell shards of changed items; see `Scatter.prepare`."""
         for shard, wanted in zip(self._shards, items, strict=True):
-            is_new, shard.wanted = wanted.id != shard.wanted.id, wanted
+            is_new = wanted.id != shard.wanted.id
+            shard.wanted = wanted
             if is_new and not shard.down:
                 try:
                     self._put(shard, wanted)
@@ -245,7 +249,8 @@ class ShardClient:
         now = time.monotonic()
         calm = shard.up_since and now - shard.up_since > _MOST_PAUSE_S
         shard.pause_s = _LEAST_PAUSE_S if calm else min(2 * shard.pause_s, _MOST_PAUSE_S)
-        shard.down, shard.look_at = why, now + (0.0 if why == BEHIND else shard.pause_s)
+        shard.down = why
+        shard.look_at = now + (0.0 if why == BEHIND else shard.pause_s)
         while shard.idle:
             shard.idle.pop().close()
         self._wake.set()
@@ -290,7 +295,8 @@ class ShardClient:
                 if shard.up_since:
                     _log.info("shard %d at %s:%d is there again", shard.number, shard.host, shard.port)
                     shard.late = _MOST_LATE - 1  # until it has answered once
-                shard.up_since, shard.down = time.monotonic(), ""
+                shard.up_since = time.monotonic()
+                shard.down = ""
         shard.look_at = time.monotonic() + (shard.pause_s if shard.down else _LOOK_S)
 
     def _check(self, shard: _Shard, about: dict[str, Any]) -> None:

@@ -46,7 +46,8 @@ def decode_question(content: bytes) -> ShardQuestion:
     """A question from bytes; raises RequestError."""
     tensors, plain = _decode(content)
     try:
-        offsets, items = tensors["exclude_offsets"].tolist(), tensors["exclude_items"]
+        offsets = tensors["exclude_offsets"].tolist()
+        items = tensors["exclude_items"]
         exclude = [items[begin:end] for begin, end in itertools.pairwise(offsets)]
         question = ShardQuestion(
             queries=tensors["queries"], k=plain["k"], filters=plain["filters"], exclude=exclude, probes=plain["probes"]

@@ -155,7 +155,8 @@ class ShardKeeper:
     def __init__(
         self, listeners: dict[int, socket.socket], *, num_shards: int, config: ServerConfig, api_key: str = ""
     ) -> None:
-        self.num_shards, self.config = num_shards, config
+        self.num_shards = num_shards
+        self.config = config
         self.failure: ZigguratError | None = None
         self._api_key = api_key
         self._kept = [_Kept(shard=shard, listener=listener) for shard, listener in listeners.items()]
@@ -246,13 +247,17 @@ class ShardKeeper:
                 os._exit(1)
         theirs.close()
         ours.setblocking(False)
-        each.control, each.pid, each.seen, each.ready = Control(end=ours), pid, time.monotonic(), False
+        each.control = Control(end=ours)
+        each.pid = pid
+        each.seen = time.monotonic()
+        each.ready = False
 
     def _heed(self, each: _Kept, messages: Sequence[dict[str, Any]], now: float) -> None:
         for message in messages:
             each.seen = now
             if "ready" in message:
-                each.ready, each.pause_s = True, 0.0
+                each.ready = True
+                each.pause_s = 0.0
             elif "failed" in message:
                 self.failure = error_from_json(message["failed"])
                 _log.error("shard %d could not load the export\n%s", each.shard, self.failure)
@@ -301,7 +306,8 @@ def keep_shard(keeper: ShardKeeper, export: Path, *, on_ready: Callable[[], None
         while not ended:
             keeper.tend(export)
             if keeper.ready and not is_told:
-                is_told, keeper.failure = True, None
+                is_told = True
+                keeper.failure = None
                 on_ready()
             if keeper.failure is not None and not is_told:
                 raise keeper.failure

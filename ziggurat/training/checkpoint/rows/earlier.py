@@ -232,7 +232,8 @@ def _why_not(reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[st
 
 
 def _kept(reader: CheckpointReader, *, offers: Sequence[Mapping[str, Any]], step: int) -> Earlier:
-    manifest, num_bytes = reader.manifest, dict[int, int]()
+    manifest = reader.manifest
+    num_bytes = dict[int, int]()
     for stored in _stored(manifest, None):
         for what in ("ids", "numbers"):
             for chunk in manifest.tensors[f"{stored}.{what}"].chunks:

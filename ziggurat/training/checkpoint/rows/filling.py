@@ -79,7 +79,8 @@ def _begin_on_disk(targets: list[_Target]) -> None:
 
 
 def _fill_on_disk(targets: list[_Target], *, pieces: Pieces) -> None:
-    rows, first_row = targets[0][0].rows, targets[0][0].offsets[0]
+    rows = targets[0][0].rows
+    first_row = targets[0][0].offsets[0]
     storage = rows.storage
     assert isinstance(storage, DiskStorage)
     for name in dict.fromkeys(part.stored for _, stored in targets for part in stored.parts):
@@ -91,7 +92,8 @@ def _fill_on_disk(targets: list[_Target], *, pieces: Pieces) -> None:
         for ids, numbers in pieces(name):
             local, chosen = np.unique(ids.numpy() - first_row, return_index=True)
             inside = (local >= 0) & (local < rows.num_rows)
-            local, found = local[inside] + rows.first_row, numbers.numpy()[chosen[inside]]
+            local = local[inside] + rows.first_row
+            found = numbers.numpy()[chosen[inside]]
             if not len(local) or not boxes:
                 continue
             whole = np.empty((len(local), storage.disk.width), dtype=np.float32) if given.all() else storage.look(local)
@@ -120,14 +122,17 @@ def _fill(tensor: Tensor, stored: SparseTensor, *, pieces: Pieces) -> None:
     for part in stored.parts:
         for ids, numbers in pieces(part.stored):
             mine = (ids >= offsets[0]) & (ids < offsets[0] + shape[0])
-            local, found = ids[mine] - offsets[0], numbers[mine, part.columns[0] : part.columns[1]]
+            local = ids[mine] - offsets[0]
+            found = numbers[mine, part.columns[0] : part.columns[1]]
             if not len(local):
                 continue
             if len(shape) == 1:
                 found = found[:, 0]
             else:
-                first, last = part.first_column, part.first_column + found.shape[1]
-                begin, end = max(first, offsets[1]), min(last, offsets[1] + shape[1])
+                first = part.first_column
+                last = part.first_column + found.shape[1]
+                begin = max(first, offsets[1])
+                end = min(last, offsets[1] + shape[1])
                 if begin >= end:
                     continue
                 found = found[:, begin - first : end - first]

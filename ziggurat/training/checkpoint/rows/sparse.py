@@ -142,9 +142,11 @@ def table_places(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> di
         step: of the checkpoint.
         rank: of this process.
     """
-    places, found = dict[tuple[int, int], TablePlace](), dict[str, TablePlace]()
+    places = dict[tuple[int, int], TablePlace]()
+    found = dict[str, TablePlace]()
     for name, part in sparse.items():
-        storage, rows = part.rows.storage, part.rows
+        storage = part.rows.storage
+        rows = part.rows
         assert isinstance(storage, DiskStorage)
         place = id(storage), rows.first_row
         if place not in places:
@@ -166,7 +168,8 @@ def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlac
         places: what `table_places` says of them.
         whole: all that were ever changed; else those since the last checkpoint.
     """
-    tensors, entries = dict[str, Tensor](), dict[str, SparseTensor]()
+    tensors = dict[str, Tensor]()
+    entries = dict[str, SparseTensor]()
     for place in dict.fromkeys(places.values()):
         chosen = place.storage.changed_rows(place.rows) if whole else place.storage.unsaved_rows(place.rows)
         if len(chosen):
@@ -244,7 +247,8 @@ def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
 
 def entry_of(part: TablePart, *, parts: tuple[RowsPart, ...] = ()) -> SparseTensor:
     """What the manifest says of a name: what its rows began as, and the parts that lie over that."""
-    storage, shape = part.rows.storage, tuple(part.shape)
+    storage = part.rows.storage
+    shape = tuple(part.shape)
     assert isinstance(storage, DiskStorage)
     if part.rows.key != WEIGHT:
         return SparseTensor(shape=shape, value=storage.disk.initial_state(part.rows.key), parts=parts)
@@ -282,7 +286,8 @@ class _Stream:
     """Rows that a function reads; stands where `StoredRows` stands in a `TableShard`."""
 
     def __init__(self, read: Callable[[int, int], Tensor], *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.read, self.shape = read, shape
+        self.read = read
+        self.shape = shape
         self.storage = SimpleNamespace(dtype=dtype, device=torch.device("cpu"), is_sparse=False)
 
     def tensor(self) -> None:
