@@ -28,7 +28,7 @@ KINDS = {
     "RowFormat": "ops/row_formats/",
     "TableOptimizerKind": "ops/table_optimizers/",
     "WireFormat": "parallel/exchange/wire.py",
-    "Precision": "training/config.py",
+    "Precision": "precision/",
 }
 
 

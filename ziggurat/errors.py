@@ -86,7 +86,7 @@ class RequestError(ZigguratError, ValueError):
 
 
 class UnavailableError(ZigguratError, RuntimeError):
-    """What should answer is not there now; asking again later may help."""
+    """Something that should answer is not there now; asking again later may help."""
 
 
 class FileError(ZigguratError, OSError):

@@ -114,7 +114,7 @@ class Towers:
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class TablePlacement:
-    """Where one table goes.
+    """The place of one table.
 
     Args:
         table: its name.

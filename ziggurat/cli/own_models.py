@@ -33,7 +33,7 @@ def own_models(options: argparse.Namespace) -> tuple[type[Any], ...]:
 
 
 def model_words(options: argparse.Namespace) -> Sequence[str]:
-    """What repeats `--model` in a command for people."""
+    """Return the words that repeat `--model` in a command for people."""
     return [word for name in options.own_models for word in ("--model", name)]
 
 

@@ -41,7 +41,7 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
 
 
 class _Store(argparse.Action):
-    """What argparse's "store" does, remembering all values of a flag."""
+    """Stores values as argparse's "store" does, remembering all values of a flag."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -64,7 +64,7 @@ class VerbParser(argparse.ArgumentParser):
             self.register("action", name, _Store)
 
     def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
-        """As argparse does, with a notice for each flag that is given again with another value."""
+        """Parse as argparse does, with a notice for each flag that is given again with another value."""
         self.given.clear()
         parsed = super().parse_known_args(*arguments, **settings)
         for flag, values in self.given.items():
@@ -72,7 +72,7 @@ class VerbParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """What argparse complains of, in four parts."""
+        """Raise the error that argparse complains of, in four parts."""
         raise self._explained(message)
 
     def unknown(self, words: Sequence[str]) -> ConfigError:

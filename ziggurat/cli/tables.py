@@ -142,6 +142,6 @@ def _blocks(heads: list[str], cells: list[list[str]], width: int) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell holds a number, a mean with its deviation, or nothing."""
+    """Return whether a cell holds a number, a mean with its deviation, or nothing."""
     bare = cell.translate(str.maketrans("", "", ",.+−-×±%xkMG –"))
     return not bare or bare.isdigit()

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class Takes(StrEnum):
-    """What a verb takes beside the arguments that it declares; anything else is an error that names them."""
+    """Words that a verb takes beside the arguments that it declares; any others are an error that names them."""
 
     NOTHING = "nothing"
     SETTINGS = "settings"  # --group.name VALUE

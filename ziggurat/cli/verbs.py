@@ -330,7 +330,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def doctor(options: argparse.Namespace, rest: list[str]) -> int:
-    """What this machine and installation can do."""
+    """Print what this machine and installation can do."""
     from ziggurat.runs.doctor import diagnose
 
     print_line(diagnose().text())
@@ -508,7 +508,7 @@ def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
 
 
 def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
-    """What the short flags for many ranks stand for."""
+    """Return the settings that the short flags for many ranks stand for."""
     given = {"dense": options.dense, "wire.between-towers": options.wire, "tower-size": options.tower_size}
     given["exchange"] = options.exchange
     given["context"] = options.context

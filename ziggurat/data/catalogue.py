@@ -62,7 +62,7 @@ def item_columns(schema: Schema) -> tuple[str, ...]:
 def catalogue_of(
     source: RawSource, *, schema: Schema, keep: Sequence[str] = (), date_order: DateOrder = DateOrder.AUTO
 ) -> pl.DataFrame:
-    """What was last seen of each item: in time where the schema has a time, else in the order of the rows.
+    """Return what was last seen of each item: in time where the schema has a time, else in the order of the rows.
 
     Args:
         source: the events, all of them or those of a time.

@@ -60,7 +60,7 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Clustered:
-    """What clustering found in the rows, and what the columns weigh before and after.
+    """Findings of clustering in the rows, and the bytes of the columns before and after.
 
     Args:
         num_rows: rows written.
@@ -143,7 +143,7 @@ def _fingerprint(paths: Sequence[DataPath], **settings: str | int) -> str:
 
 
 def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
-    """What clustering found when it made this file of the same files; None if something else made it."""
+    """Return what clustering found when it made this file of the same files; None if something else made it."""
     try:
         made = json.loads((pq.read_metadata(target).metadata or {})[_MADE])
         return made["counts"] if made["fingerprint"] == fingerprint else None
@@ -218,7 +218,7 @@ class _Clustering:
         return {"num_rows": self.num_rows, "buckets": names, "date_order": order, "is_date": self._is_date}
 
     def _order_of_dates(self) -> DateOrder:
-        """What the dates of all rows show; a bucket alone may show nothing, or something else."""
+        """Return the order that the dates of all rows show; a bucket alone may show nothing, or something else."""
         order = self._signs.order
         if order is None:
             raise DataError(
@@ -282,7 +282,7 @@ class _Clustering:
         return buckets.paths()
 
     def _conform(self, frame: pl.DataFrame) -> pa.Table:
-        """As the first chunk: files may differ in what their columns are stored as."""
+        """Conform a frame to the first chunk: files may differ in what their columns are stored as."""
         table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
         schema: pa.Schema = table.schema if self._schema is None else self._schema
         self._schema = schema
@@ -370,7 +370,7 @@ class _Clustering:
 
 
 def without_session(sessions: pl.Series) -> pl.Series:
-    """Which rows have no session: null, NaN, or an empty text."""
+    """Mark the rows that have no session: null, NaN, or an empty text."""
     absent = sessions.is_null()
     if sessions.dtype.is_float():
         absent |= sessions.is_nan().fill_null(False)

@@ -32,7 +32,7 @@ from ziggurat.typed import Count, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DrawnItemsConfig:
-    """What is drawn, and what its rows hold.
+    """Settings for what is drawn, and for what the drawn rows hold.
 
     Args:
         item: column with the item's id.

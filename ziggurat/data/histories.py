@@ -30,7 +30,7 @@ from ziggurat.typed import Length, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class HistoryConfig:
-    """What a history is made of.
+    """Settings of what a history is made of.
 
     Args:
         user: column of the user.
@@ -82,7 +82,7 @@ def with_histories(events: pl.DataFrame, config: HistoryConfig, *, liked: pl.Exp
 def history_indices(
     users: Int64[np.ndarray, " N"], times: Int64[np.ndarray, " N"], *, liked: Bool[np.ndarray, " N"], max_length: int
 ) -> tuple[Int64[np.ndarray, " N+1"], Int64[np.ndarray, " M"]]:
-    """For each event the numbers of the liked events of its user that were strictly before it, the latest last.
+    """List for each event the numbers of the liked events of its user that were strictly before it, the latest last.
 
     Args:
         users: of the events.

@@ -42,7 +42,7 @@ class DataSource(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the source stands."""
+        """Return the position of the source."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> Da
 
 
 def reading_lines(source: DataSource) -> dict[str, str]:
-    """What a rank reads of encoded data, for the start-up report; nothing of other sources."""
+    """Describe what a rank reads of encoded data, for the start-up report; return nothing for other sources."""
     return {"reading": source.loader.reading()} if isinstance(source, LoaderSource) else {}
 
 

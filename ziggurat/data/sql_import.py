@@ -44,7 +44,7 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*@|((?:password|token|secret)[^=&
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What a database answered, as it stands in the file.
+    """The answer of a database, as it stands in the file.
 
     Args:
         num_rows: rows of the file.
@@ -161,7 +161,7 @@ def _package(module: str, *, name: str) -> Any:
 
 
 def _magic(path: Path) -> bytes:
-    """What kind of database a file is."""
+    """Read the bytes that tell what kind of database a file is."""
     if not path.is_file():
         raise MissingFileError(
             expected="a database file", found="nothing there", where=str(path), ways_out="correct the path"
@@ -241,7 +241,7 @@ def _no_rows_asked(sql: str) -> DataError:
 
 @contextmanager
 def _told(where: str) -> Iterator[None]:
-    """What a database's package raises, as an error in four parts."""
+    """Turn what a database's package raises into an error in four parts."""
     try:
         yield
     except ZigguratError:

@@ -19,7 +19,7 @@ from ziggurat.ops.lookup.reference import rows_of
 
 
 class AnnouncedBatches:
-    """What tables know of coming batches.
+    """Announces coming batches to tables.
 
     Args:
         inputs: features of the batches.

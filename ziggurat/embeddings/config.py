@@ -19,14 +19,14 @@ class TableInit(StrEnum):
 
 
 class InitialDraw(StrEnum):
-    """What the random numbers of initial weights follow from; see `embeddings/initial_rows.py`."""
+    """Ways to draw the random numbers of initial weights; see `embeddings/initial_rows.py`."""
 
     BLOCKS = "blocks"  # torch's generator, seeded for every 4,096 rows: a row costs a block
     ROWS = "rows"  # counted: each row by itself, for tables of which a run touches a small part
 
 
 class PooledDtype(StrEnum):
-    """What pooled fields are written as, and what their gradient comes back in."""
+    """The type that pooled fields are written as, and that their gradient comes back in."""
 
     AUTO = "auto"  # as computed on a GPU, whose steps wait for memory more than for products; FP32 on a CPU
     FP32 = "fp32"  # always

@@ -106,7 +106,7 @@ class InitialRows:
 
     @property
     def columns(self) -> slice:
-        """Of the table."""
+        """The columns of the part in the table."""
         last = self.shape[1] if self.num_columns is None else self.first_column + self.num_columns
         return slice(self.first_column, last)
 

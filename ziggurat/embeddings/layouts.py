@@ -35,7 +35,7 @@ def every_layout(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]:
 
 
 def field_slot(spec: SingleSpec | JaggedSpec, *, index: int, column: int, tables: TableWeights) -> FieldSlot:
-    """Where one field reads and writes.
+    """Return where one field reads and writes.
 
     Args:
         spec: the field.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupLayouts:
-    """How one group is looked up.
+    """Layouts with which one group is looked up.
 
     Args:
         layouts: one for each storage, columns of the group alone.
@@ -72,7 +72,7 @@ class SplitLookups:
         return self._split[groups]
 
     def reads(self, batch: Batch) -> list[tuple[Lookups, list[LookupLayout]]]:
-        """What is looked up of a batch, in the order in which backward passes record gradients of it."""
+        """Return the lookups of a batch, in the order in which backward passes record their gradients."""
         if not batch.repeated:
             return [(Lookups.of(batch), self._layouts)]
         split = self.of(batch)

@@ -28,7 +28,7 @@ _SHOWN = 3
 
 
 class TableUse(StrEnum):
-    """What tables are needed for, which decides what lies in memory beside their weights."""
+    """Uses of tables, which decide what lies in memory beside their weights."""
 
     SCORING = "scoring"  # nothing
     TRAINING = "training"  # optimizer state, and dense gradients where the rule has them
@@ -57,7 +57,7 @@ class TableSize:
 
     @property
     def weight_bytes(self) -> int:
-        """Of what lookups read, hot rows in a cache included."""
+        """The bytes of what lookups read, hot rows in a cache included."""
         if self.row_format.is_plain:
             return self.num_rows * self.dim * self.element_bytes
         cached = self.cache.bytes_for(self.num_rows, row_bytes=4 * self.dim)
@@ -65,7 +65,7 @@ class TableSize:
 
     @property
     def state_bytes(self) -> int:
-        """Of the optimizer's numbers, those of rows in a cache once more, and of the lower halves of split weights."""
+        """Bytes of optimizer numbers, those of rows in a cache once more, and of the lower halves of split weights."""
         if self.optimizer.is_dense:  # torch's Adam, over parameters
             return 2 * self.weight_bytes
         shapes = state_shapes(self.optimizer, num_rows=self.num_rows, dim=self.dim).values()
@@ -75,7 +75,7 @@ class TableSize:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of gradients as large as the table."""
+        """The bytes of gradients as large as the table."""
         return self.weight_bytes if self.optimizer.is_dense else 0
 
     def bytes_for(self, use: TableUse) -> int:

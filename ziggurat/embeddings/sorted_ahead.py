@@ -60,7 +60,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What is known of a batch; `fault` is true where a row was outside its table, `made` the event after all of it."""
+    """Known facts of a batch; `fault` is true where a row was outside its table, `made` the event after all of it."""
 
     known: tuple[_Known, ...]
     fault: Bool[Tensor, ""]
@@ -161,7 +161,7 @@ class SortedAhead:
         return found
 
     def in_updates(self) -> dict[str, str]:
-        """Why the rows of some tables are sorted in updates, by the names of the tables."""
+        """Return why the rows of some tables are sorted in updates, by the names of the tables."""
         if any(table.growing is not None for table in self._tables.inputs.tables):
             return {"all": "ids take their rows between two steps"}
         weights = self._tables.tables
@@ -169,7 +169,7 @@ class SortedAhead:
         return {", ".join(weights.tables_of(index)): why for index, why in reasons.items() if why}
 
     def _why_in_update(self, index: int) -> str:
-        """Why the rows of a storage are sorted in its update; "" where they are sorted ahead."""
+        """Say why the rows of a storage are sorted in its update; return "" where they are sorted ahead."""
         weights = self._tables.tables
         if not isinstance(weights.storages[index], MemoryStorage | LowPrecisionStorage):
             return "their rows have places that are decided a step early"
@@ -206,6 +206,6 @@ class SortedAhead:
 
 
 def _lists_in(batch: Batch, position: int) -> JaggedRows:
-    """Where the lists of a feature are: among those of a group that repeats, or of the batch."""
+    """Return the lists that include those of a feature: the lists of a group that repeats, or of the batch."""
     groups = (group.jagged for group in batch.repeated if position in group.features.jagged)
     return next(groups, batch.jagged)

@@ -127,7 +127,7 @@ class EmbeddingTables(nn.Module):
         return self.look_up(lookups, self._layouts, dtype)
 
     def reads_of(self, batch: Batch) -> list[tuple[Lookups, list[LookupLayout]]]:
-        """What `forward` looks up of a batch, in the order in which backward passes record gradients of it."""
+        """Return the lookups of `forward` in a batch, in the order in which backward passes record their gradients."""
         return self._split.reads(batch)
 
     def unpooled(
@@ -195,7 +195,7 @@ class EmbeddingTables(nn.Module):
         return _RecordedLookup.apply(self._anchor, self, flat, layouts, dtype)
 
     def flat_lookup(self, table: str, rows_N: Int64[Tensor, "N"]) -> tuple[Lookups, list[LookupLayout]]:
-        """What `vectors` looks up: rows of one table as a single field."""
+        """Return the lookup of `vectors`: rows of one table as a single field."""
         return self.tables.checked(self.flat(rows_N), self.table_layouts(table)), self.table_layouts(table)
 
     @staticmethod
@@ -225,7 +225,7 @@ class EmbeddingTables(nn.Module):
 
     @property
     def layouts(self) -> Sequence[LookupLayout]:
-        """Where every field reads and writes, one layout a storage."""
+        """The layouts where every field reads and writes, one layout a storage."""
         return self._layouts
 
     @property
@@ -270,7 +270,7 @@ class EmbeddingTables(nn.Module):
         return self.kernel.choice
 
     def report(self) -> dict[str, Any]:
-        """What the start-up report says about tables: storages and the choice of kernel."""
+        """Return what the start-up report says about tables: storages and the choice of kernel."""
         chosen = ChosenKernel(kernel=self.kernel, reason="") if self._chosen is None else self._chosen
         return {
             "kernel": chosen.kernel.choice.value,

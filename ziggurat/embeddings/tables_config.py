@@ -29,7 +29,7 @@ _DEVICE_MEMORY = "tables.device-memory"
 @dataclass(frozen=True, kw_only=True)
 @checked
 class TablesConfig:
-    """What the rows of all embedding tables of a run are kept as, while they are trained and when they are read.
+    """Settings of how rows of all embedding tables of a run are kept, while they are trained and when they are read.
 
     Args:
         weights: the format of rows; see docs/guides/tables-larger-than-memory.md. Tables so narrow that it would save
@@ -71,26 +71,26 @@ class TablesConfig:
 
     @property
     def has_few_bits(self) -> bool:
-        """Whether any table is to be kept in fewer bits than FP32."""
+        """True if any table is to be kept in fewer bits than FP32."""
         return not all(each.is_plain for each in self._formats)
 
     def is_on_disk(self, table: str) -> bool:
-        """Whether the rows of a table lie on a disk."""
+        """Return True if the rows of a table lie on a disk."""
         return bool(self.disk) and self._may_be_below(table)
 
     def is_in_host(self, table: str) -> bool:
-        """Whether the rows of a table lie in the memory of the host, behind that of the device."""
+        """Return True if the rows of a table lie in the memory of the host, behind that of the device."""
         return bool(self.device_memory) and self._may_be_below(table)
 
     def _may_be_below(self, table: str) -> bool:
         return self.by_table.get(table, self.weights).is_plain and table not in self.in_memory
 
     def format_of(self, table: str, *, dim: int) -> RowFormat:
-        """What a table of so many columns is kept as."""
+        """Return the format in which a table of so many columns is kept."""
         return self.by_table.get(table, self.weights).for_columns(dim)
 
     def make_storage(self, *, seed: int, is_trained: bool = True) -> MakeStorage:
-        """What makes the storages of a model's tables.
+        """Return the maker of the storages of a model's tables.
 
         Args:
             seed: of the run, from which random rounding follows.
@@ -188,7 +188,7 @@ class TablesConfig:
 
     @property
     def _may_round(self) -> bool:
-        """Whether updates of any table are rounded, or a limit of memory may choose that they are."""
+        """True if updates of any table are rounded, or a limit of memory may lead to rounding."""
         return bool(self.memory_limit) or any(each.rounds for each in self._formats)
 
     @property
@@ -334,7 +334,7 @@ def budget_of(text: str, *, setting: str) -> MemoryBudget:
 
 
 def _takes_files(folder: str) -> bool:
-    """Whether a folder is there and lets this process make files in it."""
+    """Return True if a folder is there and lets this process make files in it."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError:

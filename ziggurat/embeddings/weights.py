@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlace:
-    """Where a table lies: rows first_row … first_row + num_rows - 1 of storage number `storage`."""
+    """Place of a table: rows first_row … first_row + num_rows - 1 of storage number `storage`."""
 
     storage: int
     first_row: int
@@ -128,7 +128,7 @@ class TableWeights(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where kernels find the rows."""
+        """The device where kernels find the rows."""
         return self._storages[0].device if self._storages else torch.device("cpu")
 
     def storage(self, index: int) -> TableStorage:

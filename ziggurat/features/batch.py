@@ -254,7 +254,7 @@ class Batch:
         return self.jagged.of(position - gone, batch_size=self.batch_size, bounds=bounds), None
 
     def sizes(self, position: int) -> ListSizes | None:
-        """Of the lists of a feature that lie on a GPU; None in host memory, which can be asked, and without a copy."""
+        """Return sizes of a feature's lists on a GPU; None in host memory, which can be asked, and without a copy."""
         kept = self.on_host
         if kept is None or kept is self:
             return None

@@ -66,21 +66,21 @@ def of_history(name: str) -> str:
 
 
 class EqualTimes(StrEnum):
-    """What events of one user at one time are."""
+    """Ways to treat events of one user at one time."""
 
     FILE_ORDER = "file_order"  # in the order of the file: what stands above happened before
     REFUSE = "refuse"  # an error
 
 
 class FutureTimes(StrEnum):
-    """What events are that have not happened yet, by the clock of this machine."""
+    """Ways to treat events that have not happened yet, by the clock of this machine."""
 
     REFUSE = "refuse"  # an error: a unit that is not what it seems, or a damaged clock
     ALLOW = "allow"
 
 
 class TrainingWindows(StrEnum):
-    """Which of its events a user's training sequences hold."""
+    """Choices of which events of a user the training sequences hold."""
 
     LAST = "last"  # the latest `max_length` + 1 of them: one sequence a user
     ALL = "all"  # all of them, cut into sequences of that length: each event is predicted once
@@ -89,7 +89,7 @@ class TrainingWindows(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @functools.partial(checked, error=SchemaError)
 class Events:
-    """How sequences are made of events.
+    """Settings of how sequences are made of events.
 
     Args:
         actions: categorical features that say what a user did with the item; a history has them, a question does not.

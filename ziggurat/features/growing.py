@@ -25,7 +25,7 @@ Sightings = Annotated[int, Range(1, MOST_SIGHTINGS, "sightings are counted in on
 
 
 class Evict(StrEnum):
-    """Which id loses its row when a table is full and another one is admitted."""
+    """Choices of the id that loses its row when a table is full and another one is admitted."""
 
     NEVER = "never"  # none: new ids stay unknown
     LEAST_FREQUENT = "least_frequent"  # the one used least, of several the one used longest ago
@@ -33,7 +33,7 @@ class Evict(StrEnum):
 
 
 class Counting(StrEnum):
-    """How sightings of ids without a row are counted."""
+    """Ways to count sightings of ids without a row."""
 
     SKETCH = "sketch"  # count-min: constant memory, never too few, seldom too many
     EXACT = "exact"  # one count for each id that ever came: memory grows with them
@@ -42,7 +42,7 @@ class Counting(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class Growing:
-    """How a vocabulary grows.
+    """Settings of how a vocabulary grows.
 
     Args:
         num_ids: rows for ids: how many have one at a time.

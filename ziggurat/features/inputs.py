@@ -131,7 +131,7 @@ class InputSpec:
 
     @cached_property
     def has_number_labels(self) -> bool:
-        """Whether a label is a number: labels are then FP64, from the raw file to the metric.
+        """True if a label is a number: labels are then FP64, from the raw file to the metric.
 
         FP32 knows every whole number up to 16.8 million only: of a label around 1e9 it keeps the multiples of 64.
         """
@@ -146,7 +146,7 @@ class InputSpec:
         return {table.name: (table.embedding_dim or dim) + extra for table in self.tables}
 
     def list_position(self, name: str) -> int:
-        """Where a list feature stands in `jagged`."""
+        """Return the position of a list feature in `jagged`."""
         return [spec.name for spec in self.jagged].index(name)
 
     @property

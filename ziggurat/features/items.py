@@ -68,7 +68,7 @@ class Repeats(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @functools.partial(checked, error=SchemaError)
 class Items:
-    """Which features describe the item, and whether users take one again.
+    """Features that describe the item, and whether users take an item again.
 
     Args:
         id: the categorical feature that names the item.

@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where lists of these lengths begin, one after the other, and where the last one ends: (n + 1,) int64."""
+    """Return where lists of these lengths begin, one after the other, and where the last one ends: (n + 1,) int64."""
     offsets = lengths.new_zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
@@ -32,7 +32,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ListSizes:
-    """What the host knows of lists that lie on a GPU, from the copy of the batch that it kept.
+    """Sizes of lists that lie on a GPU, known to the host from the copy of the batch that it kept.
 
     Args:
         num_rows: of the lists of all samples together.

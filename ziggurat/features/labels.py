@@ -17,7 +17,7 @@ _checked = functools.partial(checked, error=SchemaError)
 
 
 class Task(StrEnum):
-    """What a label is."""
+    """Kinds of label."""
 
     BINARY = "binary"
     REGRESSION = "regression"
@@ -31,7 +31,7 @@ class MissingLabel(StrEnum):
 
 
 class Outcomes(StrEnum):
-    """Which values the rows of a label have."""
+    """Choices of the values that the rows of a label have."""
 
     ANY = "any"  # those of its task
     POSITIVE_ONLY = "positive_only"  # 1 in every row: what was chosen is there, and what was not is drawn
@@ -131,7 +131,7 @@ def is_number(label: Label) -> bool:
 
 
 def is_what_came_next(name: str, *, moments: Collection[str]) -> bool:
-    """Whether a label is the one of samples that are made of events without labels.
+    """Return True if a label is the one of samples that are made of events without labels.
 
     Args:
         name: of the label.

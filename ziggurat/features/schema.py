@@ -54,7 +54,7 @@ _checked = functools.partial(checked, error=SchemaError)
 
 
 class Encoding(StrEnum):
-    """How a table turns raw ids into rows."""
+    """Ways in which a table turns raw ids into rows."""
 
     VOCABULARY = "vocabulary"  # fitted on the training data: one row for each id seen min_count times
     HASHING = "hashing"  # a stable 64-bit hash modulo num_rows; no fitting, collisions possible
@@ -63,7 +63,7 @@ class Encoding(StrEnum):
 
 
 class OutOfRange(StrEnum):
-    """What to do with an id outside 0 … num_rows-1 of an `identity` table."""
+    """Ways to treat an id outside 0 … num_rows-1 of an `identity` table."""
 
     ERROR = "error"
     UNKNOWN = "unknown"  # counted, and sent to the unknown row
@@ -71,7 +71,7 @@ class OutOfRange(StrEnum):
 
 
 class NumericTransform(StrEnum):
-    """What happens to a number before the model sees it."""
+    """Transforms of a number before it reaches the model."""
 
     IDENTITY = "identity"
     LOG1P = "log1p"  # sign(x)·ln(1+|x|)
@@ -88,7 +88,7 @@ class NumericTransform(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the embeddings of a list become one."""
+    """Ways to pool the embeddings of a list into one."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -96,7 +96,7 @@ class Pooling(StrEnum):
 
 
 class Spaces(StrEnum):
-    """What happens to spaces around the ids of a list."""
+    """Ways to treat spaces around the ids of a list."""
 
     KEEP = "keep"  # they are part of the ids
     STRIP = "strip"

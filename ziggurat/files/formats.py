@@ -24,7 +24,7 @@ Migration = Callable[[Any], Any]
 
 
 class Seal(StrEnum):
-    """Whether a file must carry its checksum."""
+    """Choices of whether a file must carry its checksum."""
 
     REQUIRED = "required"  # only Ziggurat writes it
     EDITABLE = "editable"  # people write it, too: without a checksum it is taken as it is
@@ -90,7 +90,7 @@ class Format:
             return (json.dumps(data, indent=1) + "\n").encode("utf-8")
 
     def decode(self, text: bytes | str, *, where: str) -> Any:
-        """What `encode` was given, from its bytes or those of an older version."""
+        """Decode what `encode` was given, from its bytes or those of an older version."""
         data = parse_json(text, where=where, what=f"{self.what}, in JSON", error=self.error, ways_out=self.ways_out)
         if not (isinstance(data, dict) and isinstance(data.get("format"), str)):
             if 0 not in self.migrations and isinstance(data, dict) and "sha256" in data:

@@ -215,7 +215,7 @@ def _why(problem: Exception) -> str:
 
 
 def text_of(problem: Exception) -> str:
-    """What the system says of a problem, without its number and path."""
+    """Return the system's text of a problem, without its number and path."""
     return (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
 
 

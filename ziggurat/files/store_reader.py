@@ -48,7 +48,7 @@ _REFUSED = re.compile(r"ACCESS_DENIED|FORBIDDEN|NO_SUCH_BUCKET|INVALID_ACCESS|SI
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What an object is recognised by.
+    """Facts by which an object is recognised.
 
     Args:
         num_bytes: its size.
@@ -63,7 +63,7 @@ class Version:
 
 @dataclass
 class StoreAccess:
-    """How one object is reached.
+    """Access to one object.
 
     Args:
         where: its URL, for errors.
@@ -80,7 +80,7 @@ class StoreAccess:
 
 @dataclass
 class TagsOfStore:
-    """Whether a store's ETags were found to be no MD5s."""
+    """Record of whether a store's ETags were found to be no MD5s."""
 
     are_no_md5: bool = False
 

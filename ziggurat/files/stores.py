@@ -41,7 +41,7 @@ _COPY_BYTES = 8 << 20
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is the URL of something, as text or as a `StoreFile`."""
+    """Return True if a path is the URL of something, as text or as a `StoreFile`."""
     return isinstance(path, StoreFile) or (isinstance(path, str) and bool(_URL.match(path)))
 
 
@@ -97,7 +97,7 @@ class StoreFile:
         return self
 
     def exists(self) -> bool:
-        """Whether there is a file of that name."""
+        """Return True if there is a file of this name."""
         try:
             self.stat()
         except MissingFileError:
@@ -105,7 +105,7 @@ class StoreFile:
         return True
 
     def is_file(self) -> bool:
-        """Whether there is a file of that name."""
+        """Return True if there is a file of this name."""
         return self.exists()
 
     def is_dir(self) -> bool:
@@ -113,7 +113,7 @@ class StoreFile:
         return False
 
     def stat(self) -> StoreStat:
-        """What the store says of it now.
+        """Return what the store says of the file now.
 
         Raises:
             MissingFileError: no such file.
@@ -158,7 +158,7 @@ class StoreFile:
         )
 
     def url_key(self, opened: _Opened) -> str:
-        """What names the file within its store."""
+        """Return the key that names the file within its store."""
         return _split(self.url).plain[len(opened.outer) :]
 
 
@@ -166,7 +166,7 @@ DataPath = Path | StoreFile  # of a file of data
 
 
 def facts_of(path: DataPath) -> tuple[str, int, int | str]:
-    """Where a file lies, its size, and what changes when it is written: its time, or its version in a store."""
+    """Return where a file lies, its size, and what changes when it is written: its time, or its version in a store."""
     found = path.stat()
     return str(path.resolve()), found.st_size, found.tag if isinstance(found, StoreStat) else found.st_mtime_ns
 
@@ -346,7 +346,7 @@ def _by_fsspec(scheme: str, authority: str, query: str) -> _Opened:
 
 
 def _look(filesystem: Any, key: str) -> Version:
-    """What a file system says of a file now."""
+    """Return the version that a file system reports of a file now."""
     from pyarrow import fs
 
     handler = getattr(filesystem, "handler", None)

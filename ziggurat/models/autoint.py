@@ -38,7 +38,7 @@ from ziggurat.typed import Dim, checked
 
 
 class Wide(StrEnum):
-    """Whether there is a first-order term."""
+    """Choices of whether there is a first-order term."""
 
     NONE = "none"
     LINEAR = "linear"

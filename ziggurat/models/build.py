@@ -98,7 +98,7 @@ class TowerModelConfig(ModelConfig, Protocol):
 
     @property
     def tower_module(self) -> TowerModuleConfig:
-        """What towers compute."""
+        """The settings of what towers compute."""
         ...
 
 

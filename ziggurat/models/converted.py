@@ -53,7 +53,7 @@ _PRODUCTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What a conversion reached.
+    """Modules that a conversion reached or left native.
 
     Args:
         modules: name of each module with products, and the name of its arithmetic.

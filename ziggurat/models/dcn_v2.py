@@ -39,7 +39,7 @@ from ziggurat.typed import Dim, checked
 
 
 class Structure(StrEnum):
-    """How cross and deep network are combined."""
+    """Ways to combine cross and deep network."""
 
     PARALLEL = "parallel"
     STACKED = "stacked"

@@ -65,7 +65,7 @@ class DHENModule(StrEnum):
 
 
 class Ensemble(StrEnum):
-    """How the outputs of the modules become one stack of fields."""
+    """Ways to make one stack of fields from the outputs of the modules."""
 
     CONCAT = "concat"
     SUM = "sum"

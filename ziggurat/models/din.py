@@ -62,7 +62,7 @@ class AttentionActivation(StrEnum):
 
 
 class AttentionWeights(StrEnum):
-    """What the scores of a history's positions become."""
+    """Choices of what the scores of a history's positions become."""
 
     PLAIN = "plain"  # themselves
     SOFTMAX = "softmax"  # positive, with sum 1 over the history

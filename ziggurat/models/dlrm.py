@@ -47,14 +47,14 @@ from ziggurat.typed import Dim, checked
 
 
 class Interaction(StrEnum):
-    """What happens between the fields."""
+    """Interactions between the fields."""
 
     DOT = "dot"  # all pairwise dot products
     CAT = "cat"  # none: the fields side by side
 
 
 class TopStart(StrEnum):
-    """What the top MLP computes before training."""
+    """Choices of what the top MLP computes before training."""
 
     DRAWN = "drawn"  # what its drawn weights make of its input
     SUM_OF_PAIRS = "sum_of_pairs"  # the same, plus the sum of all dot products

@@ -39,7 +39,7 @@ from ziggurat.typed import Dim, checked
 
 
 class Selection(StrEnum):
-    """Whether features are selected by gates."""
+    """Choices of whether features are selected by gates."""
 
     NONE = "none"
     GATES = "gates"
@@ -212,7 +212,7 @@ class FinalMLP(RankingModel):
 
 
 def _starts(config: FinalMLPConfig, inputs: InputSpec) -> list[dict[str, int]]:
-    """For each gate, where its columns begin in the extra columns of all fields, by field."""
+    """Return for each gate where its columns begin in the extra columns of all fields, by field."""
     table_of = {each.name: each.table for each in inputs.fields}
     read = [{table_of[name] for name in names if name in table_of} for names in config.contexts]
     starts: list[dict[str, int]] = [{} for _ in config.contexts]

@@ -58,7 +58,7 @@ from ziggurat.typed import Dim, checked
 
 
 class Residual(StrEnum):
-    """How a layer joins its linear half and the products."""
+    """Ways in which a layer joins its linear half and the products."""
 
     CONCAT = "concat"
     SUM = "sum"
@@ -72,7 +72,7 @@ class Blocks(StrEnum):
 
 
 class Gating(StrEnum):
-    """What block 1 reads."""
+    """Choices of what block 1 reads."""
 
     NONE = "none"  # the fields
     FIELDS = "fields"  # the fields, and the fields times gates

@@ -41,7 +41,7 @@ from ziggurat.typed import Dim, checked
 
 
 class MaskStructure(StrEnum):
-    """How the blocks are combined."""
+    """Ways to combine the blocks."""
 
     SERIAL = "serial"
     PARALLEL = "parallel"

@@ -60,7 +60,7 @@ def pack_mask(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
 
 
 def pack_mask_reference(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
-    """What `pack_mask` must equal."""
+    """Compute the result that `pack_mask` must equal."""
     n = flags.shape[-1]
     padded = torch.nn.functional.pad(flags, (0, num_words(n) * WORD_BITS - n))
     bits = padded.view(*flags.shape[:-1], num_words(n), WORD_BITS).to(torch.int64)
@@ -80,7 +80,7 @@ def unpack_mask(words: Int64[Tensor, "*Q W"], n: int) -> Bool[Tensor, "*Q N"]:
 
 
 def unpack_mask_reference(words: Int64[Tensor, "*Q W"], n: int) -> Bool[Tensor, "*Q N"]:
-    """What `unpack_mask` must equal."""
+    """Compute the result that `unpack_mask` must equal."""
     bits = (words.unsqueeze(-1) >> torch.arange(WORD_BITS, device=words.device)) & 1
     return bits.flatten(-2)[..., :n].to(torch.bool)
 
@@ -97,7 +97,7 @@ def count(words: Int64[Tensor, "*Q W"]) -> Int64[Tensor, "*Q"]:
 
 
 def count_reference(words: Int64[Tensor, "*Q W"]) -> Int64[Tensor, "*Q"]:
-    """What `count` must equal."""
+    """Compute the result that `count` must equal."""
     return unpack_mask_reference(words, words.shape[-1] * WORD_BITS).sum(dim=-1)
 
 
@@ -120,7 +120,7 @@ def rows_of_mask(words: Int64[Tensor, "W"], *, limit: int | None = None) -> Int6
 
 
 def rows_of_mask_reference(words: Int64[Tensor, "W"], *, limit: int | None = None) -> Int64[Tensor, "R"]:
-    """What `rows_of_mask` must equal."""
+    """Compute the result that `rows_of_mask` must equal."""
     rows = unpack_mask_reference(words, len(words) * WORD_BITS).nonzero().view(-1)
     return rows if limit is None else rows[:limit]
 
@@ -133,7 +133,7 @@ def mask_of_rows(rows: Int64[Tensor, "R"], *, n: int) -> Int64[Tensor, "W"]:
 
 
 def bitmask_kernel() -> str:
-    """Which implementation serves masks on the CPU here, and why; builds the kernel if need be."""
+    """Say which implementation serves masks on this CPU, and why; build the kernel if need be."""
     return _LIBRARY.kernel_line()
 
 

@@ -87,13 +87,13 @@ class ColumnMoves:
 
 
 def join_reference(columns: Sequence[Columns], *, wide: Tensor, parts: Sequence[Tensor]) -> None:
-    """What `ColumnMoves.join` must equal."""
+    """Write the result that `ColumnMoves.join` must equal."""
     for each in columns:
         wide[:, _wide(each)] = parts[each.part][:, _narrow(each)]
 
 
 def split_reference(columns: Sequence[Columns], *, wide: Tensor, parts: Sequence[Tensor]) -> None:
-    """What `ColumnMoves.split` must equal."""
+    """Write the result that `ColumnMoves.split` must equal."""
     for each in columns:
         parts[each.part][:, _narrow(each)] = wide[:, _wide(each)]
 

@@ -188,7 +188,7 @@ class CppLibrary:
 
     @property
     def reason(self) -> str:
-        """Why there is none, or ""."""
+        """The reason why there is no library, or ""."""
         return self._found[1]
 
     def or_none(self) -> ctypes.CDLL | None:
@@ -202,7 +202,7 @@ class CppLibrary:
         return library
 
     def kernel_line(self) -> str:
-        """What `ziggurat doctor` says of it."""
+        """Return the line of `ziggurat doctor` about this library."""
         return kernel_line(self.reason)
 
     @functools.cached_property
@@ -294,7 +294,7 @@ def _with_included(path: Path) -> list[str]:
 
 
 def kernel_line(reason: str) -> str:
-    """What `ziggurat doctor` says of a kernel with a twin in torch; `reason` is why C++ is missing, or ""."""
+    """Return the line of `ziggurat doctor` on a kernel with a twin in torch; `reason` is why C++ is missing, or ""."""
     return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
 
 
@@ -303,7 +303,7 @@ def _compiler() -> str | None:
 
 
 def _processor() -> str:
-    """What decides the meaning of -march=native: architecture, model and instruction sets."""
+    """Return the facts that decide the meaning of -march=native: architecture, model and instruction sets."""
     lines = [platform.machine(), platform.processor()]
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

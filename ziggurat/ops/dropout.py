@@ -55,7 +55,7 @@ def random_bits(size: int) -> Int16[Tensor, "size"]:
 
 
 def _level(p: float) -> int:
-    """How many of the 2¹⁶ values of the bits drop an element."""
+    """Return how many of the 2¹⁶ values of the bits drop an element."""
     return min(round(p * _LEVELS), _LEVELS - 1)
 
 

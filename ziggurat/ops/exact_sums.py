@@ -37,7 +37,7 @@ _SPLIT = 2.0**27 + 1  # Veltkamp's
 
 @dataclass(frozen=True, kw_only=True)
 class ExactSums:
-    """How many numbers there were, and their exact sum and sum of squares, in units of 2^-1200.
+    """Count of numbers, and their exact sum and sum of squares, in units of 2^-1200.
 
     Args:
         count: numbers.
@@ -84,7 +84,7 @@ def exact_sums(values: Float64[np.ndarray, " N"]) -> ExactSums:
 
 
 def exact_sums_reference(values: Float64[np.ndarray, " N"]) -> ExactSums:
-    """What `exact_sums` must equal."""
+    """Compute the result that `exact_sums` must equal."""
     found = ExactSums()
     for start in range(0, len(values), _MOST):
         part = np.asarray(values[start : start + _MOST], dtype=np.float64)
@@ -100,7 +100,7 @@ def exact_sums_reference(values: Float64[np.ndarray, " N"]) -> ExactSums:
 
 
 def kernel_reason() -> str:
-    """Why sums are made with numpy instead of C++; "" where they are not."""
+    """Say why sums are made with numpy instead of C++, or return "" if they are not."""
     return _LIBRARY.reason
 
 

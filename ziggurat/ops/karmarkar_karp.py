@@ -53,7 +53,7 @@ def karmarkar_karp(costs: np.ndarray, *, num_parts: int) -> np.ndarray:
 
 
 def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray:
-    """What `karmarkar_karp` finds, in plain Python."""
+    """Compute the result of `karmarkar_karp` in plain Python."""
     order = np.argsort(-costs, kind="stable")
     falling = costs[order].tolist()
     waiting = []
@@ -79,7 +79,7 @@ def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray
 
 
 def karmarkar_karp_kernel() -> str:
-    """Which implementation plans here, and why; builds the kernel if need be."""
+    """Say which implementation plans here, and why; build the kernel if need be."""
     return _LIBRARY.kernel_line()
 
 

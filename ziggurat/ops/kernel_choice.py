@@ -56,7 +56,7 @@ def _why_no_triton_on(device: str, module: str, what: str) -> str:
 
 @torch.compiler.assume_constant_result
 def is_interpreted() -> bool:
-    """Whether kernels run on the CPU, by Triton's interpreter."""
+    """Return whether kernels run on the CPU, by Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

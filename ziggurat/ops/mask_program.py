@@ -252,7 +252,7 @@ def _cost(tree: Tree) -> float:
 
 
 def run_reference(tree: Tree, *, planes: Int64[Tensor, "P W"], n: int) -> Int64[Tensor, "W"]:
-    """What `MaskProgram.run` must write; looks up every item of which a Bloom leaf says perhaps."""
+    """Compute the words that `MaskProgram.run` must write; look up every item of which a Bloom leaf says perhaps."""
     full = full_mask(n, device=planes.device)
     if isinstance(tree, Literal):
         words = _leaf_words(tree.leaf, planes=planes, full=full)
@@ -297,7 +297,7 @@ def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
 
 
 def mask_program_kernel() -> str:
-    """Which implementation serves filters on the CPU here, and why; builds the kernel if need be."""
+    """Say which implementation serves filters on this CPU, and why; build the kernel if need be."""
     return _LIBRARY.kernel_line()
 
 

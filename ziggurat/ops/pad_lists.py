@@ -30,7 +30,7 @@ def pad_lists(
 
 
 def padded_places(offsets_B1: Int64[Tensor, "B+1"], *, num_rows: int, longest: int) -> Int64[Tensor, "N"]:
-    """Where each of `num_rows` rows stands among B · L."""
+    """Return the place of each of `num_rows` rows among B · L."""
     device = offsets_B1.device
     num_lists = len(offsets_B1) - 1
     shift_B = torch.arange(num_lists, device=device) * longest - offsets_B1[:-1]
@@ -47,5 +47,5 @@ def pad_rows(
 
 
 def inside(offsets_B1: Int64[Tensor, "B+1"], longest: int) -> Bool[Tensor, "B L"]:
-    """Which places lists fill."""
+    """Mark the places that lists fill."""
     return torch.arange(longest, device=offsets_B1.device) < offsets_B1.diff().unsqueeze(1)

@@ -95,11 +95,11 @@ class ListCopies:
         return ListCopies(samples_P, offsets_B1, events_P, _by_position((offsets_U1, inverse_B, offsets_B1), *sizes))
 
     def of_events(self, values_ND: Float[Tensor, "N D"]) -> Float[Tensor, "P D"]:
-        """What belongs to an event of a slice, for each of its copies; the gradient is summed in their order."""
+        """Copy the values of a slice's events to each of their copies; the gradient is summed in the copies' order."""
         return values_ND if self.events is None else _Gather.apply(values_ND, self.events, self.bags)
 
     def of_samples(self, values_BD: Float[Tensor, "B D"]) -> Float[Tensor, "P D"]:
-        """What belongs to a sample, for each of its events."""
+        """Copy the values of each sample to each of its events."""
         if self.events is None:
             return values_BD[self.samples]
         positions_P = torch.arange(len(self.samples), device=self.samples.device)
@@ -115,7 +115,7 @@ def sum_slices(
 
 
 def _positions(offsets_U1: Tensor, inverse_B: Tensor, *, num_rows: int | None) -> tuple[Tensor, Tensor]:
-    """For each position of the samples' lists that of the slices' lists which it copies; and offsets."""
+    """Return for each position of the samples' lists the position of the slices' lists that it copies; and offsets."""
     lengths_B = offsets_U1.diff()[inverse_B]
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1)
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
@@ -139,7 +139,7 @@ def _sum_bags(rows: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _by_position(lists: tuple[Tensor, Tensor, Tensor], num_events: int, num_copies: int) -> tuple[Tensor, Tensor]:
-    """For each position of the slices' lists the positions of the samples' lists that are copies of it, and offsets."""
+    """Return for each position of the slices' lists the positions of its copies in the samples' lists, and offsets."""
     offsets_U1, inverse_B, offsets_B1 = lists
     device = offsets_U1.device
     num_slices = len(offsets_U1) - 1

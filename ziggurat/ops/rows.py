@@ -65,7 +65,7 @@ def place_rows(columns: Columns, *, out: Columns, places: Int32[np.ndarray, " N"
 
 
 def place_rows_reference(columns: Columns, *, out: Columns, places: Int32[np.ndarray, " N"]) -> None:
-    """What `place_rows` must equal."""
+    """Write the result that `place_rows` must equal."""
     kept = places >= 0
     everything = bool(kept.all())
     for column, target in zip(columns.arrays, out.arrays, strict=True):
@@ -74,7 +74,7 @@ def place_rows_reference(columns: Columns, *, out: Columns, places: Int32[np.nda
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the columns of a block go in the arrays of a batch, counted in elements.
+    """Places of the columns of a block in the arrays of a batch, counted in elements.
 
     Args:
         array: number of the array of each column.
@@ -117,7 +117,7 @@ def gather_rows(
 def gather_rows_reference(
     blocks: Sequence[Columns], runs: Int64[np.ndarray, "K 3"], *, out: Sequence[np.ndarray], targets: Targets
 ) -> None:
-    """What `gather_rows` must equal."""
+    """Write the result that `gather_rows` must equal."""
     for number, (array, first, step) in enumerate(
         zip(targets.array.tolist(), targets.first.tolist(), targets.step.tolist(), strict=True)
     ):
@@ -154,7 +154,7 @@ def gather_lists(
 def gather_lists_reference(
     starts: Int64[np.ndarray, " N"], *, offsets: Int64[np.ndarray, " N+1"], chunks: Sequence[Int32[np.ndarray, " V"]]
 ) -> Int64[np.ndarray, " M"]:
-    """What `gather_lists` must equal."""
+    """Compute the result that `gather_lists` must equal."""
     bases = np.zeros(len(chunks) + 1, dtype=np.int64)
     np.cumsum([len(chunk) for chunk in chunks], out=bases[1:])
     values = np.concatenate(chunks) if len(chunks) else np.empty(0, dtype=np.int32)
@@ -165,7 +165,7 @@ def gather_lists_reference(
 
 
 def share_lists(values: Int32[np.ndarray, " V"], offsets: Int64[np.ndarray, " N+1"]) -> Int64[np.ndarray, " N"]:
-    """Where each list starts: at its own offset, or where the list before starts if both are equal.
+    """Return where each list starts: at its own offset, or where the list before starts if both are equal.
 
     Equal lists then have one start, in runs, and nothing is copied. Costs one comparison of values.
 
@@ -186,7 +186,7 @@ def share_lists(values: Int32[np.ndarray, " V"], offsets: Int64[np.ndarray, " N+
 def share_lists_reference(
     values: Int32[np.ndarray, " V"], offsets: Int64[np.ndarray, " N+1"]
 ) -> Int64[np.ndarray, " N"]:
-    """What `share_lists` must equal."""
+    """Compute the result that `share_lists` must equal."""
     offsets = np.asarray(offsets, dtype=np.int64)
     lengths = np.diff(offsets)
     if not len(lengths):
@@ -211,14 +211,14 @@ def hash_rows(row_ids: Int64[np.ndarray, " N"]) -> tuple[int, int]:
 
 
 def hash_rows_reference(row_ids: Int64[np.ndarray, " N"]) -> tuple[int, int]:
-    """What `hash_rows` must equal."""
+    """Compute the result that `hash_rows` must equal."""
     mixed = mix(row_ids.view(np.uint64) + GOLDEN)
     ordered = mix(mixed + np.arange(len(mixed), dtype=np.uint64) * GOLDEN)
     return int(ordered.sum(dtype=np.uint64)), int(mixed.sum(dtype=np.uint64))
 
 
 def kernel_reason() -> str:
-    """Why rows are moved with numpy instead of C++; "" where they are not."""
+    """Say why rows are moved with numpy instead of C++, or return "" if they are not."""
     return _LIBRARY.reason
 
 

@@ -100,7 +100,7 @@ class Agreement:
         return [reply["value"] for reply in replies]
 
     def gather(self, value: JSON) -> list[Any]:
-        """What every rank says, in rank order; collective."""
+        """Gather the value of every rank, in rank order; collective."""
         return [value] if self._group is None else list(map(json.loads, self.gather_bytes(json.dumps(value).encode())))
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:

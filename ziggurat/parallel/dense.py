@@ -41,7 +41,7 @@ DenseForward = Callable[[Embedded], Outputs]
 
 
 class DenseParallelism(StrEnum):
-    """How the dense network is spread over ranks."""
+    """A way to spread the dense network over ranks."""
 
     DDP = "ddp"
     FSDP = "fsdp"
@@ -49,7 +49,7 @@ class DenseParallelism(StrEnum):
 
 
 def route_line(route: ReductionRoute, *, how: DenseParallelism, topology: Topology) -> dict[str, str]:
-    """What the start-up report says of the route of dense gradients; nothing where it is flat as configured."""
+    """Return the start-up report's line on the route of dense gradients; nothing where it is flat as configured."""
     if route is ReductionRoute.FLAT:
         return {}
     if how is not DenseParallelism.DDP:
@@ -81,7 +81,7 @@ class DenseNetwork(nn.Module):
         self._compute: DenseForward = compute or type(model).forward_dense.__get__(model)
 
     def forward(self, embedded: Embedded) -> Outputs:
-        """What the dense network gives."""
+        """Return the outputs of the dense network."""
         return self._compute(embedded)
 
 
@@ -229,7 +229,7 @@ class ShardedNetwork:
         model.register_load_state_dict_pre_hook(lambda *_: self.reshard())
 
     def __call__(self, embedded: Embedded) -> Outputs:
-        """What the dense network gives."""
+        """Return the outputs of the dense network."""
         return self._network(embedded)
 
     @contextlib.contextmanager

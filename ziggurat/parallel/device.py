@@ -25,7 +25,7 @@ from ziggurat.ops.lookup.choose import is_available
 
 
 class Device(StrEnum):
-    """What a run computes on."""
+    """The kind of device that a run computes on."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -51,7 +51,7 @@ class ChosenDevice:
 
     @property
     def backend(self) -> str:
-        """What ranks on such devices talk with: tensors on GPUs through NCCL, those on the host through gloo."""
+        """The backend of ranks on such devices: NCCL for tensors on GPUs, gloo for those on the host."""
         return "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
 
     def describe(self) -> str:
@@ -60,7 +60,7 @@ class ChosenDevice:
 
 
 def device_of_finished_run(wanted: Device) -> Device:
-    """What a finished run is loaded on: a GPU where there is one, unless the run asked for the CPU.
+    """Return the device that a finished run is loaded on: a GPU where there is one, unless the run asked for the CPU.
 
     Args:
         wanted: what the run asked for when it was trained, maybe on another machine.
@@ -111,7 +111,7 @@ def usable_kernel(wanted: KernelChoice, *, device: torch.device) -> KernelChoice
 
 
 def _missing(num_ranks: int) -> str:
-    """Why this host's ranks cannot each have a GPU; "" if they can."""
+    """Say why this host's ranks cannot each have a GPU, or return "" if they can."""
     if not torch.backends.cuda.is_built():
         return "torch was built without CUDA"
     if not torch.cuda.is_available():

@@ -72,7 +72,7 @@ def is_lost_rank(error: RuntimeError) -> bool:
 
 
 def lost_rank(error: RuntimeError, *, where: str) -> TopologyError:
-    """What to raise when a collective fails: another rank is gone, or hangs."""
+    """Return the error to raise when a collective fails: another rank is gone, or hangs."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     silent = silent_ranks()
     found = (str(error).splitlines() or [type(error).__name__])[0]
@@ -115,7 +115,7 @@ def _ask() -> list[int]:
 
 
 def end_with_launcher() -> None:
-    """From now on this process is ended (SIGTERM) when the torchrun that started it is gone, as after `kill -9`.
+    """Have this process ended (SIGTERM) from now on when the torchrun that started it is gone, as after `kill -9`.
 
     Otherwise its ranks would train on, unseen, and write beside those of the job that is started again. Linux alone
     can do that; elsewhere, and in ranks that torchrun did not start, nothing changes.
@@ -143,7 +143,7 @@ def end_process(status: int, *, after: BaseException) -> None:
 
 
 def end_process_if_uncaught() -> None:
-    """From now on an exception that nobody catches is shown as always, and then ends the process."""
+    """Make an exception that nobody catches end the process from now on, after it is shown as always."""
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -57,7 +57,7 @@ _NOT_COUNTED = "not counted: parallelize(…, count_costs=True) does"
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ParallelConfig:
-    """How a model runs on many ranks.
+    """Settings of a model that runs on many ranks.
 
     Args:
         dense: how the dense network is spread.
@@ -85,7 +85,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class Parallel:
-    """What belongs to a parallel model beside the model itself.
+    """The parts of a parallel model beside the model itself.
 
     Args:
         plan: as executed.

@@ -64,7 +64,7 @@ class Pipeline:
         self._ahead: tuple[Batch, list[Batch]] | None = None
 
     def overlaps(self) -> list[str]:
-        """What runs at the same time as what, for the start-up report."""
+        """List what runs at the same time as what, for the start-up report."""
         lines = ["ids of the next batch: with this batch's forward and backward pass"]
         if self.num_parts > 1:
             lines.append(f"last hop of embeddings: with computation, in {self.num_parts} parts of a batch")

@@ -31,7 +31,7 @@ _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def has_nccl() -> bool:
-    """Whether tensors on GPUs travel through NCCL in this job."""
+    """Return True if tensors on GPUs travel through NCCL in this job."""
     return dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend())
 
 
@@ -43,7 +43,7 @@ def nccl_version() -> str:
 
 
 def copy_engines_line() -> str:
-    """Why hops travel without the copy engines of GPUs, and without symmetric memory; for start-up reports.
+    """Say why hops travel without the copy engines of GPUs, and without symmetric memory; for start-up reports.
 
     Neither is used anywhere: docs/decisions/0007-hops-without-copy-engines.md.
     """
@@ -55,14 +55,14 @@ def copy_engines_line() -> str:
 
 
 def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Where tensors must be to be sent: this rank's GPU under NCCL, else the CPU."""
+    """Return the device where tensors must be to be sent: this rank's GPU under NCCL, else the CPU."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def time_limit_s(group: dist.ProcessGroup | None = None) -> float:
-    """How long a rank of a process group (None: of the job) waits for another one, on the host if they meet there."""
+    """Return how long ranks of a process group (None: of the job) wait for another, on the host if they meet there."""
     group = group or dist.distributed_c10d._get_default_group()
     device = _CPU if _CPU in group._device_types else group._device_types[0]
     return group._get_backend(device).options._timeout.total_seconds()
@@ -91,7 +91,7 @@ def make_group(members: Sequence[int], *, backend: str = "") -> dist.ProcessGrou
 
 
 def _in_this_order(members: Sequence[int]) -> dict[str, bool]:
-    """What tells torch to keep the order of ranks; nothing where it knows no other one than theirs."""
+    """Return the argument that tells torch to keep the order of ranks; nothing where it knows no order but theirs."""
     if "sort_ranks" in inspect.signature(dist.new_group).parameters:
         return {"sort_ranks": False}
     if list(members) != sorted(members):

@@ -41,7 +41,7 @@ _BUCKET_BYTES = 25 << 20
 
 
 class Reduction(StrEnum):
-    """What gradients of the dense network travel as."""
+    """The type that gradients of the dense network travel as."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -110,7 +110,7 @@ class ReplicatedNetwork:
                 dist.broadcast(value.detach(), group_src=0, group=group.process_group)
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the module gives; a backward pass through it sums the gradients."""
+        """Return the outputs of the module; a backward pass through it sums the gradients."""
         outputs = self.module(*inputs)
         if torch.is_grad_enabled() and self._is_reduced:
             self._is_open = False  # also after a backward pass that an error has cut short

@@ -97,7 +97,7 @@ def _require_close_weights(model: Model) -> None:
 
 
 def model_facts(model: Model) -> dict[str, str]:
-    """What a model is, as text by name: equal for two models that compute the same numbers."""
+    """Describe a model as text by name: equal for two models that compute the same numbers."""
     facts = flattened(model.inputs, prefix="inputs") | flattened(model.embeddings.config, prefix="embedding")
     for name, module in model.named_modules():
         path = f"module {name}".rstrip()

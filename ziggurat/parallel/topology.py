@@ -80,7 +80,7 @@ class Axis(StrEnum):
 
 
 class Lane(StrEnum):
-    """What travels between ranks: on GPUs each has a communicator of its own, elsewhere all share one."""
+    """The kind of data sent between ranks: on GPUs each kind has a communicator of its own, elsewhere all share one."""
 
     HOPS = "hops"  # embeddings and their gradients
     IDS = "ids"
@@ -304,7 +304,7 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
 
 
 def sizes_device(group: RankGroup) -> torch.device:
-    """Where the few numbers are that tell a group how much will come: in host memory wherever it can exchange that."""
+    """Return the device of the few numbers that tell a group how much comes: host memory if it can exchange that."""
     return torch.device("cpu") if group.process_group is None else communication_device(group.process_group)
 
 

@@ -120,7 +120,7 @@ class SliceHops:
         return Crossing(legs, lambda arrived: self._joined(arrived, given))
 
     def _inputs_of(self, own: Sequence[int], given: PooledParts) -> list[Tensor]:
-        """What each tower reads, on samples or slices."""
+        """Return the input of each tower, on samples or slices."""
         expanded: dict[int, Tensor] = {}
         for number, inverse in enumerate(given.peer_inverses):
             if inverse is not None:

@@ -148,7 +148,7 @@ class TowerTransform(nn.Module):
         self._run: list[Callable[..., Tensor]] = [own_towers]
 
     def computed_dtype(self, compute: torch.dtype) -> torch.dtype:
-        """What the modules return where the dense network computes in `compute`, the same for all towers of a model.
+        """Return the modules' output type where the dense network computes in `compute`, one for all towers of a model.
 
         Every module ends with products, which autocast brings to `compute`; identity modules pass on what was looked
         up, FP32.
@@ -161,7 +161,7 @@ class TowerTransform(nn.Module):
         self._run = [replicated(self._own[0])]
 
     def forward(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Float[Tensor, "B X"]:
-        """From this group's towers for all peers' samples to all towers for this rank's samples."""
+        """Compute this group's towers for all peers' samples, and return all towers for this rank's samples."""
         return self._start(pooled_RT, run=self._run[0]).arrive()
 
     def start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Crossing:

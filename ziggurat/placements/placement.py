@@ -109,7 +109,7 @@ class Moved:
 
 
 class Placement(Specification, kind="placement"):
-    """How one table is spread over ranks. See the module's docstring.
+    """A way to spread one table over ranks. See the module's docstring.
 
     Attributes:
         cuts_columns: each rank holds some columns of all rows: every rank gets the same ids and answers with fewer

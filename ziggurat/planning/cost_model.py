@@ -35,7 +35,7 @@ class CostModel(Protocol):
         ...
 
     def local(self, states: Float32[np.ndarray, "M H"]) -> Float32[np.ndarray, "M K"]:
-        """What depends on one device alone, for M devices of any plans; first the milliseconds of its own work."""
+        """Return terms of one device alone, for M devices of any plans; first the milliseconds of its own work."""
         ...
 
     def exchange(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, "N P"]:

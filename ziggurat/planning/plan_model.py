@@ -90,7 +90,7 @@ class ModelToPlace:
 
     @cached_property
     def work(self) -> StepWork:
-        """What a step does."""
+        """The work of a step."""
         return step_work(
             self.config,
             self.inputs,
@@ -103,7 +103,7 @@ class ModelToPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLedger:
-    """What takes a device's memory beside its tables, in bytes."""
+    """Memory of a device that is taken beside its tables, in bytes."""
 
     reserve: int
     dense: int
@@ -176,7 +176,7 @@ class PlannedModel:
 
     @cached_property
     def rank_ms(self) -> Float32[np.ndarray, " P"]:
-        """What tables cost each rank: lookup, ids, hop there and back, update."""
+        """The cost of tables on each rank: lookup, ids, hop there and back, update."""
         return ms_of_ranks(self.problem, self.assignments, cost_model=self.cost_model)
 
     @cached_property
@@ -252,7 +252,7 @@ def planning_problem(
     placements: Sequence[Placement] = ALL_PLACEMENTS,
     tables_bytes: int = 0,
 ) -> tuple[PlanningProblem, MemoryLedger]:
-    """What the search is given.
+    """Build the problem that the search is given.
 
     Args:
         model: tables and towers.
@@ -288,7 +288,7 @@ def planning_problem(
 
 
 def memory_ledger(work: StepWork, cluster: Cluster) -> MemoryLedger:
-    """What a device needs beside its tables; see the module's docstring."""
+    """Return the memory that a device needs beside its tables; see the module's docstring."""
     parts = [work.bottom, work.top, *(tower.network for tower in work.towers)]
     columns = sum(dim for _, _, dim in work.fields)
     looked_up = work.batch_size * columns * 4  # G·B samples of Σ D / G columns
@@ -316,7 +316,7 @@ def states_of(
 def ms_of_ranks(
     problem: PlanningProblem, assignments: Sequence[Assignment], *, cost_model: CostModel
 ) -> Float32[np.ndarray, " P"]:
-    """What tables cost each device, as the cost model prices them."""
+    """Return the cost of tables on each device, as the cost model prices them."""
     return device_costs(cost_model, states_of(problem, assignments, cost_model=cost_model)[None])[0]
 
 

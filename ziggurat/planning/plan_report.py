@@ -70,7 +70,7 @@ class RankRow:
 
 
 class PlanReport:
-    """What to print of a planned model.
+    """The report to print of a planned model.
 
     Args:
         planned: see `plan_model`.
@@ -173,7 +173,7 @@ class PlanReport:
 
 
 def next_best(planned: PlannedModel) -> list[NextBest]:
-    """For each table, the cheapest other place that fits."""
+    """Find, for each table, the cheapest other place that fits."""
     places = Places(planned.problem, planned.cost_model)
     for table, assignment in enumerate(planned.assignments):
         places.put(table, assignment)

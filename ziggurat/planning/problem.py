@@ -30,7 +30,7 @@ from ziggurat.plan import Plan, TablePlacement, Towers
 
 @dataclass(frozen=True, kw_only=True)
 class TableProfile:
-    """What decides the cost and the memory of a table.
+    """The properties that decide the cost and the memory of a table.
 
     Args:
         name: of the table.
@@ -61,7 +61,7 @@ class TableProfile:
         return num_rows * (self.row_format.row_bytes(dim) + self.state_bytes_per_row(dim))
 
     def state_bytes_per_row(self, dim: int) -> int:
-        """What lies beside so many columns of a row: the optimizer's numbers, and the lower halves of split ones."""
+        """Count the bytes beside so many columns of a row: the optimizer's, and the lower halves of split numbers."""
         beside = self.row_format.beside_bytes(dim)
         return self.optimizer_bytes_per_row + dim * self.optimizer_bytes_per_element + beside
 
@@ -102,7 +102,7 @@ class ShardProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Where one table goes: the answer for one table.
+    """The place of one table: the answer for one table.
 
     Args:
         placement: how it is cut.
@@ -161,7 +161,7 @@ class PlanningProblem:
 
     @cached_property
     def room_bytes(self) -> tuple[int, ...]:
-        """What each device has for tables and their optimizer state: memory less the reserve."""
+        """The bytes of each device for tables and their optimizer state: memory less the reserve."""
         memory = self.memory_bytes * (self.num_devices if len(self.memory_bytes) == 1 else 1)
         return tuple(bytes_ - self.reserve_bytes for bytes_ in memory)
 

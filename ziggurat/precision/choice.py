@@ -46,7 +46,7 @@ def resolve_precision(
     folder: Path | None = None,
     measure: Callable[[], MatmulRates] | None = None,
 ) -> tuple[Precision, str]:
-    """What is computed in, with the reason for the start-up report.
+    """Resolve the precision to compute in, with the reason for the start-up report.
 
     Args:
         wanted: AUTO takes the decision that was kept, or measures; others stay as they are.
@@ -144,7 +144,7 @@ def _rates(answer: dict[str, str | float | int]) -> str:
 
 
 def _fingerprint(device: torch.device) -> str:
-    """What a decision holds for: processor or GPU, its instructions, and the version of torch."""
+    """Fingerprint what a decision holds for: processor or GPU, its instructions, and the version of torch."""
     lines = [torch.__version__, device.type, platform.machine()]
     if device.type == "cuda":
         lines.append(torch.cuda.get_device_name(device))

@@ -21,7 +21,7 @@ from ziggurat.specification import Specification
 
 
 class Precision(Specification, kind="precision"):
-    """What the dense network computes in. See the module's docstring.
+    """The precision that the dense network computes in. See the module's docstring.
 
     Attributes:
         dtype: of activations and of native products.

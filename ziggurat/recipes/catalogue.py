@@ -325,7 +325,7 @@ def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
 
 
 def logistic_training(training: TrainingConfig, *, rows: int, epochs: int = 10) -> TrainingConfig:
-    """How logistic regression is trained on so many rows: passes of about a thousand steps, in FP32.
+    """Return settings to train logistic regression on so many rows: passes of about a thousand steps, in FP32.
 
     Args:
         training: whose threads, seed and metric stay.
@@ -353,7 +353,7 @@ def logistic_training(training: TrainingConfig, *, rows: int, epochs: int = 10) 
 
 
 def sizes_text(config: RunConfig) -> str:
-    """What the start-up report says of the sizes of a `table_*` recipe that has several; "" for other runs."""
+    """Describe the sizes of a `table_*` recipe that has several, for the start-up report; return "" for other runs."""
     sizes = _SIZES.get(type(config.model))
     if sizes is None or config.recipe != f"table_{config.model.kind}":
         return ""

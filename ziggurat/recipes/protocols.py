@@ -59,7 +59,7 @@ class Protocol(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ScaleSettings:
-    """What may differ between runs of the `scale` protocol.
+    """The settings that may differ between runs of the `scale` protocol.
 
     The defaults are for a million rows or fewer, where one pass has to come far in few steps; they were chosen by
     validation data of the synthetic teacher, for all models alike. Large data wants batches of 2048 and more, and
@@ -140,7 +140,7 @@ def scale_model(model: M) -> M:
 
 
 def protocol_of(config: RunConfig) -> Protocol | None:
-    """Which protocol a run follows, or None if it is none of them."""
+    """Return the protocol that a run follows, or None if it follows none of them."""
     training = config.training
     tables = config.model.embedding
     dense = tables.optimizer.is_dense

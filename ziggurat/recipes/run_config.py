@@ -40,7 +40,7 @@ _CLASS = "class"  # a keyword of Python, so no setting is called this
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DatasetConfig:
-    """Where the raw data comes from.
+    """The source of the raw data.
 
     Args:
         name: a data set that `ziggurat data fetch` knows, "synthetic", or "" for the files in `data.train`.
@@ -60,7 +60,7 @@ class DatasetConfig:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class RanksConfig:
-    """How a run that torchrun has started uses its ranks; without torchrun nothing of it applies.
+    """Settings of how a run that torchrun has started uses its ranks; without torchrun none of them applies.
 
     Args:
         dense: how the dense network is spread.
@@ -102,7 +102,7 @@ class RanksConfig:
 
     @property
     def parallel(self) -> ParallelConfig:
-        """What `parallelize` needs of it."""
+        """The part of these settings that `parallelize` needs."""
         return ParallelConfig(
             dense=self.dense,
             wire=self.wire,
@@ -240,7 +240,7 @@ def with_model(config: RunConfig, models: Sequence[type[Any]]) -> RunConfig:
 
 
 def run_config_to_json(config: RunConfig) -> dict[str, Any]:
-    """What `config.json` holds; a model of the user's own with its class beside its kind, for people to read."""
+    """Return the content of `config.json`; a user's own model has its class beside its kind, for people to read."""
     data = to_json(config)
     if type(config.model) not in MODEL_CONFIGS:
         data["model"] = {"kind": config.model.kind, _CLASS: origin_of(type(config.model)), **data["model"]}
@@ -272,7 +272,7 @@ def load_config(path: str | Path, *, models: Sequence[type[Any]] = ()) -> RunCon
 
 
 def origin_of(cls: type[Any]) -> str:
-    """Where a class comes from, as `--model` takes it."""
+    """Return the origin of a class, as `--model` takes it."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 

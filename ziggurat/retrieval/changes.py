@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Live:
-    """What an index is at one moment.
+    """The state of an index at one moment.
 
     Args:
         main: the clustered segment.
@@ -117,7 +117,7 @@ class Live:
         return vectors[order], numbers[order]
 
     def passing(self, wanted: Filter | str | None, *, exclude: Int64[Tensor, "R"] | None = None) -> Bool[Tensor, "N"]:
-        """Which items pass a filter, are alive and are not excluded, by number."""
+        """Mark the items that pass a filter, are alive and are not excluded, by number."""
         found = torch.zeros(self.next_number, dtype=torch.bool)
         for segment in self.segments():
             mask = segment.base_mask() if wanted is None else segment.mask(wanted)

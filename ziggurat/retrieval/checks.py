@@ -12,7 +12,7 @@ from ziggurat.errors import ConfigError, DataError
 
 
 def one_a_query(values: Sequence[Any] | None, num: int, *, name: str) -> Sequence[Any]:
-    """What is given for each query; None for each if nothing is.
+    """Return the value given for each query; None for each if nothing is given.
 
     Raises:
         ConfigError: they are not as many as queries.

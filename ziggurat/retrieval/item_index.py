@@ -47,7 +47,7 @@ from ziggurat.typed import Range, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ItemIndexConfig:
-    """How an index of items is built.
+    """Settings for building an index of items.
 
     Args:
         vectors: clusters, and what is kept to score candidates again.
@@ -270,7 +270,7 @@ class ItemIndex(nn.Module):
             self._become(self._live.without(numbers))
 
     def passing(self, wanted: Wanted, *, exclude: Int64[Tensor, "R"] | None = None) -> Bool[Tensor, "N"]:
-        """Which items pass a filter and are not excluded, by number."""
+        """Mark the items that pass a filter and are not excluded, by number."""
         return self._live.passing(wanted, exclude=exclude)
 
     def vectors_of(self, numbers: Int64[Tensor, "n"]) -> Float32[Tensor, "n D"]:

@@ -46,7 +46,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainQuery:
-    """What is asked of the main segment for every query of a batch.
+    """The request to the main segment for every query of a batch.
 
     Args:
         k: positions wanted.

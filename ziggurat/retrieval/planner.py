@@ -46,7 +46,7 @@ class PlanKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How one query is answered.
+    """The way to answer one query.
 
     Args:
         kind: the way.
@@ -125,7 +125,7 @@ class Planner:
         return min(self.num_clusters, math.ceil(probes * max(share, 1e-9) ** -_PROBES_EXPONENT))
 
     def may_post_filter(self) -> bool:
-        """Whether a mask of all rows takes so long that a filter on the results may be better."""
+        """Return whether a mask of all rows takes so long that a filter on the results may be better."""
         return self.num_rows >= _POST_FILTER_ROWS
 
     def post_filter(self, *, k: int, probes: int, share: float) -> Plan | None:

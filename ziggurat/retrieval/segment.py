@@ -42,7 +42,7 @@ class Segment:
 
     @functools.cached_property
     def planner(self) -> Planner:
-        """What chooses how a query of these items is answered."""
+        """The planner that chooses how a query of these items is answered."""
         own = self.vectors
         return Planner(num_rows=len(own), num_clusters=own.num_clusters, row_bytes=own.row_bytes)
 
@@ -65,11 +65,11 @@ class Segment:
         return mask if self.alive is None else mask & self.alive
 
     def explain(self, wanted: Filter | str, position: int) -> str:
-        """Why an item passes a filter, or does not."""
+        """Explain why an item passes a filter, or does not."""
         return self._filters(wanted).explain(wanted, position)
 
     def is_alive(self, position: int) -> bool:
-        """Whether the item at a position is not deleted."""
+        """Return whether the item at a position is not deleted."""
         return self.alive is None or bool((self.alive[position // 64] >> (position % 64)) & 1)
 
     def positions_of(self, numbers: Int64[Tensor, "R"]) -> Int64[Tensor, "R"]:

@@ -45,13 +45,13 @@ _OF_ROWS = ("upper", "lower", "scales", "stored_order", "kept")  # buffers of a 
 
 
 def is_of_shard(numbers: Int64[Tensor, "R"], *, shard: int, num_shards: int) -> Bool[Tensor, "R"]:
-    """Which items a shard has, by their numbers."""
+    """Mark the items that a shard has, by their numbers."""
     return numbers % num_shards == shard
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartFound:
-    """What one shard found.
+    """The results that one shard found.
 
     Args:
         main: scores, and positions in the whole index, of items as they were when the index was built.
@@ -66,7 +66,7 @@ class PartFound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardChange:
-    """How the items of a shard differ from those that the index was built of.
+    """The difference between the items of a shard and those that the index was built of.
 
     Args:
         numbers: items that are new or have changed.

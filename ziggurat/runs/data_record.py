@@ -51,7 +51,7 @@ def _labels_in_32_bits(content: Any) -> Any:
 
 
 class Rounding(StrEnum):
-    """How numbers were rounded when they were encoded."""
+    """The way numbers were rounded when they were encoded."""
 
     EXACT = "exact"  # by rules that every machine follows, numbers to predict not at all
     LABELS_IN_32_BITS = "labels_in_32_bits"  # by the same rules, and numbers to predict to 32 bits
@@ -97,7 +97,7 @@ class SplitRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecord:
-    """What a run was trained on: schema, files and contents of its data."""
+    """The data that a run was trained on: its schema, files and contents."""
 
     vocabulary: str
     splits: tuple[SplitRecord, ...]
@@ -136,7 +136,7 @@ class DataRecord:
         return sum(entry.num_rows for entry in self.splits if entry.name == split)
 
     def facts(self) -> dict[str, str]:
-        """What must be equal, as a fingerprint."""
+        """Return the facts that must be equal, as a fingerprint."""
         return {"vocabulary": self.vocabulary} | self.rows_facts()
 
     def rows_facts(self) -> dict[str, str]:
@@ -161,7 +161,7 @@ def files_with_roles(data: DataConfig) -> list[tuple[DataPath, str]]:
 
 
 def raw_file(path: DataPath, *, role: str = _ALL) -> RawFile:
-    """What a raw file is recognised by."""
+    """Return the record by which a raw file is recognised."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
@@ -349,7 +349,7 @@ class KnownFile:
     all_rows: int
 
     def warning(self, run: Path) -> str:
-        """What to know before its metrics are believed."""
+        """Say what to know before the metrics of this file are believed."""
         if self.role == _ALL:
             rows = f"{self.trained_rows:,} of the {self.all_rows:,} rows of that data were trained on"
         else:

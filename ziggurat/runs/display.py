@@ -41,7 +41,7 @@ def plot_html(folder: Path) -> str:
 
 
 def result_text(folder: Path, *, end: str, evaluations: Mapping[str, Evaluation]) -> str:
-    """What a finished training has to show, one line each."""
+    """Format the results of a finished training, one line each."""
     lines = [f"RunResult({str(folder)!r}, {end}"]
     lines += [f"    {split}: {metrics_line(evaluation.metrics)}" for split, evaluation in evaluations.items()]
     return "\n".join(lines) + ")"

@@ -108,7 +108,7 @@ def _rate(gflop_per_s: float) -> str:
 
 
 def text_kernel_lines() -> dict[str, str]:
-    """Which kernel reads text and looks ids up here, and why not the fast one."""
+    """Say which kernel reads text and looks ids up here, and why it is not the fast one."""
     kernel = text_kernel()
     slower = "; preprocessing is several times slower" if isinstance(kernel, NumpyTextKernel) else ""
     return {"text": f"{kernel.name}{slower}"}

@@ -82,7 +82,7 @@ from ziggurat.training.unknown_ids import with_unknown_shares
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a finished run has to show.
+    """The results of a finished run.
 
     Args:
         folder: of the run.

@@ -53,7 +53,7 @@ def fingerprint(
     vocabulary: str = "",
     versions: bool = True,
 ) -> dict[str, str]:
-    """What a run computes with; see the module's docstring. What is not given is left out.
+    """Collect what a run computes with; see the module's docstring. Arguments that are not given are left out.
 
     Args:
         config: any config, a `RunConfig` most of the time.

@@ -169,7 +169,7 @@ class Run:
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
     ) -> Importance:
-        """How much worse the model gets when a feature is permuted among the samples; see `quality/importance.py`.
+        """Measure how much worse the model gets if a feature is permuted among samples; see `quality/importance.py`.
 
         Args:
             data: files, globs or a frame with labels; None: the run's own rows of `split`.

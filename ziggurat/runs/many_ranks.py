@@ -170,7 +170,7 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """The rank of this process."""
         return self._hosts.rank
 
     @property

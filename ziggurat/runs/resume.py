@@ -122,7 +122,7 @@ def _other_schema(run: RunFolder, found: list[Difference]) -> ConfigError:
 
 
 def sources_text(run: RunFolder, changes: list[Difference]) -> str:
-    """What is taken from where, for the person who resumes."""
+    """Say what is taken from where, for the person who resumes."""
     weights = "weights of its newest intact checkpoint" if any(run.checkpoints.glob("step-*")) else "no checkpoint"
     lines = [
         f"resuming {run.path}: settings and schema of its {run.config.name}, vocabularies of its "

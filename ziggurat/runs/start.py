@@ -41,7 +41,7 @@ class BaseRates:
 
     @property
     def logits(self) -> Sequence[float]:
-        """What a model that knows nothing else says; 0 where there is no share."""
+        """The logits of a model that knows nothing else; 0 where there is no share."""
         return [0.0 if math.isnan(share) else math.log(share / (1.0 - share)) for share in self.shares]
 
 

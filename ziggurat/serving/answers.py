@@ -32,7 +32,7 @@ _checked = functools.partial(checked, error=RequestError)
 
 
 class Effort(StrEnum):
-    """How much is computed for an answer, from the most to the least."""
+    """The amount of computation for an answer, from the most to the least."""
 
     FULL = "full"  # retrieval with all probes, then the ranker over all candidates
     FEWER_PROBES = "fewer_probes"  # a quarter of the probes and of the candidates
@@ -177,7 +177,7 @@ class Recommendations:
 
 
 def degraded_by(effort: Effort, *, missing_shards: Sequence[int] = ()) -> tuple[str, ...]:
-    """What an answer says in `degraded`, by its effort and by the shards that it does without."""
+    """Return the entries of an answer's `degraded`, by its effort and by the shards that it does without."""
     less = () if effort is Effort.FULL else (effort.value,)
     return (*less, "missing_shards") if missing_shards else less
 
@@ -224,7 +224,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What an export is and what may be asked of it.
+    """A description of an export and of what may be asked of it.
 
     Args:
         name: of its folder.
@@ -282,10 +282,10 @@ class Info:
 
 
 class Answerer(Protocol):
-    """What a server asks: loaded once, without state between requests, safe to call from several threads."""
+    """Answers a server's requests: loaded once, without state between requests, safe to call from several threads."""
 
     def info(self) -> Info:
-        """What the export is, and what may be asked of it."""
+        """Describe what the export is, and what may be asked of it."""
         ...
 
     def check(self, request: RecommendRequest | RankRequest) -> int:
@@ -321,5 +321,5 @@ class Answerer(Protocol):
         ...
 
     def explain_item(self, request: RecommendRequest, id: str) -> str:
-        """Why an item is in an answer, or is not: seen already, excluded, filtered (and by which term)."""
+        """Explain why an item is in an answer, or is not: seen already, excluded, filtered (and by which term)."""
         ...

@@ -79,7 +79,7 @@ class BulkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BulkResult:
-    """What a file of recommendations has, once it is written.
+    """The contents of a file of recommendations, once it is written.
 
     Args:
         num_users: rows of the file.

@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 
 class Asked(Protocol):
-    """What answers requests one at a time or together."""
+    """Answers requests one at a time or together."""
 
     def recommend_many(self, requests: Sequence[RecommendRequest]) -> list[Recommendations | ZigguratError]:
         """Answers, or errors in their places."""
@@ -105,7 +105,7 @@ def _ask(asked: Asked, request: dict[str, Any]) -> Recommendations | Ranked | Zi
 
 
 def _difference(kept: list[list[Any]], answer: Recommendations | Ranked) -> str:
-    """What differs, or ""."""
+    """Say what differs, or return "" if nothing does."""
     if len(kept) != len(answer.items):
         return f"{len(answer.items)} items instead of {len(kept)}"
     for place, ((_, score), item) in enumerate(zip(kept, answer.items, strict=True)):

@@ -96,7 +96,7 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
 
 
 def further_names(model: object) -> list[str]:
-    """What a formula may name beside tasks and columns, from the model that retrieves, or None."""
+    """List what a formula may name beside tasks and columns, given the model that retrieves, or None."""
     if model is None:
         return []
     found = [RETRIEVAL] if getattr(model, "over_arch", None) is None else [RETRIEVAL, OVER_ARCH]

@@ -105,7 +105,7 @@ class Recommender:
 
     @property
     def num_changes(self) -> int:
-        """How often items were changed since the export was made."""
+        """The number of changes of items since the export was made."""
         return self.chain.changes.num
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ class Recommender:
         return self._ranker().score_frame(as_polars(frame)).numpy()
 
     def info(self) -> Info:
-        """What the export is, and what may be asked of it."""
+        """Describe what the export is, and what may be asked of it."""
         return info_now(self._info, self.chain, version=self.version)
 
     def change_items(self, changes: ItemChanges) -> ChangedItems:
@@ -242,7 +242,7 @@ class Recommender:
         return [] if self._users is None else self._users.ids.head(limit).to_list()
 
     def knows(self, user: Mapping[str, Any]) -> bool:
-        """Whether the export knows the user with this id."""
+        """Return whether the export knows the user with this id."""
         return self._users is not None and self._users.number(user) >= 0
 
     def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
@@ -253,7 +253,7 @@ class Recommender:
         return self.chain.catalogue.ids_at(self._users.seen(user)[:limit])
 
     def explain_item(self, request: RecommendRequest, id: str) -> str:
-        """Why an item may be in the answer to a request, or may not."""
+        """Explain why an item may be in the answer to a request, or may not."""
         number = int(self._catalogue().numbers([id])[0])
         question = self._question(request)
         self._check_values(request.user)
@@ -350,7 +350,7 @@ class Recommender:
         return self._info.exclude_seen if request.exclude_seen is None else request.exclude_seen
 
     def _asker(self, user: Mapping[str, Any]) -> Question:
-        """Who asks: the columns of the request, completed by what is known of the user."""
+        """Describe the asker: the columns of the request, completed by what is known of the user."""
         refuse_unknown(user, self._user_columns, what="user")
         if self._users is None:
             return Question(row=dict(user), k=1)

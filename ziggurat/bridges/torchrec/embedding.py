@@ -105,7 +105,7 @@ class TowerEmbedding(nn.Module):
 
     @property
     def towers(self) -> Towers:
-        """Which features form a tower."""
+        """The features that form each tower."""
         return self.tower_layer.towers
 
     @property

@@ -98,7 +98,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
     # --------------------------------------------------------------------------------- what TorchRec calls in a step
 
     def create_context(self) -> EmbeddingBagCollectionContext:
-        """What travels from `input_dist` to `output_dist` of one batch."""
+        """Create the context that travels from `input_dist` to `output_dist` of one batch."""
         return self._tables.create_context()
 
     def input_dist(self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor) -> Any:
@@ -154,7 +154,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
 
     @property
     def unsharded_module_type(self) -> type[TowerEmbedding]:
-        """What this was made from."""
+        """The type of module that this module was made from."""
         return TowerEmbedding
 
     def named_modules(
@@ -175,7 +175,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Of the tables."""
+        """Yield the buffers of the tables by name."""
         del remove_duplicate
         yield from self._tables.named_buffers(append_prefix(prefix, "ebc"), recurse)
 
@@ -252,7 +252,7 @@ def _module_of(module: TowerEmbedding, tower: int) -> nn.Module:
 
 
 def _replicated(own: OwnTowers, topology: Topology) -> nn.Module:
-    """What to call, so that gradients are averaged inside the tower group."""
+    """Return the module to call, so that gradients are averaged inside the tower group."""
     has_weights = any(weight.requires_grad for weight in own.parameters())
     if topology.tower.process_group is None or not has_weights:
         return own

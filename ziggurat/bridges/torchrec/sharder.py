@@ -99,13 +99,13 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
         return {name.split(".")[0]: weight for name, weight in module.ebc.embedding_bags.named_parameters()}
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What a planner may choose from."""
+        """List the sharding types that a planner may choose from."""
         del compute_device_type
         return [kind.value for kind in SUPPORTED]
 
     @property
     def module_type(self) -> type[TowerEmbedding]:
-        """What this shards."""
+        """The type of module that this sharder shards."""
         return TowerEmbedding
 
     def _check_ranks(self, env: ShardingEnv) -> None:

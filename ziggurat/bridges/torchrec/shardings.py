@@ -173,7 +173,7 @@ class TablesInTowers(ShardedEmbeddingBagCollection):
         return sharding
 
     def columns_by_rank(self) -> list[list[LookedUp]]:
-        """What every rank looks up, in the order of its lookups side by side."""
+        """List the columns that every rank looks up, in the order of its lookups side by side."""
         found: list[list[LookedUp]] = []
         for rank in range(self._env.world_size):
             column = 0

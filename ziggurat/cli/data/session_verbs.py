@@ -55,7 +55,7 @@ def cluster_by_session(options: argparse.Namespace) -> int:
 
 
 def print_repeats(file: str, *, session: str, separator: str) -> None:
-    """How often the columns of a file repeat within a session, and advice."""
+    """Print how often the columns of a file repeat within a session, and advice."""
     from ziggurat.data.inspect.session_repeats import measure_sessions
 
     found = measure_sessions(file, session=session, separator=separator)

@@ -154,7 +154,7 @@ def _print_formats(found: PlannedRun) -> None:
 
 
 def _table_words(found: PlannedRun) -> list[str]:
-    """What gives tables the formats that a limit of memory chose."""
+    """Return the words that give tables the formats that a limit of memory chose."""
     if not found.formats:
         return []
     formats = found.planned.model.tables.by_table
@@ -162,7 +162,7 @@ def _table_words(found: PlannedRun) -> list[str]:
 
 
 def train_command(options: argparse.Namespace, rest: Sequence[str]) -> str:
-    """What trains the planned run: the same recipe or config, with the same settings."""
+    """Return the command that trains the planned run: the same recipe or config, with the same settings."""
     words = ["ziggurat", "train"]
     if Path(options.run).is_dir():
         words += ["--config", str(Path(options.run) / "config.json")]
@@ -267,7 +267,7 @@ def _no_towers() -> Exception:
 
 
 def _flat_lines(found: PlannedRun) -> list[str]:
-    """What the same model without towers would do."""
+    """Describe what the same model without towers would do."""
     planned = found.planned
     flat = found.flat
     if planned.plan.towers is None:

@@ -117,7 +117,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _flags(options: argparse.Namespace) -> dict[str, str]:
-    """What the short flags stand for."""
+    """Return the settings that the short flags stand for."""
     given = {
         "partition.num-towers": options.towers,
         "partition.strategy": options.strategy,

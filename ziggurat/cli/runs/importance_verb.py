@@ -137,7 +137,7 @@ def check_picture(path: str | None) -> None:
 
 
 def _groups(options: argparse.Namespace, run: Run) -> dict[str, tuple[str, ...]]:
-    """What `--group` and `--towers` name; a tower of one feature is that feature."""
+    """Return the groups that `--group` and `--towers` name; a tower of one feature is that feature."""
     from ziggurat.plan import Towers
 
     pairs: list[tuple[str, tuple[str, ...]]] = []

@@ -42,7 +42,7 @@ def add_quantise_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def quantise(options: argparse.Namespace, rest: list[str]) -> int:
-    """What formats of fewer bits cost a run."""
+    """Measure what formats of fewer bits cost a run."""
     del rest
     from ziggurat.config import override
     from ziggurat.files import write_figure

@@ -37,7 +37,7 @@ _TERM = re.compile(
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LengthCost:
-    """What the length of one list costs.
+    """The cost of the length of one list.
 
     Args:
         name: of the list feature, or of the group of sequences.
@@ -53,7 +53,7 @@ class LengthCost:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class SampleCost:
-    """What a sample costs.
+    """The cost of a sample.
 
     Args:
         fixed: what every sample costs, whatever its lengths.
@@ -122,7 +122,7 @@ def cost_of_terms(terms: Sequence[str]) -> SampleCost:
 
 
 def lengths_of(batch: Batch, inputs: InputSpec) -> dict[str, np.ndarray]:
-    """How many events each list of each sample has: (B,) int64 by feature, and by group of sequences."""
+    """Count the events in each list of each sample: (B,) int64 by feature, and by group of sequences."""
     kept_once = {at: group for group in batch.repeated for at in group.features.jagged}
     num_plain = len(inputs.jagged) - len(kept_once)
     size = batch.batch_size

@@ -48,7 +48,7 @@ def packed(
 
 
 def _end(ends: np.ndarray, begin: int, *, budget: float, most: int) -> int:
-    """Where the batch ends that begins with sample `begin`; at the number of samples where more would fit."""
+    """Return where the batch that begins with sample `begin` ends; at the number of samples where more would fit."""
     if begin == len(ends):
         return begin
     done = float(ends[begin - 1]) if begin else 0.0

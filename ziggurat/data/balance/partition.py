@@ -38,7 +38,7 @@ _HALVINGS = 40
 
 
 class Balance(StrEnum):
-    """How the samples of a step are dealt to ranks."""
+    """Ways to deal the samples of a step to ranks."""
 
     NONE = "none"  # as they come: equal numbers of samples
     ZIGZAG = "zigzag"  # largest first, there and back; equal numbers
@@ -148,7 +148,7 @@ def loads_of(costs: np.ndarray, ranks: np.ndarray, *, num_ranks: int) -> np.ndar
 
 
 def _cuts(ends: list[float], bound: float, shares: list[float]) -> list[int]:
-    """Where each rank ends that takes whole samples up to its share of the bound."""
+    """Return where each rank ends, if each takes whole samples up to its share of the bound."""
     cuts = []
     done = 0
     cost = 0.0

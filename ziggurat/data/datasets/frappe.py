@@ -112,7 +112,7 @@ def fetch_frappe(
 
 
 def frappe_schema() -> Schema:
-    """As BARS has it: ten categorical features, every id kept (min_count 1), nothing else."""
+    """Return the schema as BARS has it: ten categorical features, every id kept (min_count 1), nothing else."""
     return Schema(features=tuple(Categorical(name=name) for name in COLUMNS[1:]), labels=(Label(name="label"),))
 
 

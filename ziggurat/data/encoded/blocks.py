@@ -191,7 +191,7 @@ class BlockLayout:
         return (len(names), size) if name == "single" else (size * len(names),)
 
     def _make_targets(self, size: int) -> Targets:
-        """Where each column goes in the arrays of a batch of so many samples."""
+        """Return where each column goes in the arrays of a batch of so many samples."""
         rows: list[tuple[int, int, int]] = []
         for array, (name, (names, _)) in enumerate(self._names.items()):
             by_row = name in ("dense", "labels")

@@ -364,7 +364,7 @@ class MemoryDataset:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of all values in their order; an `EncodedDataset` of the same row groups has the same one."""
+        """The digest of all values in their order; an `EncodedDataset` of the same row groups has the same one."""
         content = hashlib.sha256()
         for index in range(len(self.group_sizes)):
             content.update(group_digest(self.read_group(index)))

@@ -98,7 +98,7 @@ class EpochStream:
         self.windows = _windows(sizes, order, buffer_rows)
 
     def order(self, window: Window) -> np.ndarray:
-        """For each position in the window, which of its rows (in file order of its groups) stands there: (n,) int64."""
+        """Return which row of the window (in file order of its groups) stands at each position in it: (n,) int64."""
         seed = derive_seed(self._seed, 1 + window.index)
         if self._shuffle is Shuffle.BUFFER:
             return hashed_permutation(window.num_rows, seed=seed)
@@ -152,7 +152,7 @@ def hashed_permutation(count: int, *, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class RankSlices:
-    """Which rows of a stream one rank takes: from `first_row` on, every global batch is cut into `world_size` slices.
+    """Rows of a stream that one rank takes: from `first_row` on, every global batch is cut into `world_size` slices.
 
     Args:
         batch_size: rows a rank and step.
@@ -179,7 +179,7 @@ class RankSlices:
         return min(max(left, 0), self.batch_size)
 
     def rows_before(self, position: int) -> int:
-        """How many rows of this rank stand before `position` in the stream."""
+        """Count the rows of this rank that stand before `position` in the stream."""
         global_batch = self.batch_size * self.world_size
         whole, rest = divmod(max(position - self.first_row, 0), global_batch)
         return whole * self.batch_size + min(max(rest - self.rank * self.batch_size, 0), self.batch_size)

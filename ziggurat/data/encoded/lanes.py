@@ -94,7 +94,7 @@ class LaneOrder:
         self.windows = [lanes.rank_window(*held) for lanes, held in zip(self._lanes, self._held, strict=True)]
 
     def runs(self, step: int) -> Int64[np.ndarray, "K 3"]:
-        """What the rank takes in a step."""
+        """Return the runs of rows that the rank takes in a step."""
         found: list[np.ndarray] = []
         for stretch in self._stretches(step):
             lanes = self._lanes[stretch.window]
@@ -147,7 +147,7 @@ class LaneOrder:
 
 
 def even_cuts(rows: int, quotas: Int64[np.ndarray, " W+1"]) -> Int64[np.ndarray, " W+1"]:
-    """Where to cut rows for ranks, in proportion to what each still takes: quotas summed up, at most `rows` in all.
+    """Say where to cut rows for ranks, in proportion to what each still takes: quotas summed up, at most `rows` in all.
 
     Rounded down at each cut, so cuts rise, the last is `rows`, and no rank gets more than it takes.
     """
@@ -207,7 +207,7 @@ class _WindowLanes:
         self.borders = self._numbers * whole + self._in_round[longer]  # lanes that are dealt first may be longer by one
 
     def _rows_before(self, positions: np.ndarray) -> Int64[np.ndarray, "P L+1"]:
-        """Of the rows of the window before each position of the epoch, how many are in lanes below each."""
+        """Count the rows of the window before each position of the epoch that are in lanes below each lane."""
         rounds, rest = np.divmod(positions[:, None] - self.start, self.num)
         return rounds * self._numbers + self._in_round[rest[:, 0]]
 
@@ -227,7 +227,7 @@ class _WindowLanes:
         return [(int((ends[:, 1:] <= begin).sum(axis=1).min()), int((ends[:, :-1] < end).sum(axis=1).max()))]
 
     def rank_window(self, first_lane: int, last_lane: int) -> RankWindow:
-        """What a rank stores that holds these lanes: one after the other, each permuted."""
+        """Return what a rank that holds these lanes stores: the lanes one after the other, each permuted."""
         low, high = int(self.borders[first_lane]), int(self.borders[last_lane])
         parts: list[Part] = []
         firsts: list[int] = []
@@ -245,7 +245,7 @@ class _WindowLanes:
         return RankWindow(start=self.start, end=self.end, num_rows=high - low, parts=tuple(parts), places=places)
 
     def _places(self, first: int, last: int) -> Int32[np.ndarray, " N"]:
-        """Where rows of the window, in the order of its row groups, are stored among its lanes."""
+        """Return where rows of the window, in the order of its row groups, are stored among its lanes."""
         found = np.empty(last - first, dtype=np.int32)
         lane = int(np.searchsorted(self.borders, first, side="right")) - 1
         while self.borders[lane] < last:
@@ -261,7 +261,7 @@ class _WindowLanes:
         return found
 
     def _order(self, begin: int, end: int, *, seed: int) -> np.ndarray:
-        """Where each row of a lane is stored in it; sessions in one piece, where sessions are permuted."""
+        """Return where each row of a lane is stored in it; sessions in one piece, where sessions are permuted."""
         if self._sessions is None:
             return hashed_permutation(end - begin, seed=seed)
         lengths = self._lengths(begin, end)

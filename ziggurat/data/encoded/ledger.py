@@ -58,7 +58,7 @@ def _checks(records: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRows:
-    """What the ledger says of one epoch.
+    """The facts that the ledger holds on one epoch.
 
     Args:
         epoch: its number.
@@ -77,7 +77,7 @@ class EpochRows:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
-    """Whether every row was trained exactly once in each epoch.
+    """Report on whether every row was trained exactly once in each epoch.
 
     Args:
         epochs: in order.
@@ -247,7 +247,7 @@ def _order_problems(path: Path, records: np.ndarray) -> list[str]:
 
 
 def _read(path: Path) -> tuple[np.ndarray, int]:
-    """Whole records, and how many bytes at the end are no whole record."""
+    """Read whole records, and count the bytes at the end that are no whole record."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:

@@ -53,18 +53,18 @@ __all__ = ["Dataset", "Deduplicate", "Loader", "LoaderConfig", "Shuffle"]
 
 
 class Deduplicate(StrEnum):
-    """Whether batches keep what repeats once (`Batch.repeated`)."""
+    """Choice of whether batches keep what repeats once (`Batch.repeated`)."""
 
     AUTO = "auto"  # groups of features for which it pays, measured on a batch; needs shuffle = session_lanes (or none)
     OFF = "off"  # never
 
 
 class Dataset(Protocol):
-    """What a loader reads from: `EncodedDataset` on disk, `MemoryDataset` in memory."""
+    """Data that a loader reads from: `EncodedDataset` on disk, `MemoryDataset` in memory."""
 
     @property
     def inputs(self) -> InputSpec:
-        """What the columns are."""
+        """The description of the columns."""
         ...
 
     @property
@@ -163,7 +163,7 @@ class Loader:
         return self.dataset.num_rows
 
     def reading(self) -> str:
-        """What this rank reads of the data, and with which order it would read less; for the start-up report."""
+        """Say what this rank reads of the data, and with which order it would read less; for the start-up report."""
         if self.world_size == 1:
             return "every row group, once an epoch"
         if self.shuffle in (Shuffle.LANES, Shuffle.SESSION_LANES):

@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWindow:
-    """What one rank stores of a window.
+    """Rows of a window that one rank stores.
 
     Args:
         start: position in the epoch of the window's first row.
@@ -73,7 +73,7 @@ class RankOrder(Protocol):
         ...
 
     def runs(self, step: int) -> Int64[np.ndarray, "K 3"]:
-        """What the rank takes in a step: number of the window, first stored row, number of rows; windows rise."""
+        """List what the rank takes in a step: number of the window, first stored row, number of rows; windows rise."""
         ...
 
 
@@ -99,7 +99,7 @@ class StoredOrder:
         self._starts = np.array([window.start for window in self.windows], dtype=np.int64)
 
     def runs(self, step: int) -> Int64[np.ndarray, "K 3"]:
-        """What the rank takes in a step."""
+        """Return the runs of rows that the rank takes in a step."""
         slices = self._slices
         first = slices.first_row + (step * slices.world_size + slices.rank) * slices.batch_size
         last = first + slices.batch_rows(step)
@@ -159,7 +159,7 @@ class BufferOrder:
         )
 
     def runs(self, step: int) -> Int64[np.ndarray, "K 3"]:
-        """What the rank takes in a step."""
+        """Return the runs of rows that the rank takes in a step."""
         first = step * self._slices.batch_size
         last = first + self._slices.batch_rows(step)
         found: list[tuple[int, int, int]] = []

@@ -76,12 +76,12 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
 
 
 def label_type(inputs: InputSpec) -> pa.DataType:
-    """Of every label in an encoded table: one array of a batch holds all of them."""
+    """Return the type of every label in an encoded table: one array of a batch holds all labels."""
     return pa.float64() if inputs.has_number_labels else pa.float32()
 
 
 def row_type(inputs: InputSpec, name: str) -> pa.DataType:
-    """Of the rows of a feature in an encoded table, or of the numbers of its ids."""
+    """Return the type of the rows of a feature in an encoded table, or of the numbers of its ids."""
     return pa.int64() if name in inputs.numbered else pa.int32()
 
 

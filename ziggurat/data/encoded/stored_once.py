@@ -22,7 +22,7 @@ from ziggurat.ops.rows import share_lists
 
 
 def is_repeated(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which lists are those before them, by where they start and end."""
+    """Mark the lists that are the same as those before them, by where they start and end."""
     found = np.zeros(len(starts), dtype=np.bool_)
     found[1:] = (starts[1:] == starts[:-1]) & (lengths[1:] == lengths[:-1])
     return found
@@ -101,7 +101,7 @@ def _shared(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _rows_of(array: pa.ListArray) -> np.ndarray:
-    """For each row the row whose list it has."""
+    """Return for each row the row whose list it has."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if len(valid) and not valid[0]:
         raise ValueError("a row group that begins with the list of a row before it")

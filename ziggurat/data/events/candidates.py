@@ -72,7 +72,7 @@ class Asked:
 
 
 def candidate_schema(schema: Schema) -> Schema:
-    """What the columns of the samples mean that are made of candidates.
+    """Return the schema of samples made of candidates: what their columns mean.
 
     Args:
         schema: of the events, with labels.
@@ -300,7 +300,7 @@ def candidate_tables(
 
 
 def _pool_bounds(pools: Sequence[np.ndarray], asked: Asked, *, share: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the history of each question begins and ends in each pool: (P, Q) each."""
+    """Return where the history of each question begins and ends in each pool: (P, Q) each."""
     ends = np.stack([np.searchsorted(places, asked.begins) for places in pools])
     firsts = np.stack([np.searchsorted(places, asked.firsts) for places in pools])
     return np.maximum(firsts, ends - share), ends
@@ -322,7 +322,7 @@ def _joined(pools: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -
 
 
 def candidate_warnings(log: EventLog, parts: Iterable[Asked], schema: Schema, *, by: SplitBy) -> Iterator[str]:
-    """What was met on the way: events without labels, or in no pool; a window that nothing uses."""
+    """Yield warnings of what was met: events without labels, or in no pool; a window that nothing uses."""
     assert schema.events is not None, "asked by who has events"
     asked = sum(len(part.candidates) for part in parts)
     if rest := len(log.users) - asked:

@@ -68,31 +68,31 @@ class EventLog:
 
     @property
     def num_users(self) -> int:
-        """How many users there are."""
+        """The number of users."""
         return len(self.user_ids)
 
     def has_all(self, columns: Iterable[str]) -> Bool[np.ndarray, " N"]:
-        """Which events have a value in each of these carried columns; none without columns."""
+        """Mark the events that have a value in each of these carried columns; none without columns."""
         found = [self.carried[name].is_not_null().to_numpy() for name in columns]
         return np.logical_and.reduce(found) if found else np.zeros(len(self.users), dtype=np.bool_)
 
     @property
     def sorted_note(self) -> str:
-        """What to say of events that were not in order; "" where all were."""
+        """A note on events that were not in order; "" where all were."""
         if not self.num_unsorted:
             return ""
         return f"{self.num_unsorted:,} of {len(self.users):,} events stood after a later one of their user: now sorted"
 
     @property
     def equal_times_note(self) -> str:
-        """What to say of events of a user at one time; "" where there are none."""
+        """A note on events of a user at one time; "" where there are none."""
         if not self.num_equal:
             return ""
         events = "1 event has" if self.num_equal == 1 else f"{self.num_equal:,} events have"
         return f"{events} the time of the one before of their user; their order is that of the file"
 
     def bounds(self) -> Int64[np.ndarray, " U+1"]:
-        """Where the events of each user begin, and where those of the last one end."""
+        """Return where the events of each user begin, and where those of the last one end."""
         return np.searchsorted(self.users, np.arange(self.num_users + 1))
 
 
@@ -253,7 +253,7 @@ def _refuse_some_labels(raw: Mapping[str, pl.Series], schema: Schema, faults: Fa
 
 
 def _refuse_wrong_labels(raw: Mapping[str, pl.Series], schema: Schema, faults: Faults) -> None:
-    """What is there can be a label: said with the user's own file and row, not with those of the samples."""
+    """Refuse present values that cannot be a label, with the user's own file and row, not those of the samples."""
     for label in schema.labels:
         series = raw[column_of(label)]
         if series.dtype == pl.Null or (label.positive and series.dtype != pl.String):
@@ -327,7 +327,7 @@ def _unreadable(faults: Faults, index: int, *, series: pl.Series) -> None:
 
 
 def _in_future(times: Int64[np.ndarray, " N"], *, is_date: bool) -> np.ndarray:
-    """Which times lie more than a day (time zones) after now, each by the unit that its size suggests."""
+    """Mark the times that lie more than a day (time zones) after now, each by the unit that its size suggests."""
     now = int(time.time()) + _DAY_S
     return times > now * 10**6 if is_date else times // per_second(times) > now
 

@@ -114,7 +114,7 @@ def time_cuts(log: EventLog, *, fractions: tuple[float, float]) -> tuple[int, in
 
 
 def open_questions(log: EventLog, *, max_length: int) -> Questions:
-    """What comes after the last event of each user; a target is the place behind it."""
+    """Ask what comes after the last event of each user; a target is the place behind that event."""
     bounds = log.bounds()
     return _asked(bounds[:-1], bounds[1:], max_length=max_length)
 

@@ -90,7 +90,7 @@ class Sequences:
 
 
 def sequence_schema(schema: Schema) -> Schema:
-    """What the columns of the samples mean that are made of events.
+    """Return the schema of samples made of events: what their columns mean.
 
     Args:
         schema: of the events.
@@ -162,7 +162,7 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
 
 
 def find_sequences(config: DataConfig, schema: Schema, *, folder: Path) -> Sequences | None:
-    """What `sequences_of` made of the same before; None if it is not there. Reads no raw file."""
+    """Return what `sequences_of` made of the same data before; None if it is not there. Read no raw file."""
     config = config.resolved(schema)
     source = RawSource(config.train, format=config.format, text=config.text)
     target = folder / f"events_{_fingerprint(config, schema, source)}"
@@ -227,7 +227,7 @@ def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, b
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What is written of a log: the samples of the three splits, the times of training, and what is said of them."""
+    """Output written of a log: the samples of the three splits, the times of training, and what is said of them."""
 
     files: list[tuple[pa.Schema, Iterator[pa.Table]]]
     rows: list[int]
@@ -327,7 +327,7 @@ def _arrow_schema(schema: Schema) -> pa.Schema:
 
 
 class Purpose(StrEnum):
-    """What samples are made for."""
+    """Purposes that samples are made for."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"  # with `earlier`
@@ -381,7 +381,7 @@ def _asked_at(times: np.ndarray, *, is_open: bool) -> pa.Array:
 
 
 def _earlier(item: EventColumn, questions: Questions, *, is_training: bool) -> pa.Array:
-    """What each user had before the history, each item once; empty lists for training."""
+    """Return the items that each user had before the history, each item once; empty lists for training."""
     if is_training:
         lists: list[np.ndarray] = [np.empty(0, np.int32)] * len(questions.targets)
     else:

@@ -28,7 +28,7 @@ _LEADING_ZERO = r"^[+-]?0\d"
 
 
 class Values(StrEnum):
-    """What the values of a column are."""
+    """Kinds of values in a column."""
 
     WHOLE = "whole numbers"
     NUMBERS = "numbers"
@@ -116,7 +116,7 @@ class ColumnFacts:
 
     @property
     def scope(self) -> str:
-        """Where it was counted: 'in all 1,000 rows'."""
+        """The rows in which the values were counted: 'in all 1,000 rows'."""
         if self.exact or self.num_sampled >= self.num_rows:
             return f"in all {self.num_rows:,} rows"
         return f"in {self.num_sampled:,} rows read"
@@ -134,7 +134,7 @@ class ColumnFacts:
 
 
 def number(value: object) -> float:
-    """What an aggregate of a polars column gave, as a float; 0 where there was nothing to aggregate."""
+    """Convert the aggregate of a polars column to a float; 0 where there was nothing to aggregate."""
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -291,7 +291,7 @@ def _are_long_ids(texts: pl.Series) -> bool:
 
 
 def _texts_of_ids(series: pl.Series) -> tuple[Values, pl.Series]:
-    """Whole numbers beyond 64 bits: only ids are that large, and only as texts are they still told apart."""
+    """Read whole numbers beyond 64 bits as texts: only ids are that large, and only texts still tell them apart."""
     return Values.TEXT, series.cast(pl.String)
 
 

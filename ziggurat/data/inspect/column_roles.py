@@ -262,7 +262,7 @@ def _dates_in_words(facts: ColumnFacts) -> str:
 
 
 def _warning_of_dates(facts: ColumnFacts) -> str:
-    """What must be said where 01/03/2024 may be 1 March or 3 January, and where only some dates name a zone."""
+    """Return a warning where 01/03/2024 may be 1 March or 3 January, and where only some dates name a zone."""
     zones = (
         f"{facts.name!r}: some dates name a time zone, and others do not; those count as UTC, write the zone into them "
         "where that is wrong"
@@ -280,7 +280,7 @@ def _warning_of_dates(facts: ColumnFacts) -> str:
 
 
 def _warning_of_units(facts: ColumnFacts) -> str:
-    """What must be said where some times are in seconds and others in milliseconds."""
+    """Return a warning where some times are in seconds and others in milliseconds."""
     units = two_units(facts.present.to_numpy()) if facts.kind is Values.WHOLE and len(facts.present) else ""
     return f"{facts.name!r}: times in {units}, by their sizes; a split by time needs one unit" if units else ""
 
@@ -350,7 +350,7 @@ def label_values(facts: ColumnFacts, label: Label) -> np.ndarray:
 
 
 def single_column_auc(facts: ColumnFacts, labels: np.ndarray) -> float:
-    """How well one column alone orders a binary label: AUC in 0.5 … 1; 0.5 where it cannot be measured."""
+    """Measure how well one column alone orders a binary label: AUC in 0.5 … 1; 0.5 where it cannot be measured."""
     usable = ~np.isnan(labels)
     positives = int(np.nansum(labels))
     if facts.kind in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS, Values.OTHER, Values.NOTHING):

@@ -64,7 +64,7 @@ _MOST_WITHOUT_GAPS = 100
 
 @dataclass(frozen=True)
 class FeatureGuess:
-    """What a column becomes.
+    """A guess of what a column becomes.
 
     Args:
         feature: None: left out.
@@ -113,7 +113,7 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
 
 
 def _useless(facts: ColumnFacts) -> str:
-    """Why a column can teach a model nothing, or ""."""
+    """Say why a column can teach a model nothing, or return ""."""
     lists = facts.kind in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS)
     if facts.kind is Values.NOTHING:
         return "it is empty"
@@ -212,7 +212,7 @@ def _text(facts: ColumnFacts) -> FeatureGuess:
 
 
 def find_separator(unique: pl.Series) -> str:
-    r"""What divides ids in the distinct texts of a column ("Action|Comedy"), or "".
+    r"""Return the separator of ids in the distinct texts of a column ("Action|Comedy"), or "".
 
     A separator must be in a good part of the cells and make few distinct parts out of many: titles divided at spaces
     hardly repeat their words, genres do. Spaces and commas, common in prose, must show much more of both.

@@ -122,7 +122,7 @@ class Inspection:
     recipe: str = ""
 
     def settings(self) -> tuple[str, ...]:
-        """What must be given on a command line, besides the schema, to read the file."""
+        """List the settings that must be given on a command line, besides the schema, to read the file."""
         separator = ("--data.separator", name_of_separator(self.separator)) if self.separator else ()
         order = ("--data.split.date-order", self.date_order.value) if self.date_order is not DateOrder.AUTO else ()
         return (*separator, *self.numbers.settings(), *order)
@@ -429,7 +429,7 @@ def _no_rows(file: DataPath) -> DataError:
 
 
 def _of_other_files(files: Sequence[DataPath]) -> list[str]:
-    """What to say of a folder or glob, of which one file alone was read."""
+    """Return notes on a folder or glob, of which one file alone was read."""
     if len(files) == 1:
         return []
     others = ", ".join(file.name for file in files[1:6]) + (", …" if len(files) > 6 else "")

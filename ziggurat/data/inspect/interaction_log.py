@@ -41,7 +41,7 @@ PAIRS = "table_two_tower"
 
 @dataclass(frozen=True)
 class InteractionLog:
-    """What a table without a label is as a log.
+    """A table without a label, described as a log.
 
     Args:
         schema: ready for `recipe`.

@@ -26,7 +26,7 @@ from ziggurat.features.batches.repeats import MIN_FACTOR
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnRepeats:
-    """How often the values of one column repeat.
+    """Measures of how often the values of one column repeat.
 
     Args:
         column: its name.
@@ -42,7 +42,7 @@ class ColumnRepeats:
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
+        """Advice on what to do about the repeats."""
         if self.factor < MIN_FACTOR:
             return f"leave as it is: it pays from a factor of {MIN_FACTOR} on"
         if self.is_list:

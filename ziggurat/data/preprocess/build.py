@@ -79,7 +79,7 @@ class Sources:
 
     @property
     def by_files(self) -> bool:
-        """Whether the files were split before."""
+        """True if the files were split before."""
         return self._config.split.by is SplitBy.FILES
 
     def refuse_missing_roles(self, schema: Schema) -> None:
@@ -231,7 +231,7 @@ class Build:
         return {"rows": rows}
 
     def _doubts_of_first_rows(self) -> list[str]:
-        """What the first rows show of lists that the schema does not say."""
+        """Return what the first rows show of lists that the schema does not say."""
         lists = [column_of(each) for each in self._schema.features if isinstance(each, MultiHot | ListFeature)]
         if not lists:
             return []
@@ -420,7 +420,7 @@ class Build:
             )
 
     def _refuse_too_many_bad_rows(self, facts: Sequence[ShardFacts]) -> None:
-        """Of several shards that were read at the same time; a single one stops where its own are too many."""
+        """Refuse too many bad rows of several shards read at once; a single shard stops where its own are too many."""
         budget = self._config.bad_row_budget
         found = sum(each.num_bad for each in facts)
         if self._config.bad_rows is BadRowPolicy.QUARANTINE and budget and found > budget:

@@ -78,7 +78,7 @@ class DataConfig:
 
     @property
     def text(self) -> TextOptions:
-        """How text files are read."""
+        """Options for how text files are read."""
         return TextOptions(delimiter=self.separator, decimal=self.decimal, thousands=self.thousands, signs=self.signs)
 
     def to_state(self) -> dict[str, JSON]:

@@ -48,7 +48,7 @@ def with_negative_rate(schema: Schema, rate: float) -> Schema:
 
 
 def kept_rows(schema: Schema, parsed: ParsedChunk, *, seed: int) -> Bool[np.ndarray, " N"]:
-    """Which training rows stay."""
+    """Mark the training rows that stay."""
     rate = schema.labels[0].negative_rate if schema.labels else 1.0
     if rate == 1.0:
         return np.ones(parsed.num_rows, dtype=bool)

@@ -140,7 +140,7 @@ def _discard_damaged(work: Work, error: ZigguratError, *, fingerprint: str) -> s
 
 
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
-    """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
+    """Return what `prepare` made of the same data before; None if it is not there, or damaged. Read no raw file."""
     try:
         if schema.events is not None:
             sequences = find_sequences(config, schema, folder=Path(folder))

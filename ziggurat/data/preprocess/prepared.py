@@ -40,7 +40,7 @@ _NOTABLE_SHARE = 0.005  # shares from here on are worth a line in the report
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSummary:
-    """What one split holds.
+    """Summary of what one split holds.
 
     Args:
         rows: encoded rows.
@@ -123,7 +123,7 @@ class PreparedData:
 
     @property
     def inputs(self) -> InputSpec:
-        """What models see."""
+        """The inputs of models."""
         return self.preprocessing.inputs
 
     def __repr__(self) -> str:

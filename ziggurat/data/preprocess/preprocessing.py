@@ -75,7 +75,7 @@ _PARALLEL_ROWS = 65_536  # below, handing a feature to a thread costs more than 
 
 @dataclass(kw_only=True)
 class FeatureCounters:
-    """What encoding met in one feature since the `Preprocessing` was made.
+    """Counts of what encoding met in one feature since the `Preprocessing` was made.
 
     Args:
         ids: ids looked up (rows, for numbers).
@@ -332,7 +332,7 @@ class Preprocessing:
 
 
 def _offsets(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
-    """Where lists of these lengths begin, and where the last one ends."""
+    """Return where lists of these lengths begin, and where the last one ends."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -341,7 +341,7 @@ def _offsets(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
 def inputs_of_schema(
     schema: Schema, vocabularies: Mapping[str, Sized], *, numbers: Mapping[str, NumericState] | None = None
 ) -> InputSpec:
-    """What a model sees: features by their tensor form, in the order of the schema.
+    """Return the inputs of a model: features by their tensor form, in the order of the schema.
 
     Args:
         schema: features and tables.

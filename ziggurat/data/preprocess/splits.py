@@ -58,7 +58,7 @@ _NAMES = {"train": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
 
 
 class SplitBy(StrEnum):
-    """How rows are assigned; see the module's docstring.
+    """Ways to assign rows; see the module's docstring.
 
     Example:
         >>> zg.SplitBy("time") is zg.SplitBy.TIME
@@ -78,7 +78,7 @@ class SplitBy(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class SplitConfig:
-    """How rows are divided into training, validation and test data.
+    """Settings for how rows are divided into training, validation and test data.
 
     Args:
         by: see `SplitBy`; AUTO decides by the schema.
@@ -151,7 +151,7 @@ class Splitter:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, JSON]:
-        """What was fitted, as plain data; cuts may be infinite."""
+        """Return what was fitted, as plain data; cuts may be infinite."""
         return {
             "column": self.column,
             "valid_from": self.valid_from.hex(),

@@ -128,7 +128,7 @@ def frame_of(batch: pa.RecordBatch, columns: Sequence[str], *, path: DataPath) -
 
 
 def holds_text(kind: pa.DataType) -> bool:
-    """Whether a type is text, or lists or a dictionary of it."""
+    """Return whether a type is text, or lists or a dictionary of it."""
     if pa.types.is_dictionary(kind):
         return holds_text(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):

@@ -115,7 +115,7 @@ class ArrowFile:
         self._num_rows = first_row
 
     def sample(self, *, columns: Sequence[str], num_rows: int) -> pl.DataFrame:
-        """At most so many rows, evenly spread; reads the file."""
+        """Read the file and return at most so many rows, evenly spread."""
         step = max(1, self.num_rows // max(num_rows, 1))
         parts = []
         first = 0

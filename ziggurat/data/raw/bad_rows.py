@@ -32,14 +32,14 @@ _SHOWN_CHARACTERS = 200  # of a bad value, in errors and in the quarantine
 
 
 class BadRowPolicy(StrEnum):
-    """What happens to a row that cannot be used."""
+    """Ways to treat a row that cannot be used."""
 
     ERROR = "error"
     QUARANTINE = "quarantine"
 
 
 class BadReason(StrEnum):
-    """Why a row cannot be used; the quarantine counts by these."""
+    """Reasons why a row cannot be used; the quarantine counts by these."""
 
     NUM_FIELDS = "num_fields"  # more or fewer fields than columns, or a blank line
     NUL_BYTE = "nul_byte"
@@ -189,7 +189,7 @@ class BadRows:
         return True
 
     def is_known(self, path: DataPath, row: int) -> bool:
-        """Whether this row was quarantined before."""
+        """Return whether this row was quarantined before."""
         return row in self._seen.get(path, ())
 
     def summary(self) -> str:

@@ -38,7 +38,7 @@ _DATE_WITH_CLOCK = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}[T ]+\d{1,2}:"
 
 
 class DateOrder(StrEnum):
-    """What stands first in dates like 01/03/2024; dates with the year first or with points need no order."""
+    """The part that stands first in dates like 01/03/2024; dates with the year first or with points need no order."""
 
     AUTO = "auto"  # as the dates of the column show; an error where none does
     DAY_FIRST = "day_first"  # 1 March
@@ -61,13 +61,13 @@ _ORDERED = {
 
 
 def look_like_dates(texts: pl.Series) -> bool:
-    """Whether all texts have the form of a date; nulls aside, and False if there is no text."""
+    """Return whether all texts have the form of a date; nulls aside, and False if there is no text."""
     present = texts.drop_nulls().str.strip_chars()
     return bool(len(present)) and bool(present.str.contains(_DATE).all())
 
 
 def find_order(texts: pl.Series) -> DateOrder | None:
-    """What the dates of a column show about their order.
+    """Return the order that the dates of a column show.
 
     Returns:
         AUTO where no date needs an order; the order that more dates demand; None if there are dates like 01/03/2024
@@ -80,7 +80,7 @@ def find_order(texts: pl.Series) -> DateOrder | None:
 
 @dataclass(kw_only=True)
 class OrderSigns:
-    """What the dates seen so far show about their order, for columns that come in chunks.
+    """Signs of the order of the dates seen so far, for columns that come in chunks.
 
     Args:
         in_question: whether a date needs an order.
@@ -104,7 +104,7 @@ class OrderSigns:
 
     @property
     def order(self) -> DateOrder | None:
-        """What `find_order` says of all texts."""
+        """The order that `find_order` returns for all texts."""
         if not self.in_question:
             return DateOrder.AUTO
         if self.day_first == self.month_first:
@@ -114,7 +114,7 @@ class OrderSigns:
 
 @dataclass(kw_only=True)
 class ZoneSigns:
-    """How many of the dates seen so far name a zone, for columns that come in chunks.
+    """Counts of the dates seen so far that name a zone, for columns that come in chunks.
 
     Args:
         zoned: dates with a zone, and columns of a type that has one.
@@ -141,7 +141,7 @@ class ZoneSigns:
 
     @property
     def are_mixed(self) -> bool:
-        """Whether some name a zone and others do not."""
+        """True if some dates name a zone and others do not."""
         return bool(self.zoned and self.plain)
 
     def note(self, column: str) -> str:

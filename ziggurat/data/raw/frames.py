@@ -33,7 +33,7 @@ FRAMES = "a frame (polars, pandas, Arrow, a dict of columns)"
 
 
 def is_frame(data: Any) -> bool:
-    """Whether data is a table in memory, and not the names of files."""
+    """Return whether data is a table in memory, and not the names of files."""
     if isinstance(data, pl.DataFrame | pl.LazyFrame | pa.Table | Mapping):
         return True
     is_structured = isinstance(data, np.ndarray) and data.dtype.names is not None
@@ -41,7 +41,7 @@ def is_frame(data: Any) -> bool:
 
 
 def is_pandas(data: Any) -> bool:
-    """Whether data is a frame of pandas."""
+    """Return whether data is a frame of pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 

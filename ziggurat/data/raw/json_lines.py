@@ -118,7 +118,7 @@ class JsonLinesFile:
             yield parsed.frame, rows
 
     def _blocks(self, bad_rows: BadRows) -> Iterator[bytes]:
-        """Whole lines, each with its line feed; blank lines at the end are left out."""
+        """Yield whole lines, each with its line feed; blank lines at the end are left out."""
         with ByteStream(self.path) as stream:
             rest = b""
             is_first = True

@@ -105,7 +105,7 @@ def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
 
 
 def guess_separator(header: str) -> str:
-    """What divides the names in the first line of a text file: the one of `,` `;` tab and `|` that occurs most.
+    """Guess what divides the names in the first line of a text file: the one of `,` `;` tab and `|` that occurs most.
 
     Commas win a tie. "" where none occurs. Names in quotes may hold separators, which are not counted.
     """
@@ -116,7 +116,7 @@ def guess_separator(header: str) -> str:
 
 
 def name_of_separator(separator: str) -> str:
-    """How to write a separator on a command line: by name where a shell would take the character away."""
+    """Return how to write a separator on a command line: by name where a shell would take the character away."""
     return {";": "semicolon", "\t": "tab", "|": "pipe", " ": "space"}.get(separator, separator)
 
 

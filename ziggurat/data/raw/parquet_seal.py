@@ -140,7 +140,7 @@ def _block_crc(file: Any, block: int, body_bytes: int) -> int:
 
 
 def _footer_start(file: Any, path: DataPath) -> tuple[int, int]:
-    """Where the footer begins, and the bytes of the file."""
+    """Return where the footer begins, and the bytes of the file."""
     size = file.seek(0, io.SEEK_END)
     end = _read_at(file, max(0, size - 8), 8)
     start = size - 8 - int.from_bytes(end[:4], "little") if len(end) == 8 else -1

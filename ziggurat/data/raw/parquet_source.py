@@ -114,7 +114,7 @@ class ParquetFile:
             first_row += expected
 
     def sample(self, *, columns: Sequence[str], num_rows: int) -> pl.DataFrame:
-        """At most so many rows from up to ten row groups, evenly spread; the first ones of each."""
+        """Return at most so many rows from up to ten row groups, evenly spread; the first rows of each."""
         groups = self._metadata.num_row_groups
         chosen = sorted({place * (groups - 1) // 9 for place in range(10)}) if groups else []
         size = -(-num_rows // max(len(chosen), 1))

@@ -54,7 +54,7 @@ _HINT_BYTES = 1 << 20
 
 
 class FileFormat(StrEnum):
-    """What raw files are."""
+    """Formats of raw files."""
 
     AUTO = "auto"  # by suffix; a text file whose first line looks like Criteo's is taken as such
     PARQUET = "parquet"
@@ -133,15 +133,15 @@ class RawSource:
         return {name: pl.String() for name in self._open_text(path).columns}
 
     def is_text(self, path: DataPath) -> bool:
-        """Whether a file is text without types: neither Parquet nor Arrow nor JSON Lines."""
+        """Return whether a file is text without types: neither Parquet nor Arrow nor JSON Lines."""
         return self._format_of(path) not in _WITH_TYPES
 
     def knows_rows(self, path: DataPath) -> bool:
-        """Whether a file says how many rows it has, before they are read."""
+        """Return whether a file says how many rows it has, before they are read."""
         return self._format_of(path) in (FileFormat.PARQUET, FileFormat.ARROW)
 
     def all_parquet(self) -> bool:
-        """Whether all files are Parquet."""
+        """Return whether all files are Parquet."""
         return all(self._format_of(path) is FileFormat.PARQUET for path in self.paths)
 
     def parts_of(self, path: DataPath, *, num_parts: int) -> tuple[TextPart, ...]:
@@ -168,11 +168,11 @@ class RawSource:
             file.close()
 
     def separator_of(self, path: DataPath) -> str:
-        """What divides the fields of a text file, as it is read."""
+        """Return the separator of the fields of a text file, as the file is read."""
         return self.text.delimiter or _DELIMITERS[self._format_of(path).value]
 
     def better_separator(self) -> str:
-        """What divides the header of the first file, if that is not what its name says; else ""."""
+        """Return the separator of the first file's header, if that is not what the file's name says; else ""."""
         path = self.paths[0]
         if self._format_of(path) in (*_WITH_TYPES, FileFormat.CRITEO):
             return ""

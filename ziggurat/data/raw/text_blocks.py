@@ -40,7 +40,7 @@ SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "sp
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How to read CSV and TSV.
+    """Options for reading CSV and TSV.
 
     Args:
         delimiter: one ASCII character, a name of `SEPARATOR_NAMES`, or "" for the format's own (comma, tab).
@@ -68,7 +68,7 @@ class TextOptions:
 
     @property
     def numbers(self) -> WrittenNumbers:
-        """How numbers are written."""
+        """The way in which numbers are written."""
         return WrittenNumbers(decimal=self.decimal, thousands=self.thousands, signs=self.signs)
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ def _open(path: DataPath) -> BinaryIO:
 
 
 def cut_behind_last_line(buffer: bytes, *, is_last: bool) -> int:
-    """Where to cut a buffer so that whole lines come before the cut, and trailing blank lines after it.
+    """Find where to cut a buffer so that whole lines come before the cut, and trailing blank lines after it.
 
     Returns:
         Number of bytes before the cut; 0 if there is no complete line yet, or only blank ones.

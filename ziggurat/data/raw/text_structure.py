@@ -30,7 +30,7 @@ _MAX_WASTE = 4  # times the block: work spent on quotes that never close, before
 
 @dataclass(frozen=True, kw_only=True)
 class TextLayout:
-    """What a record of a file looks like: number of fields, delimiter and quote as bytes ("" for no quotes)."""
+    """The layout of a record of a file: number of fields, delimiter and quote as bytes ("" for no quotes)."""
 
     num_fields: int
     delimiter: bytes

@@ -34,14 +34,14 @@ _LEAST_MARKED = 5  # distinct cells with three digits behind their only mark, be
 
 
 class DecimalMark(StrEnum):
-    """What stands before the fraction of a number in text."""
+    """The mark before the fraction of a number in text."""
 
     POINT = "point"  # 3.5
     COMMA = "comma"  # 3,5; a point in a number is then a fault, unless it stands between thousands
 
 
 class ThousandsMark(StrEnum):
-    """What stands between the thousands of a number in text."""
+    """The mark between the thousands of a number in text."""
 
     NONE = "none"  # 1200
     COMMA = "comma"  # 1,200
@@ -51,7 +51,7 @@ class ThousandsMark(StrEnum):
 
 
 class NumberSigns(StrEnum):
-    """What happens to signs of currencies and per cent around a number in text."""
+    """Ways to treat signs of currencies and per cent around a number in text."""
 
     REFUSE = "refuse"  # they make it no number
     STRIP = "strip"  # $12.5 is 12.5, and 12% is 0.12
@@ -68,7 +68,7 @@ _CHARACTERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenNumbers:
-    """How the numbers in the texts of some files are written.
+    """Settings for how the numbers in the texts of some files are written.
 
     Args:
         decimal: what stands before the fraction.
@@ -97,7 +97,7 @@ class WrittenNumbers:
 
     @property
     def is_plain(self) -> bool:
-        """Whether numbers are written as programs write them: a point before the fraction, and nothing else."""
+        """True if numbers are written as programs write them: a point before the fraction, and nothing else."""
         return self == PLAIN_NUMBERS
 
     def settings(self) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ PLAIN_NUMBERS = WrittenNumbers()  # as programs write them
 
 @dataclass(frozen=True, kw_only=True)
 class MarksFound:
-    """How the numbers of a file are written, as its columns show.
+    """The way in which the numbers of a file are written, as its columns show.
 
     Args:
         numbers: the settings under which most columns of numbers can be read.
@@ -229,7 +229,7 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...
 
 
 class _Reading(StrEnum):
-    """Whether a column reads as numbers under some settings."""
+    """The certainty with which a column reads as numbers under some settings."""
 
     SURE = "sure"
     AMBIGUOUS = "ambiguous"  # other settings would give other numbers, and nothing in the column decides
@@ -289,7 +289,7 @@ class _Texts:
 
     @property
     def needs_settings(self) -> bool:
-        """Whether the plain settings do not read the column, or not likely as it is meant."""
+        """True if the plain settings do not read the column, or not likely as it is meant."""
         return bool(self.readings) and (self.has_signs or self.readings.get(PLAIN_NUMBERS) not in _LIKELY)
 
     def is_read_by(self, marks: WrittenNumbers) -> bool:

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class BestMetrics:
-    """What the true probabilities score; see the module. Log losses in nats."""
+    """Scores of the true probabilities; see the module. Log losses are in nats."""
 
     num_rows: int
     positive_rate: float

@@ -29,7 +29,7 @@ _Floats = NDArray[np.float32]
 @dataclass(frozen=True, kw_only=True)
 @checked
 class SyntheticConfig:
-    """What the teacher makes; see the module for the meaning of the parts.
+    """Settings of what the teacher makes; see the module for the meaning of the parts.
 
     Args:
         num_dense: dense features I1, I2 …
@@ -100,7 +100,7 @@ class SyntheticConfig:
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Of the dense, first, second and third order parts, as given."""
+        """The shares of the dense, first, second and third order parts, as given."""
         return (self.dense_share, self.first_order_share, self.second_order_share, self.third_order_share)
 
 

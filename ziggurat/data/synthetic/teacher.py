@@ -155,7 +155,7 @@ class SyntheticTeacher:
         return np.concatenate(parts or [np.empty((len(self.labels), 0))], axis=1)
 
     def best_metrics(self, rows: int | range, *, label: str = "label") -> BestMetrics:
-        """What the best possible model scores on the given rows (at least two); see `best_metrics.py`."""
+        """Return what the best possible model scores on the given rows (at least two); see `best_metrics.py`."""
         index = self.labels.index(label)
         parts = [(b.probabilities[index, i:j], b.labels[index, i:j]) for b, i, j in self._blocks(rows)]
         return best_metrics(np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts]))

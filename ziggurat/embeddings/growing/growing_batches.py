@@ -84,7 +84,7 @@ class GrowingBatches:
         return self._with_rows(batch, found)
 
     def grown(self) -> dict[str, GrownVocabulary]:
-        """What has grown so far, by table, for raw data."""
+        """Return the vocabularies that have grown so far, by table, for raw data."""
         return {name: GrownVocabulary.of(ids.state.keys[: len(ids)].astype(np.int64)) for name, ids in self.ids.items()}
 
     def state(self) -> dict[str, Tensor]:

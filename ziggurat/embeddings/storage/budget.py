@@ -17,7 +17,7 @@ class Holds(Protocol):
 
     @property
     def held_row_bytes(self) -> int:
-        """Of a row that is held, with the optimizer's numbers."""
+        """The bytes of a row that is held, with the optimizer's numbers."""
         ...
 
 
@@ -39,11 +39,11 @@ class MemoryBudget:
         self._members.append(storage)
 
     def places(self, storage: Holds) -> int:
-        """How many rows a storage may hold."""
+        """Return how many rows a storage may hold."""
         return max(LEAST_PLACES, self._asked(storage))
 
     def held_text(self, storage: Holds, *, num_places: int, num_bytes: int) -> str:
-        """How many rows a storage holds, for the start-up report; says where that is more than was asked for.
+        """Say how many rows a storage holds, for the start-up report, and where that is more than was asked for.
 
         Args:
             storage: that holds them.
@@ -62,7 +62,7 @@ class MemoryBudget:
         return self.share if self.num_bytes is None else min(1.0, self.num_bytes / max(whole_bytes, 1))
 
     def _asked(self, storage: Holds) -> int:
-        """How many rows of a storage the memory is enough for."""
+        """Return the number of rows of a storage that the memory is enough for."""
         if self.num_bytes is None:
             return int(self.share * storage.num_rows)
         whole = sum(each.num_rows * each.held_row_bytes for each in self._members)

@@ -37,7 +37,7 @@ class StorageByTable:
 
 
 def maker_of(make_storage: MakeStorage, *, table: str, dim: int) -> MakeStorage:
-    """What makes the storage of one table; equal for tables that may share one.
+    """Return the maker of one table's storage; makers are equal for tables that may share one.
 
     Args:
         make_storage: of all tables.
@@ -51,7 +51,7 @@ def maker_of(make_storage: MakeStorage, *, table: str, dim: int) -> MakeStorage:
 
 
 def format_of(make_storage: MakeStorage, *, table: str, dim: int) -> RowFormat | None:
-    """What rows of a table will be kept as in memory; None if the maker does not say.
+    """Return the format that rows of a table will have in memory; None if the maker does not say.
 
     Args:
         make_storage: of all tables.

@@ -71,7 +71,7 @@ class LowPrecision:
         return LowPrecisionStorage(num_rows, dim, settings=self)
 
     def format_of(self, dim: int) -> RowFormat:
-        """What rows of so many columns are kept as."""
+        """Return the format in which rows of so many columns are kept."""
         return self.row_format.for_columns(dim)
 
 
@@ -99,22 +99,22 @@ class LowPrecisionStorage(TableStorage):
 
     @property
     def row_format(self) -> RowFormat:
-        """What rows are kept as."""
+        """The format in which rows are kept."""
         return self.settings.row_format
 
     @property
     def dtype(self) -> torch.dtype:
-        """What kernels compute with: float32."""
+        """The dtype that kernels compute with: float32."""
         return torch.float32
 
     @property
     def device(self) -> torch.device:
-        """Where rows and state are."""
+        """The device of rows and state."""
         return self._device
 
     @property
     def num_bytes(self) -> int:
-        """Of rows, lower halves and state, taken or still to be taken."""
+        """The bytes of rows, lower halves and state, taken or still to be taken."""
         beside = self.row_format.beside_bytes(self.dim) if self.settings.is_trained else 0
         rows = self.num_rows * (self.row_format.row_bytes(self.dim) + beside)
         return rows + sum(tensor.nbytes for tensor in self._state.values())
@@ -224,7 +224,7 @@ class LowPrecisionStorage(TableStorage):
 
     @property
     def noise(self) -> RowNoise | None:
-        """Of its rows; None where nothing is rounded at random."""
+        """The noise of the rows; None where nothing is rounded at random."""
         return self._noise if self._rounds_at_random else None
 
     def words(self, rows_N: Int64[Tensor, "N"], *, step: int | Tensor) -> Int64[Tensor, "N"] | None:
@@ -267,7 +267,7 @@ class LowPrecisionStorage(TableStorage):
         }
 
     def _has_fast_rows(self, kernel: LookupKernel) -> bool:
-        """Whether compiled code reads and writes the rows themselves: with the C++ kernel, where it can be built."""
+        """Return True if compiled code reads and writes rows themselves: with the C++ kernel, if it can be built."""
         if self.row_format.cpp_code == 0:
             return False
         return kernel.choice is KernelChoice.CPP and self._device.type == "cpu" and not why_not_rows()

@@ -67,12 +67,12 @@ class MemoryStorage(TableStorage):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and state."""
+        """The dtype of weights and state."""
         return self._dtype
 
     @property
     def device(self) -> torch.device:
-        """Where weights and state are."""
+        """The device of weights and state."""
         return self._device
 
     @property
@@ -82,7 +82,7 @@ class MemoryStorage(TableStorage):
 
     @property
     def num_bytes(self) -> int:
-        """Of weights and state, taken or still to be taken."""
+        """The bytes of weights and state, taken or still to be taken."""
         numbers = self.num_rows * self.dim + sum(tensor.numel() for tensor in self._state.values())
         return numbers * self._dtype.itemsize
 
@@ -162,11 +162,11 @@ class MemoryStorage(TableStorage):
         self._state = {key: fn(tensor) for key, tensor in self._state.items()}
 
     def describe(self) -> dict[str, Any]:
-        """Whether the system gave huge pages."""
+        """Say whether the system gave huge pages."""
         return {"huge_pages": self._huge_pages, "device": str(self._device)}
 
     def _state_of(self, step: Step) -> dict[str, Tensor]:
-        """What the rule of a step needs; a plain gradient step on rows cut by columns needs none."""
+        """Return the state that the rule of a step needs; a plain gradient step on rows cut by columns needs none."""
         return {key: self._state[key] for key in state_keys(step.rule.kind)}
 
 

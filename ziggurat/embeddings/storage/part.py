@@ -112,7 +112,7 @@ class TablePart(Tensor):
 
 
 def reader(tensor: Tensor) -> Callable[[int, int], Tensor]:
-    """How to read rows (first, number) of what a state dict holds: a tensor, or a `TablePart`."""
+    """Return a function that reads rows (first, number) of what a state dict holds: a tensor, or a `TablePart`."""
     return tensor.rows.read if isinstance(tensor, TablePart) else partial(tensor.narrow, 0)
 
 

@@ -77,12 +77,12 @@ class TableStorage(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of the numbers that kernels compute with, whatever they are stored as."""
+        """The dtype of the numbers that kernels compute with, whatever they are stored as."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where kernels find the rows that they asked for."""
+        """The device where kernels find the rows that they asked for."""
 
     @property
     @abstractmethod
@@ -140,12 +140,12 @@ class TableStorage(ABC):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether rows that nobody changed are a function of them, and left out of checkpoints."""
+        """True if rows that nobody changed are a function of their numbers, and left out of checkpoints."""
         return False
 
     @property
     def awaits_batches(self) -> bool:
-        """Whether batches are announced, and begun, so that their rows are where kernels read them."""
+        """True if batches are announced, and begun, so that their rows are where kernels read them."""
         return False
 
     def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
@@ -165,7 +165,7 @@ class TableStorage(ABC):
 
     @property
     def row_format(self) -> RowFormat | None:
-        """What rows are kept as in the memory of `device`; None for a storage that takes other memory than that."""
+        """The format of rows in the memory of `device`; None for a storage that takes other memory than that."""
         return None
 
     def looked_up(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
@@ -173,7 +173,7 @@ class TableStorage(ABC):
         return self.gather(rows_N)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """What `nn.Module.to` does to tensors; a storage that stays where it is refuses another device or dtype.
+        """Move the tensors as `nn.Module.to` does; a storage that stays where it is refuses another device or dtype.
 
         Raises:
             ConfigError: the storage cannot move there.
@@ -188,7 +188,7 @@ class TableStorage(ABC):
             )
 
     def describe(self) -> dict[str, Any]:
-        """What the start-up report says beside rows and columns."""
+        """Return what the start-up report says beside rows and columns."""
         return {}
 
     # ----------------------------------------------------------------------------------------- what follows from it
@@ -238,7 +238,7 @@ class TableStorage(ABC):
 
     @property
     def changes_others(self) -> bool:
-        """Whether an update changes further rows than those that it names; see `changed_with`."""
+        """True if an update changes further rows than those that it names; see `changed_with`."""
         return False
 
     def changed_with(self, rows_U: Int64[Tensor, "U"]) -> Int64[Tensor, "N"]:

@@ -33,7 +33,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class HostCopy:
-    """What a batch on a GPU was copied from.
+    """Source that a batch on a GPU was copied from.
 
     Args:
         batch: in host memory.
@@ -48,7 +48,7 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in the buffer.
+    """Place of a tensor in the buffer.
 
     Args:
         begin: first byte.
@@ -136,7 +136,7 @@ def pack(batch: Batch, *, is_locked: bool = False) -> PackedBatch:
 
 
 def _fits(tensor: Tensor) -> bool:
-    """Whether whole numbers of 64 bits are small enough for 32."""
+    """Return True if whole numbers of 64 bits are small enough for 32."""
     if tensor.dtype is not torch.int64:
         return False
     if not tensor.numel():

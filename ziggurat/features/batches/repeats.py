@@ -38,7 +38,7 @@ _MORE_SLICES = 1.15  # a feature joins a group if the group then has at most thi
 def distinct_lists(
     values: Integer[np.ndarray, "N"], offsets: Int64[np.ndarray, "n+1"]
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "U"]]:
-    """Which of n lists are equal.
+    """Find which of n lists are equal.
 
     Args:
         values: all lists, one after the other.
@@ -57,7 +57,7 @@ def distinct_lists(
 def joint_codes(
     parts: Sequence[Int64[np.ndarray, "n"]],
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "U"]]:
-    """Which positions are equal in all parts (integers ≥ 0); returns what `distinct_lists` does."""
+    """Find which positions are equal in all parts (integers ≥ 0); return what `distinct_lists` does."""
     codes, first = _codes(pa.array(parts[0]))
     for part in parts[1:]:
         if len(first) == len(codes):
@@ -115,7 +115,7 @@ def _feature_codes(batch: Batch, group: FeatureGroup) -> list[np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """How often the values of some features repeat in a batch.
+    """Counts of how often the values of some features repeat in a batch.
 
     Args:
         features: which ones.
@@ -140,7 +140,7 @@ class Repeats:
 
 
 def measure_repeats(batch: Batch, inputs: InputSpec) -> list[Repeats]:
-    """How often each list of a batch repeats, and each feature with one row a sample; lists first."""
+    """Measure how often each list of a batch repeats, and each feature with one row a sample; lists first."""
     groups = [FeatureGroup(jagged=(at,)) for at in range(len(inputs.jagged))]
     groups += [FeatureGroup(single=(at,)) for at in range(len(inputs.single))]
     return [_repeats(batch, inputs, group) for group in groups]

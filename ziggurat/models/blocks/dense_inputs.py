@@ -23,7 +23,7 @@ from ziggurat.precision.products import Linear
 
 
 class NumericInput(StrEnum):
-    """How numbers reach the interaction."""
+    """Ways in which numbers reach the interaction."""
 
     BOTTOM_MLP = "bottom_mlp"  # all numbers through one MLP, whose output is one field
     FIELDS = "fields"  # each number times a learned vector is a field of its own

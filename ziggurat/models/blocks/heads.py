@@ -20,7 +20,7 @@ from ziggurat.models.blocks.mlp import MLP, MLPConfig
 
 
 class HeadSharing(StrEnum):
-    """What labels have in common above the interaction."""
+    """Choices of what labels have in common above the interaction."""
 
     SHARED = "shared"  # one network with an output for each label
     SEPARATE = "separate"  # a network for each label

@@ -49,7 +49,7 @@ class Activation(StrEnum):
 
 
 class Normalization(StrEnum):
-    """What stands between a hidden layer's linear map and its activation."""
+    """Choices of what stands between a hidden layer's linear map and its activation."""
 
     NONE = "none"
     BATCH = "batch"
@@ -57,7 +57,7 @@ class Normalization(StrEnum):
 
 
 class Init(StrEnum):
-    """How the weights of every linear map of a dense network start (embeddings have their own setting)."""
+    """Ways to start the weights of every linear map of a dense network (embeddings have their own setting)."""
 
     TORCH = "torch"  # nn.Linear's own: weight and bias uniform in ± 1/sqrt(in)
     XAVIER_NORMAL = "xavier_normal"  # weight N(0, 2/(in + out)), bias 0 (Glorot and Bengio 2010); what BARS uses

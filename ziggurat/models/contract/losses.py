@@ -156,7 +156,7 @@ def labelled_weight(
 
 
 def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
-    """What is predicted: the probability of a binary label, the value of a label that is a number.
+    """Turn logits into predictions: the probability of a binary label, the value of a label that is a number.
 
     The probability among all samples, also where training kept some of the negatives only. In FP32, and in FP64 where
     the logits are (`in_label_units`).

@@ -66,7 +66,7 @@ class Unpooled:
         return Unpooled(values=values_ND, offsets=offsets_B1, sizes=self.sizes)
 
     def copies(self) -> ListCopies:
-        """Where samples have copies of the events of these lists; see `ListCopies`."""
+        """Return where samples have copies of the events of these lists; see `ListCopies`."""
         sizes = {"num_events": self.values.shape[0], "num_rows": self._num_rows}
         return ListCopies.of(self.offsets, self.inverse, **sizes)
 
@@ -108,7 +108,7 @@ class Unpooled:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """What `embed` gives and the dense network reads.
+    """Values that `embed` gives and the dense network reads.
 
     Args:
         dense: (B, N) numbers after their transforms.
@@ -128,7 +128,7 @@ class Embedded:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What the dense network gives.
+    """Outputs of the dense network.
 
     Args:
         logits: (B, L), one for each label (a regression label's logit is its predicted value).
@@ -249,7 +249,7 @@ class Model(nn.Module, ABC):
         return self.outputs_of(batch).logits
 
     def outputs_of(self, batch: Batch) -> Outputs:
-        """What evaluation and scoring read: `embed`, then the dense network; divided where ranks divide histories."""
+        """Run `embed`, then the dense network, for evaluation and scoring; divided where ranks divide histories."""
         return self.forward_dense(self.embed(batch))
 
     def embed(self, batch: Batch) -> Embedded:
@@ -264,7 +264,7 @@ class Model(nn.Module, ABC):
         )
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
-        """What the dense network reads of a batch beside its features, by names of the model's own; mostly nothing."""
+        """Return inputs of the dense network beside a batch's features, by names of the model's own; mostly none."""
         return {}
 
     def fields(self, batch: Batch) -> Float[Tensor, "B X"]:

@@ -34,7 +34,7 @@ CANDIDATES = "negatives.candidates"
 
 
 class NegativesKind(StrEnum):
-    """Where negatives come from."""
+    """Sources of negatives."""
 
     IN_BATCH = "in_batch"
     UNIFORM = "uniform"
@@ -45,7 +45,7 @@ class NegativesKind(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class MiningConfig:
-    """How often a model searches for negatives of its own, and how deep.
+    """Settings of how often a model searches for negatives of its own, and how deep.
 
     Args:
         every: steps between two searches of all items for all users; the first is after so many. Until then no negative
@@ -60,7 +60,7 @@ class MiningConfig:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class NegativesConfig:
-    """Where the wrong answers of a softmax over samples come from.
+    """Settings of where the wrong answers of a softmax over samples come from.
 
     Args:
         kind: where they come from.
@@ -80,7 +80,7 @@ class NegativesConfig:
 
 @dataclass(frozen=True)
 class DrawnLayout:
-    """Where samples and drawn items stand in a batch; Z blocks, S samples.
+    """Places of samples and drawn items in a batch; Z blocks, S samples.
 
     Args:
         num_rows: S + Z·m, samples and drawn ones.
@@ -113,7 +113,7 @@ class DrawnLayout:
         return (ends_Z + torch.arange(self.num_blocks) * self.drawn).unsqueeze(1) + torch.arange(self.drawn)
 
     def order(self) -> Int64[Tensor, "R"]:
-        """For each place the number of what stands there: samples from 0 on, then the drawn items of all blocks."""
+        """Return the number of what stands at each place: samples from 0 on, then the drawn items of all blocks."""
         order_R = torch.empty(self.num_rows, dtype=torch.int64)
         order_R[self.samples()] = torch.arange(self.num_samples)
         order_R[self.drawn_items().reshape(-1)] = torch.arange(self.num_samples, self.num_rows)

@@ -67,7 +67,7 @@ class RankingModel(Model):
         fields_BX: Float[Tensor, "B X"],
         vectors: dict[str, Float[Tensor, "B V"]],
     ) -> Float[Tensor, "B L"]:
-        """What becomes the logits, from numbers, all fields side by side, and pretrained vectors by feature name.
+        """Make what becomes the logits, from numbers, all fields side by side, and pretrained vectors by feature name.
 
         Of a label that is a number it is in deviations from the mean; `as_outputs` turns it into the label's units.
         """

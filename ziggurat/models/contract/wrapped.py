@@ -45,7 +45,7 @@ _GUIDE = "write a subclass of zg.Model (docs/guides/own-model.md)"
 
 @dataclass(frozen=True, kw_only=True)
 class Batched(Embedded):
-    """What was looked up, and the batch that a wrapped module reads.
+    """Looked-up values, and the batch that a wrapped module reads.
 
     Args:
         batch: the samples of `fields` and `sequences`.
@@ -144,7 +144,7 @@ class WrappedModel(Model):
 
     @staticmethod
     def batched(embedded: Embedded, *, batch: Batch) -> Batched:
-        """What was looked up, beside its batch."""
+        """Join what was looked up with its batch."""
         parts = {each.name: getattr(embedded, each.name) for each in dataclasses.fields(embedded)}
         return Batched(**parts, batch=batch)
 

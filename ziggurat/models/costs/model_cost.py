@@ -186,7 +186,7 @@ def _all_lengths(model: Model, lengths: Mapping[str, int]) -> dict[str, int]:
 
 
 def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[str, int]) -> Embedded:
-    """What the dense network reads of some samples; what was looked up requires a gradient."""
+    """Make what the dense network reads of some samples; what was looked up requires a gradient."""
     inputs = model.inputs
     places = model.embeddings.tables.places
     is_wrapped = isinstance(model, WrappedModel)
@@ -237,7 +237,7 @@ def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
 
 
 def _moments(size: int, length: int) -> SequenceGroup:
-    """As many times, all 0, in each of some samples."""
+    """Make the same number of times, all 0, in each of some samples."""
     return moments_group(torch.zeros(size * length, dtype=torch.int64), torch.arange(size + 1) * length)
 
 

@@ -44,7 +44,7 @@ _SHORTEST = 1e-6  # a shorter vector is divided by this instead of its length, s
 
 
 class EncoderInteraction(StrEnum):
-    """What combines the features of one side."""
+    """Networks that combine the features of one side."""
 
     DNN = "dnn"  # an MLP over all of them side by side
     DCN_V2 = "dcn_v2"
@@ -56,7 +56,7 @@ class EncoderInteraction(StrEnum):
 
 
 class VectorLength(StrEnum):
-    """Whether vectors are brought to one length."""
+    """Choices of whether vectors are brought to one length."""
 
     UNIT = "unit"  # 1: the inner product is a cosine
     FREE = "free"  # as they come: a long item vector is one that many users like

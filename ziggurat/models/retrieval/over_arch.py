@@ -40,7 +40,7 @@ from ziggurat.typed import Count, Dim, PositiveFloat, checked
 
 
 class OverArchKind(StrEnum):
-    """What scores found items anew."""
+    """Ways to score found items anew."""
 
     NONE = "none"
     MLP = "mlp"
@@ -48,7 +48,7 @@ class OverArchKind(StrEnum):
 
 
 class OverArchLearning(StrEnum):
-    """What its loss changes."""
+    """Choices of what the over-arch's loss changes."""
 
     TOGETHER = "together"  # encoders and tables, too
     ON_TOP = "on_top"  # itself alone: retrieval is what it would be without it
@@ -110,11 +110,11 @@ class OverArch(DenseProducts, ABC):
 
     @abstractmethod
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
-        """What a score needs of users, FP32."""
+        """Compute what a score needs of users, FP32."""
 
     @abstractmethod
     def item_parts(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N X"]:
-        """What a score needs of items, FP32."""
+        """Compute what a score needs of items, FP32."""
 
     @abstractmethod
     def pair_weights(self) -> dict[str, Tensor]:

@@ -223,7 +223,7 @@ class TwoTower(Model):
         return self.coupled_samples + (self.config.negatives.extra_samples if CANDIDATES in batch.extras else 0)
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
-        """Where the samples stand that have a user, in a batch that items were drawn for."""
+        """Return the places of the samples that have a user, in a batch that items were drawn for."""
         layout = self._layout(batch)
         return {} if layout is None else {_SAMPLES: layout.samples().to(batch.dense.device)}
 
@@ -276,7 +276,7 @@ class TwoTower(Model):
         return self._weights(batch).sum(dim=0)
 
     def _weights(self, batch: Batch) -> Float[Tensor, "B L"]:
-        """What each sample counts as a question: its weight, times its label."""
+        """Return how much each sample counts as a question: its weight, times its label."""
         known_BL = torch.where(batch.labels.isnan(), 0.0, batch.labels).float()
         return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_BL
 
@@ -315,7 +315,7 @@ class TwoTower(Model):
         return found_softmax(scores_ZnK, is_own=is_own_ZnK, allowed=best_ZnK > -torch.inf)
 
     def _layout(self, batch: Batch) -> DrawnLayout | None:
-        """Where drawn items stand in the batch; None where there are none."""
+        """Return the layout of drawn items in the batch; None where there are none."""
         if CANDIDATES not in batch.extras:
             return None
         return DrawnLayout(batch.batch_size, self.coupled_samples, self.config.negatives.num_drawn)
@@ -333,7 +333,7 @@ class TwoTower(Model):
     def _blocks(
         self, users_BU: Tensor, items_BX: Tensor, places: tuple[Tensor, Tensor]
     ) -> tuple[Float[Tensor, "Z n U"], Float[Tensor, "Z C X"]]:
-        """What belongs to the samples of each block, and to its candidates."""
+        """Gather what belongs to the samples of each block, and to its candidates."""
         samples_S, drawn_Zm = places
         user_ZnU, own_ZnX = (in_blocks(each.float()[samples_S], self.coupled_samples) for each in (users_BU, items_BX))
         return user_ZnU, torch.cat([own_ZnX, items_BX.float()[drawn_Zm]], dim=1)

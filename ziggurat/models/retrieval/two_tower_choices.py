@@ -6,21 +6,21 @@ from enum import StrEnum
 
 
 class Temperature(StrEnum):
-    """Whether τ is a setting or a weight."""
+    """Choices of whether τ is a setting or a weight."""
 
     FIXED = "fixed"
     LEARNED = "learned"  # ln τ is a weight that starts at the setting
 
 
 class UserVectors(StrEnum):
-    """Whether all tasks (labels) share the vector of a user."""
+    """Choices of whether all tasks (labels) share the vector of a user."""
 
     SHARED = "shared"
     PER_TASK = "per_task"  # one for each label, over the same item vectors
 
 
 class Correction(StrEnum):
-    """Whether scores are corrected for how often an item is drawn."""
+    """Choices of whether scores are corrected for how often an item is drawn."""
 
     LOG_Q = "log_q"
     NONE = "none"  # popular items are then pushed down: the model learns p(item | user) / p(item)

@@ -15,7 +15,7 @@ from ziggurat.models.sequence.layers.stack import SequenceStack
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunks:
-    """What one rank gets of each of Q sequences: S intervals of their events.
+    """One rank's part of each of Q sequences: S intervals of their events.
 
     Args:
         starts: position of the first event.

@@ -94,7 +94,7 @@ _CANDIDATES, _ROWS = "candidates", "candidate_rows"
 
 
 class Positions(StrEnum):
-    """What is added to an event for where it stands."""
+    """Choices of what is added to an event for its position."""
 
     NONE = "none"
     FROM_START = "from_start"  # a learned vector for the first event of a history, the second, …
@@ -242,7 +242,7 @@ class NextItem(Model):
     # ------------------------------------------------------------------------------------------------------ contract
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
-        """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
+        """Return times of events and of questions for what comes next; with gradients on also candidates of a loss."""
         check_one_history(batch, self._lists)
         on_host = None if batch.on_host is None else self.lists_of(batch.on_host, HISTORY)[1]
         times, asked = question_times(batch, self.lists_of(batch, HISTORY)[1], on_host=on_host)
@@ -365,7 +365,7 @@ class NextItem(Model):
         return unit_length(vectors, eps=1e-6) if self.config.length is VectorLength.UNIT else vectors
 
     def _items_at(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
-        """What is looked up for items: their own row, and those of what is known of them."""
+        """Look up the rows of items: their own row, and those of what is known of them."""
         found_ND = self._vectors_of(self._table, rows_N)
         for number, index in enumerate(self._sides):
             found_ND = found_ND + self._vectors_of(self.inputs.single[index].table, self.item_sides[number, rows_N])

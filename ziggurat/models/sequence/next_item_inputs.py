@@ -38,7 +38,7 @@ def check_event_inputs(inputs: InputSpec) -> Items:
 
 
 def missing_of_events(inputs: InputSpec) -> list[str]:
-    """Which lists and times of events the inputs lack."""
+    """Return the lists and times of events that the inputs lack."""
     lists = {spec.name for spec in inputs.jagged}
     moments = {spec.name for spec in inputs.moments}
     missing = [name for name in (HISTORY,) if name not in lists]
@@ -73,7 +73,7 @@ def check_one_history(batch: Batch, places: Mapping[str, int]) -> None:
 
 
 def list_lengths(batch: Batch, place: int) -> Int64[Tensor, "B"]:
-    """How long the list of each sample is at a place of `InputSpec.jagged`."""
+    """Return the length of each sample's list at a place of `InputSpec.jagged`."""
     lists, inverse_B = batch.lists(place)
     lengths_B = lists.offsets.diff()
     return lengths_B if inverse_B is None else lengths_B[inverse_B]
@@ -86,7 +86,7 @@ def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1
 
 
 def answers_of(values: Tensor, targets: Tensor, offsets_B1: Int64[Tensor, "B+1"]) -> Tensor:
-    """What comes after each event: the next of its history, after the last one the target.
+    """Return what comes after each event: the next of its history, after the last one the target.
 
     Args:
         values: (N, …) of the events.
@@ -106,7 +106,7 @@ def question_times(
     asked_at: str = ASKED_AT,
     on_host: Int64[Tensor, "B+1"] | None = None,
 ) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "B"]]:
-    """When events happened, and when what comes next is asked for: if nobody says so, at the last event's time.
+    """Return times of events, and when what comes next is asked for: if nobody says so, at the last event's time.
 
     Args:
         batch: with the moments of its histories.

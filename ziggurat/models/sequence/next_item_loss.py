@@ -33,14 +33,14 @@ from ziggurat.ops.to_device import to_device
 
 
 class NextItemLoss(StrEnum):
-    """Which loss of the questions is minimised."""
+    """Choices of the loss of the questions that is minimised."""
 
     SOFTMAX = "softmax"
     GBCE = "gbce"
 
 
 class NextItemNegatives(StrEnum):
-    """Which items an answer is told apart from."""
+    """Choices of the items that an answer is told apart from."""
 
     UNIFORM = "uniform"  # drawn, each item as likely as any other
     IN_BATCH = "in_batch"  # answers of other questions of the batch: popular items more often
@@ -68,7 +68,7 @@ class Candidates:
 
 
 def draws_of(num_questions: int, *, negatives: NextItemNegatives, questions_per_draw: int) -> int:
-    """How often candidates are drawn for the questions of a batch.
+    """Return the number of draws of candidates for the questions of a batch.
 
     Args:
         num_questions: P.

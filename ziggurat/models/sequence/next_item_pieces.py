@@ -41,7 +41,7 @@ _TOLD = (PIECE_STARTS, PIECE_LENGTHS, HISTORY_LENGTHS)
 
 
 def spans_of(named: Mapping[str, Tensor]) -> Spans | None:
-    """Where the pieces of a batch stand; None where its histories are whole.
+    """Return the places of the pieces of a batch; None where its histories are whole.
 
     Args:
         named: what the dense network reads beside features.
@@ -55,7 +55,7 @@ def spans_of(named: Mapping[str, Tensor]) -> Spans | None:
 def positions_of(
     offsets_B1: Int64[Tensor, "B+1"], named: Mapping[str, Tensor], *, total: int, from_start: bool
 ) -> Int64[Tensor, "N"]:
-    """Where each event of a batch stands in its whole history, from its first event or back from its last one.
+    """Return where each event of a batch is in its whole history, from its first event or back from its last one.
 
     Args:
         offsets_B1: of the events.
@@ -79,7 +79,7 @@ def positions_of(
 
 
 def places_and_lengths(batch: Batch) -> dict[str, Tensor]:
-    """What pieces and thinned histories say of themselves, for `Model.further`; nothing of whole ones."""
+    """Return the tensors that describe pieces and thinned histories, for `Model.further`; none for whole histories."""
     found = {name: value for name, value in batch.extras.items() if name in _TOLD}
     if HISTORY_PLACES in batch.sequences:
         found[HISTORY_PLACES] = moments_of(batch, HISTORY_PLACES).values
@@ -199,7 +199,7 @@ def moments_of_rows(rows: JaggedRows) -> SequenceGroup:
 
 
 def _following(lists: JaggedRows, otherwise: Tensor, samples: Tensor, ends: Tensor, *, is_last: Tensor) -> Tensor:
-    """What stands at the end of each piece in its list; the other where the list ends there."""
+    """Return the value at the end of each piece in its list; the other where the list ends there."""
     padded = torch.cat([lists.values, lists.values.new_zeros(1)])
     at = torch.where(is_last, len(padded) - 1, lists.offsets[:-1][samples] + ends)
     return torch.where(is_last, otherwise, padded[at])

@@ -87,7 +87,7 @@ _LONGEST = "longest"  # (longest sequence, 0) of a batch on a GPU: its shape is 
 
 
 class ActionInput(StrEnum):
-    """How what was done enters an event."""
+    """Ways in which actions enter an event."""
 
     ADDED = "added"  # tables of D columns, added to the item
     MAPPED = "mapped"  # narrow tables side by side, through a linear map
@@ -184,7 +184,7 @@ def _action_lists(inputs: InputSpec) -> list[str]:
 
 
 def _alone(embedded: Embedded) -> dict[str, Tensor]:
-    """What `further` says where each sample is a question of its own, and all happened at one time."""
+    """Return the entries of `further` if each sample is a question of its own, and all happened at one time."""
     samples_B = torch.arange(len(embedded.fields), device=embedded.fields.device)
     times_N = samples_B.new_zeros(len(embedded.sequences[HISTORY].values))
     return {_FIRST: samples_B, _QUESTION: samples_B, _TIMES: times_N, _ASKED: torch.zeros_like(samples_B)}
@@ -271,7 +271,7 @@ class SequenceRanker(Model):
     # ------------------------------------------------------------------------------------------------------ contract
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
-        """Which samples are of one question, when its events happened, and when it is asked."""
+        """Return which samples belong to one question, when its events happened, and when it is asked."""
         check_one_history(batch, dict(zip(self.joined_lists[0], self._list_places, strict=False)))
         kept = batch.on_host or batch
         places = {"lists": self._list_places, "single": self._context_places}
@@ -360,7 +360,7 @@ class SequenceRanker(Model):
         return expand_lists(lists.values, lists.offsets, first_Q, num_rows=num_rows)
 
     def _done(self, actions: list[Float[Tensor, "N A"]]) -> Float[Tensor, "N A"]:
-        """What was done, of all actions together."""
+        """Combine the vectors of all actions of each event."""
         if self.config.actions is ActionInput.MAPPED:
             return torch.cat(actions, dim=1).float()
         return reduce(torch.add, actions).float()
@@ -393,7 +393,7 @@ class SequenceRanker(Model):
         offsets_Q1: Int64[Tensor, "Q+1"],
         num_Q: Int64[Tensor, "Q"],
     ) -> Float[Tensor, "B D"]:
-        """What the layers make of the candidates: context, history and candidates of each question as one sequence."""
+        """Return the layers' output for candidates; context, history and candidates of a question form one sequence."""
         context_XD, history_ND, candidates_BD = parts
         counts_Q = named.get(NUM_CONTEXT, torch.full_like(num_Q, len(self._context)))
         of_context = offsets_of(counts_Q)

@@ -97,14 +97,14 @@ def longest_question(offsets_Q1: Int64[Tensor, "Q+1"], question_B: Int64[Tensor,
 
 
 def _equal_before(values_B: Tensor) -> Bool[Tensor, "B"]:
-    """Which values are that of the sample before."""
+    """Mark the values that equal that of the sample before."""
     same_B = torch.zeros(len(values_B), dtype=torch.bool, device=values_B.device)
     same_B[1:] = values_B[1:] == values_B[:-1]
     return same_B
 
 
 def as_before(values_N: Int64[Tensor, "N"], offsets_B1: Int64[Tensor, "B+1"]) -> Bool[Tensor, "B"]:
-    """Which lists are that of the sample before.
+    """Mark the lists that equal that of the sample before.
 
     Args:
         values_N: of all lists.

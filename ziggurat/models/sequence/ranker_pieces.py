@@ -58,7 +58,7 @@ CANDIDATES, NUM_CONTEXT, NUM_TARGETS, BEGAN, FOLLOWING = (
 
 
 class QuestionPiece(NamedTuple):
-    """What the sample of a piece says of it, one number each.
+    """Facts that the sample of a piece carries about the piece, one number each.
 
     Args:
         is_first: whether the sample is the first one of its piece.
@@ -245,7 +245,7 @@ def context_rows(context_QCD: Float[Tensor, "Q C D"], named: dict[str, Tensor]) 
 def began_at(
     times_N: Int64[Tensor, "N"], asked_Q: Int64[Tensor, "Q"], offsets_Q1: Int64[Tensor, "Q+1"]
 ) -> Int64[Tensor, "Q"]:
-    """When the context of each question stands: at its first event's time, without one at the question's.
+    """Return the time of each question's context: its first event's time, or the question's if it has no event.
 
     Args:
         times_N: of the events.

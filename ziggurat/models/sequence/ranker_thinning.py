@@ -30,7 +30,7 @@ from ziggurat.models.sequence.stochastic_length import thinned_rows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptEvents:
-    """Which events of the histories of questions remain.
+    """Events that remain of the histories of questions.
 
     Args:
         events: of all histories, one after the other.
@@ -41,7 +41,7 @@ class KeptEvents:
     offsets: Int64[Tensor, "Q+1"]
 
     def of(self, rows: JaggedRows, question_U: Int64[Tensor, "U"]) -> JaggedRows:
-        """What remains of lists that have a row for each event of their question's history.
+        """Return the remaining rows of lists that have a row for each event of their question's history.
 
         Args:
             rows: U lists.

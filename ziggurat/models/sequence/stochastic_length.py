@@ -26,7 +26,7 @@ NEVER_THINNED = 2.0  # α from which on all events remain
 def thinned_rows(
     offsets: Int64[Tensor, "B+1"], keys_B: Int64[Tensor, "B"], *, draw: StepDraw, alpha: float, longest: int
 ) -> Bool[Tensor, "N"]:
-    """Which events remain, drawn for each history by its key: the same on any number of ranks.
+    """Mark the events that remain, drawn for each history by its key: the same on any number of ranks.
 
     Args:
         offsets: where histories begin.

@@ -43,7 +43,7 @@ from ziggurat.typed import checked
 
 
 class TowerModuleKind(StrEnum):
-    """What a tower module computes; see the module docstring."""
+    """Kinds of tower module, by what they compute; see the module docstring."""
 
     IDENTITY = "identity"
     LINEAR = "linear"
@@ -125,7 +125,7 @@ class TowerModuleConfig:
 
 
 class TowerModule(nn.Module, ABC):
-    """From the pooled embeddings of one tower to what leaves its host. Subclasses are final.
+    """Maps the pooled embeddings of one tower to the numbers that leave its host. Subclasses are final.
 
     Args:
         field_dims: numbers of each field of the tower, in the tower's order.

@@ -96,7 +96,7 @@ class _Problem(ctypes.Structure):  # as Problem in attention.h
 
 
 def attention_kernel() -> str:
-    """Which implementation serves attention over sequences on the CPU here, and why; builds the kernel if need be."""
+    """Say which implementation serves attention over sequences on this CPU, and why; build the kernel if need be."""
     reason = why_not_here()
     return kernel_line(reason) if reason else f"{kernel_line(reason)}, {best_path().name.replace('_', ' ')}"
 

@@ -31,7 +31,7 @@ def jagged_attention_padded(
     divisor: float = 1.0,
     bias: AttentionBias | None = None,
 ) -> Float[Tensor, "M H dv"]:
-    """What `jagged_attention_reference` computes, for a layout that says how long sequences may be.
+    """Compute `jagged_attention_reference` for a layout that bounds the length of sequences.
 
     Args:
         q: queries.
@@ -69,7 +69,7 @@ def jagged_attention_padded(
 
 
 def _seen(layout: JaggedLayout, longest: int) -> tuple[Visible, Tensor, Tensor]:
-    """What each query sees, the positions (B, L) of keys, and the events of each history (B, 1) that are no targets."""
+    """Return what each query sees, positions (B, L) of keys, and the events of histories (B, 1) that are no targets."""
     lengths_B = layout.offsets.diff() if layout.spans is None else layout.spans.lengths
     if layout.spans is None:
         query_starts_B = lengths_B - layout.of_queries.diff()

@@ -35,7 +35,7 @@ from ziggurat.ops.attention.triton import (
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings:
-    """How scores are made and become weights; see `jagged_attention`."""
+    """Settings that make scores and turn them into weights; see `jagged_attention`."""
 
     form: AttentionForm
     scale: float
@@ -43,7 +43,7 @@ class AttentionSettings:
 
 
 class Gathered(NamedTuple):
-    """What queries gather from some of the keys, and for softmax the logarithms of the sums (−∞: nothing seen)."""
+    """Outputs of queries over some of the keys, and for softmax the logarithms of the sums (−∞: nothing seen)."""
 
     out: Float[Tensor, "M H dv"]
     lse: Float[Tensor, "M H"] | None
@@ -68,7 +68,7 @@ def gather_part(
     settings: AttentionSettings,
     bias: AttentionBias,
 ) -> Gathered:
-    """What queries gather from these keys.
+    """Compute the outputs of queries over these keys.
 
     Args:
         q: queries.

@@ -36,7 +36,7 @@ from ziggurat.errors import ConfigError, DataError
 
 
 class AttentionForm(StrEnum):
-    """How scores become weights."""
+    """Functions that turn scores into weights."""
 
     SILU = "silu"  # SiLU(s) / n: pointwise, HSTU
     RELU = "relu"  # ReLU(s) / n: pointwise, a control
@@ -45,7 +45,7 @@ class AttentionForm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMask:
-    """Which events see which; see the file's drawing.
+    """Rule for which events see which; see the file's drawing.
 
     Args:
         context: C, positions at the start of every sequence that see the whole history.
@@ -71,7 +71,7 @@ CAUSAL = AttentionMask()
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Where queries and keys stand in sequences of which they are parts, each without gaps.
+    """Positions of queries and keys in the sequences of which they are parts, each without gaps.
 
     A query that sees none of the keys gets zeros, and −∞ as the logarithm of its sum.
 
@@ -92,7 +92,7 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True)
 class JaggedLayout:
-    """Where sequences begin and end, and how many of their events are targets.
+    """Begins and ends of sequences, and how many of their events are targets.
 
     Keys and values of sequence b are rows `offsets[b]` to `offsets[b + 1]`. Queries are all of these events, or, where
     `query_offsets` is given, the last `query_offsets[b + 1] − query_offsets[b]` of them: the keys and values of the
@@ -144,7 +144,7 @@ class AttentionBias:
 
 
 def attended_pairs(layout: JaggedLayout) -> int:
-    """How many pairs (query, key) the masks of all sequences leave: what the cost is linear in."""
+    """Count the pairs (query, key) that the masks of all sequences leave: the cost is linear in this count."""
     total = 0
     for part in parts_of(layout):
         seen = visible(part, mask=layout.rule)
@@ -202,7 +202,7 @@ class Visible:
         return self.sees(torch.arange(first, first + length, device=self.low.device))
 
     def sees(self, columns: Int64[Tensor, "*B N"]) -> Bool[Tensor, "*B M N"]:
-        """Which keys each query sees, by their positions."""
+        """Mark the keys that each query sees, by their positions."""
         columns, low, high, rows = (
             columns.unsqueeze(-2),
             *(each.unsqueeze(-1) for each in (self.low, self.high, self.rows)),
@@ -211,13 +211,13 @@ class Visible:
 
 
 def visible(part: SequencePart, *, mask: AttentionMask) -> Visible:
-    """What the queries of a part of a sequence see of the whole sequence."""
+    """Return the keys of the whole sequence that the queries of a part of it see."""
     rows = torch.arange(part.query_start, part.query_start + part.queries.stop - part.queries.start)
     return seen_of(rows, history=torch.tensor(part.history), mask=mask)
 
 
 def seen_of(rows: Int64[Tensor, "*B M"], *, history: Int64[Tensor, "*B 1"], mask: AttentionMask) -> Visible:
-    """What queries see of the whole sequence.
+    """Return the keys of the whole sequence that queries see.
 
     Args:
         rows: positions of the queries.

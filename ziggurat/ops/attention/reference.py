@@ -64,7 +64,7 @@ def jagged_attention_reference(
 def weights_of(
     scores: Float[Tensor, "*B M N"], mask: Bool[Tensor, "*B M N"], *, form: AttentionForm, divisor: float
 ) -> Float[Tensor, "*B M N"]:
-    """What scores become; zeros for what is not seen, and for queries that see nothing.
+    """Turn scores into weights; zeros for keys that are not seen, and for queries that see nothing.
 
     Args:
         scores: of pairs.
@@ -127,7 +127,7 @@ def added_bias(
     times: tuple[Int64[Tensor, "*B M"], Int64[Tensor, "*B N"]] | None,
     like: Tensor,
 ) -> Float[Tensor, "*B M N"]:
-    """What is added to scores.
+    """Return the bias that is added to scores.
 
     Args:
         bias: numbers by position and time.

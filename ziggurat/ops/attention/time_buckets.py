@@ -36,7 +36,7 @@ def time_buckets(durations: Int64[Tensor, "*shape"], *, num_buckets: int) -> Int
 
 @functools.cache
 def bucket_begins(num_buckets: int) -> Float32[Tensor, "K-1"]:
-    """Where bucket 1, 2, … begins."""
+    """Return where bucket 1, 2, … begins."""
     exact = [math.exp(BASE * bucket) for bucket in range(1, num_buckets)]
     return torch.tensor(exact, dtype=torch.float64).to(torch.float32)
 

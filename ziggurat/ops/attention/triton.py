@@ -248,7 +248,7 @@ def attention_triton_backward_op(
 
 
 class _Call:
-    """What all kernels take besides their own tensors."""
+    """Arguments that all kernels take besides their own tensors."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
 
 @functools.cache
 def _borders_on(num_buckets: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where buckets begin, and their shortest durations with as many behind the last as kernels look at; made once."""
+    """Return where buckets begin, and their shortest durations, padded by as many as kernels look at; made once."""
     begins = torch.cat([torch.zeros(1), bucket_begins(num_buckets)])
     none_begins = torch.full((_MOST_STEPS,), torch.iinfo(torch.int64).max)
     limits = torch.cat([torch.zeros(1, dtype=torch.int64), bucket_limits(num_buckets), none_begins])

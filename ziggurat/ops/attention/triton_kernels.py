@@ -68,7 +68,7 @@ def _rows_seen(rows, history, context, reach):
 
 @triton.jit
 def _columns_of_rows(first_row, last_row, history, context, reach, key_start, num_keys, tile: tl.constexpr):
-    """Where the tiles of columns lie that rows see: left, whole, right and own ones, in the order of memory.
+    """Find the tiles of columns that rows see: left, whole, right and own ones, in the order of memory.
 
     Returns:
         begin of the left tiles and how many, begin of whole ones and how many, right, own.
@@ -96,7 +96,7 @@ def _columns_of_rows(first_row, last_row, history, context, reach, key_start, nu
 def _rows_of_columns(
     first, last, history, length, context, reach, query_start, num_queries, tile: tl.constexpr
 ):  # fmt: skip
-    """Where the tiles of rows lie that see columns `first` to `last`: those of the context, left, whole and right ones.
+    """Find the tiles of rows that see columns `first` to `last`: those of the context, left, whole and right ones.
 
     Returns:
         rows of the context that are asked and how many tiles of them, begin of left tiles and how many, whole, right.

@@ -62,7 +62,7 @@ class CppIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Of the slots."""
+        """The bytes of the slots."""
         return self._slots.nbytes
 
     def rebuild(self) -> None:

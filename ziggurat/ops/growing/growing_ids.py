@@ -39,7 +39,7 @@ _SKETCH_SHARE = 8  # sightings between two halvings: one for so many counters
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What a step did.
+    """Outcome of a step.
 
     Args:
         rows: of the step's ids, -1 where one is unknown.

@@ -27,7 +27,7 @@ _LEAST_SKETCH_BYTES = 1 << 20
 
 
 class Number(IntEnum):
-    """What the entries of `GrowingState.numbers` are; the first four are known to C++."""
+    """Entries of `GrowingState.numbers`; the first four are known to C++."""
 
     USED = 0  # rows that have an id
     QUEUE_NEXT = 1  # place in the queue of the next row to go
@@ -79,7 +79,7 @@ class GrowingState:
 
     @property
     def frequency(self) -> UInt8[np.ndarray, " R"]:
-        """How often each row was used."""
+        """The number of times that each row was used."""
         return self.rows["frequency"]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -98,7 +98,7 @@ class GrowingState:
 
 
 def map_bytes(growing: Growing) -> int:
-    """What the state of a vocabulary and its index in C++ take, before there is one."""
+    """Compute the bytes of a vocabulary's state and its index in C++, before either exists."""
     state = ROW.itemsize * growing.num_ids + 8 * len(Number) + 4 * _queue_rows(growing) + _sketch_bytes(growing)
     return state + 4 * num_slots(growing)
 
@@ -134,7 +134,7 @@ class GrowingIndex(Protocol):
         ...
 
     def use(self, ids: UInt64[np.ndarray, " N"], *, step: int) -> Int64[np.ndarray, " N"]:
-        """What `find` gives; each find counts as a use of the row at this step."""
+        """Return the rows that `find` gives; each find counts as a use of the row at this step."""
         ...
 
     def distinct(

@@ -187,7 +187,7 @@ def _add_backward_by_torch(
 
 
 def _takes_triton(inputs_Bd: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the Triton kernels add: where they can, and were faster than torch's operations when both were timed."""
+    """Say whether the Triton kernels add: if they can, and were faster than torch's operations when both were timed."""
     if why_not_triton(inputs_Bd, dtype):
         return False
     if inputs_Bd.device.type != "cuda" or is_interpreted():

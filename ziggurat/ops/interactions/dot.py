@@ -53,7 +53,7 @@ _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
 
 class PairPlaces(NamedTuple):
-    """Where pairs stand in the F × F products, and the other way round.
+    """Positions of pairs in the F × F products, and the inverse map.
 
     Args:
         pairs: for each pair i < j, row by row: i·F + j.
@@ -104,7 +104,7 @@ def why_not_shape(num_fields: int, dim: int, *, dtype: torch.dtype) -> str:
 
 
 def dot_kernel() -> str:
-    """Which implementation serves FP32 on the CPU here, and why; builds the kernel if need be."""
+    """Say which implementation serves FP32 on this CPU, and why; build the kernel if need be."""
     return kernel_line(_why_not_here())
 
 
@@ -183,7 +183,7 @@ def _first_derivative(ctx: Any, gradient_BP: Tensor) -> Tensor:
 
 
 def _second_derivative(ctx: Any, direction_BFD: Tensor) -> tuple[Tensor, Tensor]:
-    """Of S X, S the symmetric gradient: S v for X, and ⟨v_i, x_j⟩ + ⟨x_i, v_j⟩ for the pair (i, j)."""
+    """Differentiate S X, S the symmetric gradient: S v for X, and ⟨v_i, x_j⟩ + ⟨x_i, v_j⟩ for the pair (i, j)."""
     fields_BFD, gradient_BP = ctx.saved_tensors
     crossed_BFF = torch.bmm(direction_BFD, fields_BFD.mT)
     rows, columns = torch.triu_indices(fields_BFD.shape[1], fields_BFD.shape[1], offset=1)
@@ -196,7 +196,7 @@ _dot_backward.register_autograd(_second_derivative, setup_context=_keep_fields)
 
 @register_flop_formula([torch.ops.ziggurat.pairwise_dot, torch.ops.ziggurat.pairwise_dot_backward])
 def _flops(fields_shape: tuple[int, ...], *others: Any, **named: Any) -> int:
-    """As many as the reference has, one product of 2·F²·D forward, one backward."""
+    """Return the FLOPs of the reference, one product of 2·F²·D forward, one backward."""
     size, num_fields, dim = fields_shape
     return 2 * size * num_fields**2 * dim
 

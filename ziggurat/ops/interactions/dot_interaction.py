@@ -48,7 +48,7 @@ _SERVED = (torch.float32, torch.bfloat16)
 
 
 class DotShape(NamedTuple):
-    """What the pieces are together, and what goes beside the pairs.
+    """Shape of all pieces together, and the columns beside the pairs.
 
     Args:
         num_fields: F.
@@ -268,7 +268,7 @@ def _keep_both(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _second_derivative(ctx: Any, directions: list[Tensor]) -> tuple[list[Tensor], None, Tensor]:
-    """Of the backward pass, through the reference, whose operations can be differentiated again."""
+    """Differentiate the backward pass, through the reference, whose operations can be differentiated again."""
     *pieces, gradient_BW = (each.detach().requires_grad_() for each in ctx.saved_tensors)
     shape = DotShape(*ctx.shape)
     with torch.enable_grad():

@@ -35,7 +35,7 @@ _TIMED = ((1, 2, 1), (8, 4, 2), (8, 2, 3), (16, 4, 3))  # samples, warps, stages
 
 @dataclass(frozen=True, kw_only=True)
 class DotLaunch:
-    """How the kernels of dots are launched; the order of sums, and so the last bits, depend on it.
+    """Launch settings of the kernels of dots; the order of sums, and so the last bits, depend on them.
 
     Args:
         samples: of a program, one after the other.

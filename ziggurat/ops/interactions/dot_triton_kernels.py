@@ -44,7 +44,7 @@ def _factor(x, in_bf16: tl.constexpr, interpreted: tl.constexpr):
 
 @triton.jit
 def _pairs(f, num_fields: tl.constexpr, padded_fields: tl.constexpr):
-    """Where the pair (i, j) stands among those above the diagonal, and whether it does."""
+    """Return the index of the pair (i, j) among those above the diagonal, and whether it is one of them."""
     j = tl.arange(0, padded_fields)[None, :]
     return f * num_fields - f * (f + 1) // 2 + j - f - 1, (f < j) & (j < num_fields)
 

@@ -114,7 +114,7 @@ def why_not(*inputs: Tensor) -> str:
 
 
 def fields_kernel() -> str:
-    """Which implementation serves FP32 on the CPU here, and why; builds the kernel if need be."""
+    """Say which implementation serves FP32 on this CPU, and why; build the kernel if need be."""
     return _LIBRARY.kernel_line()
 
 

@@ -42,7 +42,7 @@ _MAX_PADDED = 128 * 128  # numbers of X that one program holds
 
 
 class FMKernel(StrEnum):
-    """What computes products and norm."""
+    """Implementations of products and norm."""
 
     AUTO = "auto"  # the faster one, measured on the GPU; torch on the CPU and under torch.compile
     TORCH = "torch"  # torch's operations, and on the CPU those of `fields.py`
@@ -51,7 +51,7 @@ class FMKernel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FMLaunch:
-    """How the kernel is launched; the order of sums, and so the last bits, depend on it.
+    """Launch settings of the kernel; the order of sums, and so the last bits, depend on them.
 
     Args:
         samples: of a program, one after the other.

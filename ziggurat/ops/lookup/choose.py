@@ -69,7 +69,7 @@ _MAKERS: dict[KernelChoice, Callable[[], LookupKernel]] = dict((*_ON_CPU, *_ON_C
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """What a batch looks like, for measuring.
+    """Shape of a batch, for measuring.
 
     Args:
         batch_size: samples.
@@ -137,7 +137,7 @@ def _chosen(choice: KernelChoice, setting: KernelSetting, shape: BatchShape, fol
 
 
 def _why_not_measured(setting: KernelSetting, *, lookups: float) -> str:
-    """Why the first kernel that serves a setting is taken without measuring; "" where it is measured."""
+    """Say why the first kernel that serves a setting is taken without measuring, or return "" if it is measured."""
     if setting.device.type != "cpu":
         if len(_eligible(setting, _ON_CUDA)[0]) == 1:
             return f"the only one that serves these tables on {setting.device.type!r} devices"
@@ -163,7 +163,7 @@ def kernel_diagnosis() -> dict[str, str]:
 
 
 def is_available(choice: KernelChoice) -> bool:
-    """Whether a kernel can be used here at all; builds the C++ one if need be."""
+    """Return whether a kernel can be used here at all; build the C++ one if need be."""
     try:
         _MAKERS[choice]()
     except MissingDependencyError:
@@ -350,7 +350,7 @@ def _fingerprint(setting: KernelSetting, shape: BatchShape) -> str:
 
 
 def _device_fingerprint(device: torch.device) -> str:
-    """What times on a device depend on: of the CPU also the kernel that was compiled for it."""
+    """Describe what times on a device depend on: for the CPU also the kernel that was compiled for it."""
     if device.type == "cpu":
         return library_fingerprint()
     return f"{machine_line(device)} {source_hash(LOOKUP_KERNELS)} {source_hash(UPDATE_KERNELS)}"

@@ -58,7 +58,7 @@ class CppKernel:
 
     @property
     def workspace(self) -> int | None:
-        """Where buffers of sorting are, for C++ that walks over rows of another kind."""
+        """The address of the buffers of sorting, for C++ that walks over rows of another kind."""
         return self._workspace
 
     def why_not(self, setting: KernelSetting) -> str:
@@ -197,7 +197,7 @@ class CppKernel:
 
 
 def part_of(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
-    """What a lookup or a gradient is made of, for C++; the tensors have to outlive it."""
+    """Describe a lookup or a gradient for C++; the tensors have to outlive the description."""
     size = lookups.batch_size
     single = lookups.single
     offsets = lookups.offsets
@@ -232,12 +232,12 @@ def parts_of(parts: Sequence[GradientPart]) -> ctypes.Array[CPart]:
 
 
 def is_too_large(parts: Sequence[GradientPart]) -> bool:
-    """Whether gradients have more numbers than the C++ walk counts."""
+    """Return whether gradients have more numbers than the C++ walk counts."""
     return sum(part.grad.numel() for part in parts) >= 2**32
 
 
 def state_pointers(state: dict[str, Tensor]) -> tuple[int | None, int | None]:
-    """Where the arrays of an optimizer begin, for C++."""
+    """Return the addresses of the arrays of an optimizer, for C++."""
     pointers: list[int | None] = [tensor.data_ptr() for tensor in state.values()]
     first, second, *_ = [*pointers, None, None]
     return first, second

@@ -58,7 +58,7 @@ def in_order(gradient: SummedGradient) -> SummedGradient:
 
 
 def spans_of(gradient: SummedGradient, tables: Sequence[tuple[int, int]]) -> list[slice]:
-    """Where the rows of tables stand among those of a storage's gradient; a device is asked once for all.
+    """Return the slice of each table's rows in a storage's gradient; a device is read once for all tables.
 
     Args:
         gradient: of the storage, rows increasing (`in_order`).
@@ -70,7 +70,7 @@ def spans_of(gradient: SummedGradient, tables: Sequence[tuple[int, int]]) -> lis
 
 
 def num_lookups(parts: Sequence[GradientPart], table: str) -> int:
-    """How many rows of a table some parts read, equal ones counted each time; asks the host alone where it was told."""
+    """Count a table's rows that some parts read, equal ones each time; use the host's counts alone if it has them."""
     reads = [(part.lookups, slot) for part in parts for slot in part.layout.slots if slot.table == table]
     return sum(lookups.num_rows(slot) for lookups, slot in reads)
 

@@ -41,7 +41,7 @@ def prepare_gradient(
 
 
 def every_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
-    """Whether every sum of gradients of equal rows is finite; None if only summing can tell.
+    """Return whether every sum of gradients of equal rows is finite; None if only summing can tell.
 
     A sum of n numbers of magnitude at most M is finite if n·M does not overflow, which a scan of the output gradient
     settles for all but absurd gradients: B·T numbers, each output's gradient once. A NaN or an infinity reaches a row
@@ -94,7 +94,7 @@ def _by_field(part: GradientPart) -> Float[Tensor, "B F D"]:
 
 
 def _reads(part: GradientPart) -> Bool[Tensor, "B F"]:
-    """Whether a field of a sample reads rows that can change: its row is not padding, or its list is not empty."""
+    """Mark the fields of samples that read rows that can change: the row is not padding, or the list is not empty."""
     layout = part.layout
     lookups = part.lookups
     numbers = layout.numbers_on(part.grad.device)

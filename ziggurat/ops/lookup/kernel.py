@@ -35,7 +35,7 @@ from ziggurat.ops.table_optimizers import TableOptimizerKind
 
 
 class KernelChoice(StrEnum):
-    """Which implementation looks up and updates."""
+    """Choice of the implementation that looks up and updates."""
 
     AUTO = "auto"  # the fastest exact one, measured on this machine
     TORCH = "torch"  # the reference, on every device
@@ -93,7 +93,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientPart:
-    """What one backward pass left for one storage.
+    """Gradient that one backward pass left for one storage.
 
     Args:
         layout: the fields that were looked up.
@@ -126,7 +126,7 @@ class SummedGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSetting:
-    """What a kernel is asked to serve.
+    """Setting that a kernel is asked to serve.
 
     Args:
         layouts: one for each storage; those without fields are never looked up.
@@ -152,7 +152,7 @@ class LookupKernel(Protocol):
         ...
 
     def why_not(self, setting: KernelSetting) -> str:
-        """Why this kernel cannot serve a setting exactly, or "" if it can."""
+        """Say why this kernel cannot serve a setting exactly, or return "" if it can."""
         ...
 
     def lookup(

@@ -37,7 +37,7 @@ from ziggurat.ops.lookup.sorted_reads import SortedReads
 
 
 class FieldKind(StrEnum):
-    """How the rows of a field become one vector a sample."""
+    """Ways in which the rows of a field become one vector a sample."""
 
     SINGLE = "single"  # exactly one row a sample
     SUM = "sum"  # the sum over the rows of a list; zeros for an empty list
@@ -147,7 +147,7 @@ class LookupLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutNumbers:
-    """What kernels of torch operations need of a layout, as tensors on one device.
+    """Numbers of a layout that kernels of torch operations need, as tensors on one device.
 
     Args:
         single: (s,) indices of the single fields.
@@ -185,7 +185,7 @@ class LayoutNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """How many rows the tables of a batch's features have, on a device; as many as there are where none reads one.
+    """Row counts of the tables of a batch's features, on a device; the largest int64 where none is read.
 
     Args:
         single: (S, 1).

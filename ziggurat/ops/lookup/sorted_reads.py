@@ -66,7 +66,7 @@ class SortedReads:
     tensors: tuple[Tensor, ...]
 
     def fits(self, parts: Sequence[Read]) -> bool:
-        """Whether some parts read exactly this."""
+        """Return whether some parts read exactly what was sorted."""
         return len(parts) == len(self.reads) and all(map(_are_same, self.reads, parts))
 
 
@@ -84,7 +84,7 @@ class SortsAhead(Protocol):
 
 
 def sorted_before(parts: Sequence[Read], *, by: KernelChoice) -> SortedReads | None:
-    """What was sorted ahead for an update of these parts by this kernel; None if nothing was that fits."""
+    """Return the reads that were sorted ahead for an update of these parts by this kernel; None if none fits."""
     found: Iterable[SortedReads] = parts[0].lookups.sorted_reads if parts else ()
     return next((each for each in found if each.by is by and each.fits(parts)), None)
 

@@ -56,7 +56,7 @@ class LaunchPart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How the kernels of one part are launched.
+    """Launch settings of the kernels of one part.
 
     Args:
         numbers: FP32 numbers that a program holds; a power of two.
@@ -93,7 +93,7 @@ CANDIDATES: dict[LaunchPart, tuple[Launch, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyLaunches:
-    """What one family of GPUs takes.
+    """Launch settings that one family of GPUs takes.
 
     Args:
         launches: of each part.
@@ -142,13 +142,13 @@ def write_launches(path: Path, families: Mapping[str, FamilyLaunches]) -> Path:
 
 @functools.cache
 def launches_on(device: torch.device) -> Mapping[LaunchPart, Launch]:
-    """How each part is launched on a device; looked up once a process."""
+    """Return the launch settings of each part on a device; looked up once a process."""
     entry = stored_launches().get(family_of(device))
     return DEFAULT if entry is None else entry.launches
 
 
 def launch_line(device: torch.device) -> str:
-    """Whether the launches of a device were measured, where, and what they are."""
+    """Say whether the launches of a device were measured, where, and what they are."""
     family = family_of(device)
     entry = stored_launches().get(family)
     if entry is None:
@@ -164,7 +164,7 @@ def launch_line(device: torch.device) -> str:
 
 
 def tile_rows(dim: int, *, numbers: int) -> int:
-    """How many rows of D numbers a program holds at a time: enough reads in flight, few enough registers."""
+    """Return how many rows of D numbers a program holds at a time: enough reads in flight, few enough registers."""
     return max(1, min(_MOST_ROWS, numbers // power_of_two(dim, least=1)))
 
 

@@ -21,7 +21,7 @@ _LARGE = 4096  # 0.5 TFLOP a product
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulRates:
-    """What was measured in turns.
+    """Rates that were measured in turns.
 
     Args:
         fp32: median rate, GFLOP/s.

@@ -41,7 +41,7 @@ class Memory:
     owner: str
 
     def text(self) -> str:
-        """In words: "15.2 GiB free of 24.0 GiB (this machine)"."""
+        """Return the memory in words: "15.2 GiB free of 24.0 GiB (this machine)"."""
         return f"{size_text(self.free_bytes)} free of {size_text(self.total_bytes)} ({self.owner})"
 
 
@@ -143,7 +143,7 @@ def _version_1(root: Path) -> list[Memory]:
 
 
 def _limits(root: Path, controller: str, *, mount: str, limit: str, usage: str, cache: str) -> list[Memory]:
-    """What each cgroup from this process's own up to the root leaves; [] where there are none."""
+    """Return the memory that each cgroup from this process's own up to the root leaves; [] where there are none."""
     found = list[Memory]()
     for folder in _folders(root / mount, _own_group(root, controller)):
         most = _number(folder / limit)

@@ -34,7 +34,7 @@ from ziggurat.errors import DataError
 
 
 class UpdateGate(StrEnum):
-    """What the state moves by: w."""
+    """Choice of the amount by which the state moves: w."""
 
     GRU = "gru"  # u
     AUGRU = "augru"  # a·u
@@ -191,7 +191,7 @@ def _check_offsets(offsets: Tensor, num_events: int) -> None:
 
 
 def _share(update: Tensor, weights: Tensor, gate: str) -> Tensor:
-    """What a state moves by: w."""
+    """Return the amount by which a state moves: w."""
     if gate == UpdateGate.GRU:
         return update
     return weights * update if gate == UpdateGate.AUGRU else weights.expand_as(update)

@@ -81,12 +81,12 @@ class CachedRows:
 
 
 def why_not_cache() -> str:
-    """Why C++ cannot be used here; "" if it can."""
+    """Say why C++ cannot be used here, or return "" if it can."""
     return _LIBRARY.reason
 
 
 def is_available() -> bool:
-    """Whether C++ can be used here."""
+    """Return whether C++ can be used here."""
     return not why_not_cache()
 
 
@@ -184,7 +184,7 @@ def apply_cached(cached: CachedRows, *, sums: Float[Tensor, "U D"], step: Step) 
 
 @contextlib.contextmanager
 def _given(cached: CachedRows, step: Step) -> Iterator[CPlaced]:
-    """What C++ is given of rows, as long as the arrays that it points to are kept."""
+    """Yield the structure of rows for C++, as long as the arrays that it points to are kept."""
     table = cached.table
     with given_noise(table.noise, number=step.number_on_host) as origins:
         yield CPlaced(

@@ -39,7 +39,7 @@ _NO_STEP = torch.iinfo(torch.int32).max  # the number of a step that is only ask
 
 
 class CachePolicy(StrEnum):
-    """Which row leaves a set for another."""
+    """Rules for which row leaves a set for another."""
 
     LRU = "lru"  # the one that was touched longest ago
     LFU = "lfu"  # the one that was touched in the fewest steps; takes four bytes for every row of a table
@@ -47,7 +47,7 @@ class CachePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """How many rows a cache holds, and by which policy.
+    """Number of rows that a cache holds, and its policy.
 
     Args:
         share: of the rows of a width, in (0, 1]; 0: there is no cache.
@@ -58,7 +58,7 @@ class CacheSize:
     policy: CachePolicy = CachePolicy.LRU
 
     def bytes_for(self, num_rows: int, *, row_bytes: int) -> int:
-        """What it takes for so many rows of a table: rows in FP32 with their state, tags and stamps, and counts.
+        """Return the bytes for so many rows of a table: rows in FP32 with their state, tags and stamps, and counts.
 
         Args:
             num_rows: of the table.
@@ -85,7 +85,7 @@ def num_sets(num_rows: int, *, share: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Where the rows of a step go.
+    """Places where the rows of a step go.
 
     Args:
         places: the way of each row, as set · 32 + way; -1 for a conflict.
@@ -109,7 +109,7 @@ class Admission:
 
 
 class Ways:
-    """What a cache holds.
+    """Contents of a cache.
 
     Args:
         num_rows: R, of the storage behind it.
@@ -142,7 +142,7 @@ class Ways:
 
     @property
     def num_bytes(self) -> int:
-        """Of tags, stamps and counts, those of rows that are held twice."""
+        """The bytes of tags, stamps and counts; the counts of held rows are stored twice."""
         tensors = [self.tags_SW, self.stamps_SW, self.counts_R, self.measures_SW]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -218,7 +218,7 @@ class Ways:
 
     @property
     def has_room(self) -> bool:
-        """Whether there are ways that are free or stale."""
+        """True if there are ways that are free or stale."""
         return bool(((self.tags_SW < 0) | (self.stamps_SW < NEVER)).any())
 
     def put(self, rows_N: Int64[Tensor, "N"]) -> Admission:

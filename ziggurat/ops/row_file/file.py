@@ -127,7 +127,7 @@ class RowFile:
 
     @property
     def disk_bytes(self) -> int:
-        """What the file takes of the disk now."""
+        """The bytes of the disk that the file takes now."""
         return 512 * os.fstat(self._descriptor).st_blocks
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class RowFile:
 
 
 def why_not_cpp() -> str:
-    """Why C++ cannot be used here; "" if it can."""
+    """Say why C++ cannot be used here, or return "" if it can."""
     return _LIBRARY.reason
 
 

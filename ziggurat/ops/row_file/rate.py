@@ -25,7 +25,7 @@ _FILLED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class DiskRate:
-    """What a disk gave: rows in random order, a second.
+    """Rates that a disk gave: rows in random order, a second.
 
     Args:
         read_rows_per_s: read.
@@ -36,14 +36,14 @@ class DiskRate:
     written_rows_per_s: float
 
     def text(self) -> str:
-        """In words."""
+        """Return the rates in words."""
         read, written = (f"{rate / 1000:,.1f}" for rate in (self.read_rows_per_s, self.written_rows_per_s))
         return f"{read} thousand rows/s read, {written} thousand/s written, in random order"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskSample:
-    """How much is measured.
+    """Size of a measurement.
 
     Args:
         file_bytes: of the file, all of it written first.
@@ -102,7 +102,7 @@ def rate_while_written(file: RowFile, *, chunks: int, num_rows: int) -> float:
 
 
 def _rates(file: RowFile, sample: DiskSample) -> DiskRate:
-    """Of reading rows, and of replacing those that were read, in turns."""
+    """Measure the rates of reading rows, and of replacing those that were read, in turns."""
     drawn = np.random.default_rng(0)
     count = 0
     read_s = written_s = 0.0

@@ -33,7 +33,7 @@ _MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class RowState(IntEnum):
-    """What the tag of a row says."""
+    """Meanings of the tag of a row."""
 
     NEVER_WRITTEN = 0
     AS_WRITTEN = 1
@@ -42,7 +42,7 @@ class RowState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where rows of equal size lie in a file.
+    """Layout of rows of equal size in a file.
 
     Args:
         payload_bytes: of a row's numbers, a multiple of four.
@@ -52,17 +52,17 @@ class RowLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row with its tag."""
+        """The bytes of a row with its tag."""
         return self.payload_bytes + TAG_BYTES
 
     @property
     def unit_bytes(self) -> int:
-        """What is read and written at once: whole pages."""
+        """The bytes that are read and written at once: whole pages."""
         return -(-self.row_bytes // UNIT_BYTES) * UNIT_BYTES
 
     @property
     def rows_per_unit(self) -> int:
-        """Whole rows in a unit."""
+        """The number of whole rows in a unit."""
         return self.unit_bytes // self.row_bytes
 
     def file_bytes(self, num_rows: int) -> int:
@@ -70,7 +70,7 @@ class RowLayout:
         return -(-num_rows // self.rows_per_unit) * self.unit_bytes
 
     def offset(self, row: int) -> int:
-        """Where a row begins."""
+        """Return the offset at which a row begins."""
         unit, place = divmod(row, self.rows_per_unit)
         return unit * self.unit_bytes + place * self.row_bytes
 

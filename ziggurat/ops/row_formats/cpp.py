@@ -81,7 +81,7 @@ class PackedRows:
 
 
 def why_not_rows() -> str:
-    """Why C++ cannot be used here; "" if it can."""
+    """Say why C++ cannot be used here, or return "" if it can."""
     return _LIBRARY.reason
 
 
@@ -156,7 +156,7 @@ def apply_rows(table: PackedRows, *, gradient: SummedGradient, step: Step) -> No
 
 @contextlib.contextmanager
 def _given(table: PackedRows, step: Step) -> Iterator[_CStorage]:
-    """What C++ is given of a storage, as long as the arrays that it points to are kept."""
+    """Yield the structure of a storage for C++, as long as the arrays that it points to are kept."""
     with given_noise(table.noise, number=step.number_on_host) as origins:
         yield _CStorage(
             table.rows.data_ptr(),

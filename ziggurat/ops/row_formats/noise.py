@@ -36,7 +36,7 @@ _STRIDE = 0x9E3779B9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrigin:
-    """Which rows of which table some rows of a storage are.
+    """Table and table rows that some rows of a storage are.
 
     Args:
         table: its name.

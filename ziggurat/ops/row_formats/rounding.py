@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Rounding(StrEnum):
-    """How an update is rounded to what a row format can hold."""
+    """Ways to round an update to what a row format can hold."""
 
     # Up or down at random, right on average: many small updates add up. Not so, in a row of codes, for numbers within
     # one step of FP16 of an end of their row: they are cut off where the end is rounded inwards.

@@ -33,7 +33,7 @@ NUMBERS = "numbers"  # the layout of rows that Triton reads as FP32, or as upper
 
 
 class RowFormat(Specification, kind="row format"):
-    """What the rows of tables are kept as while they are trained. See the module's docstring.
+    """Format that the rows of tables are kept in while they are trained. See the module's docstring.
 
     Attributes:
         dtype: of the tensor that holds rows.

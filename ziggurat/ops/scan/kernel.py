@@ -266,7 +266,7 @@ def _best_path() -> int:
 
 
 def scan_kernel() -> str:
-    """Which implementations search here, and why; builds the kernel for the CPU if need be."""
+    """Say which implementations search here, and why; build the kernel for the CPU if need be."""
     reason = _LIBRARY.reason
     on_cpu = kernel_line(reason) if reason else f"{kernel_line('')}, {best_path().name.replace('_', ' ')}"
     without = kernels_or_reason(TRITON_KERNELS)[1]

@@ -86,7 +86,7 @@ def upper_scores(rows: Rows, codes: Int64[Tensor, "D"]) -> Float[Tensor, "N"]:
 def cluster_scores(
     tables: ScanTables, codes: Int64[Tensor, "D"], *, norm: Tensor, by_upper: bool
 ) -> Float[Tensor, "C"]:
-    """What the best row of each cluster promises; twice that by the upper bits."""
+    """Bound the score of each cluster's best row from above; twice that by the upper bits."""
     if by_upper:
         return upper_scores(tables.centroids, codes) + 2 * norm * tables.centroid_reach
     return exact_scores(tables.centroids, codes) + norm * tables.centroid_reach

@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScanTables:
-    """What a search reads; all contiguous. A table of rows alone has no clusters.
+    """Tensors that a search reads; all contiguous. A table of rows alone has no clusters.
 
     Args:
         dim: numbers of a vector.
@@ -106,13 +106,13 @@ class ScanTables:
 
     @functools.cached_property
     def pointer(self) -> Any:
-        """What `csrc/scan.cpp` takes."""
+        """The pointer that `csrc/scan.cpp` takes."""
         addresses = [each.data_ptr() for each in (*self.rows, *self.centroids, self.offsets, self.centroid_reach)]
         return ctypes.pointer(_Tables(*addresses, *self.rows.upper.shape, self.dim, self.num_clusters))
 
     @functools.cached_property
     def address(self) -> int:
-        """Where `pointer` leads, for a list of pointers."""
+        """The address that `pointer` points to, for a list of pointers."""
         return ctypes.addressof(self.pointer.contents)
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _places(number, ends, chosen, steps: tl.constexpr):
-    """Which of the chosen clusters holds each number, counted through all of them; `ends` are ascending."""
+    """Find the chosen cluster that holds each number, counted through all of them; `ends` are ascending."""
     place = tl.zeros(number.shape, dtype=tl.int32)
     for step in tl.static_range(steps):
         further = place + (1 << (steps - 1 - step))
@@ -200,7 +200,7 @@ def found_kernel(keys, scales, scores, positions, width, k, padded: tl.constexpr
 
 @triton.jit
 def passing_kernel(offsets, masks, mask_rows, words, passing, block: tl.constexpr):
-    """How many rows of a cluster pass the mask of a query."""
+    """Count the rows of a cluster that pass the mask of a query."""
     cluster = tl.program_id(0).to(tl.int64)
     query = tl.program_id(1).to(tl.int64)
     begin = tl.load(offsets + cluster)

@@ -52,7 +52,7 @@ class TouchedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChange:
-    """What a step does to rows: w ← w + factor · direction.
+    """Change that a step makes to rows: w ← w + factor · direction.
 
     Args:
         direction: (U, D).
@@ -66,7 +66,7 @@ class RowChange:
 
 
 class TableOptimizerKind(Specification, kind="table optimizer"):
-    """How embedding tables learn. See the module's docstring.
+    """Rule by which embedding tables learn. See the module's docstring.
 
     Attributes:
         row_state: names of arrays with one number a row.

@@ -19,7 +19,7 @@ EMPTY_SLOT = np.uint64(0)
 
 
 class TextKind(IntEnum):
-    """What a column's fields become while a block is split."""
+    """Kinds of value that a column's fields become while a block is split."""
 
     OTHER = 0  # nothing
     ID = 1  # the stable hash of the text (features/hashing.py); simple unless a text ends in ".0"
@@ -66,7 +66,7 @@ class KeySlots:
 
 
 class TextKernel(Protocol):
-    """What a text kernel can do."""
+    """Interface of a text kernel."""
 
     @property
     def name(self) -> str:

@@ -175,7 +175,7 @@ def _integers(words: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
 
 
 def _ends_in_point_zero(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> bool:
-    """Whether any text does: it is the same id as the text without it (see data/preprocess/values/cells.py)."""
+    """Say whether any text ends in ".0": it has the id of the text without it (see data/preprocess/values/cells.py)."""
     last_two = hashing.load_words(words, np.maximum(starts + lengths - 2, 0)) & np.uint64(0xFFFF)
     return bool(((last_two == np.uint64(int.from_bytes(b".0", "little"))) & (lengths >= 2)).any())
 

@@ -29,7 +29,7 @@ _SERVED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class WireCode(StrEnum):
-    """What numbers are in a message."""
+    """Formats of the numbers in a message."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -44,7 +44,7 @@ class WireCode(StrEnum):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the items of a message."""
+        """The dtype of the items of a message."""
         return _ITEMS[self]
 
 

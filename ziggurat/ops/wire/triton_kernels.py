@@ -13,7 +13,7 @@ from ziggurat.ops.bits_triton import bf16_of, numbers_of
 
 @triton.jit
 def _place(fields, align: tl.constexpr, rows: tl.constexpr, padded: tl.constexpr):
-    """Of one tile: rows of the field, whether they are there, those of the matrix, columns, and what is inside."""
+    """Locate one tile: rows of the field, whether they are there, those of the matrix, columns, and what is inside."""
     field = fields + tl.program_id(1).to(tl.int64) * 8
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     there = row < tl.load(field + 1)

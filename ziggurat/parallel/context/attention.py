@@ -32,7 +32,7 @@ from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group
 
 @dataclass(eq=False)
 class _Kept:
-    """What the layers of one pass share."""
+    """State that the layers of one pass share."""
 
     layout: JaggedLayout
     spread: Spread
@@ -72,7 +72,7 @@ class ContextAttention:
         divisor: float = 1.0,
         bias: AttentionBias | None = None,
     ) -> Float[Tensor, "M H dv"]:
-        """As `jagged_attention`; a layout with spans is that of this rank's heads and tails, heads first.
+        """Compute `jagged_attention`; a layout with spans is that of this rank's heads and tails, heads first.
 
         Args:
             q: queries of this rank's events.
@@ -101,7 +101,7 @@ class ContextAttention:
         return spread_attention(q, k, v, work=work)
 
     def _of(self, layout: JaggedLayout) -> _Kept:
-        """Who has what, found once for all layers of a pass."""
+        """Return which rank has which events, found once for all layers of a pass."""
         if self._kept is not None and self._kept.layout is layout:
             return self._kept
         assert layout.spans is not None
@@ -121,12 +121,12 @@ class ContextAttention:
 
     @property
     def traffic(self) -> Traffic:
-        """What has been sent."""
+        """The traffic that has been sent."""
         return self._traffic
 
     @property
     def rates(self) -> ContextRates | None:
-        """What the group was measured to do; None where nothing was measured."""
+        """The measured rates of the group; None where nothing was measured."""
         return self._rates
 
     def use_rates(self, rates: ContextRates) -> None:
@@ -135,7 +135,7 @@ class ContextAttention:
             self._rates = rates
 
     def choose(self, spread: Spread, widths: RowWidths) -> Travelling:
-        """What travels in one attention; the same on every rank. Collective where the group is not measured yet."""
+        """Choose what travels in one attention; the same on every rank. Collective if the group is not measured yet."""
         if self._passing is not Passing.AUTO:
             return Travelling(self._passing.value)
         if self._rates is None:

@@ -41,7 +41,7 @@ _REPEATS = 3
 
 
 class Passing(StrEnum):
-    """Whether keys and values travel between ranks, or queries."""
+    """Choice of what travels between ranks: keys and values, or queries."""
 
     AUTO = "auto"  # whichever takes less time, by measured rates
     KEYS = "pass_kv"
@@ -50,7 +50,7 @@ class Passing(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ContextRates:
-    """What a group of ranks was measured to do.
+    """Rates that a group of ranks was measured to reach.
 
     Args:
         flops_per_s: of attention on one rank, products alone.
@@ -122,7 +122,7 @@ def choose_travelling(
     rates: ContextRates,
     overlaps: bool,
 ) -> Travelling:
-    """What travels; keys where both take the same time.
+    """Choose what travels; keys if both ways take the same time.
 
     Args:
         histories: lengths, targets, mask.
@@ -194,7 +194,7 @@ def _needed(histories: Histories, rows: Pieces, keys: Pieces, *, by_keys: bool) 
 
 
 def measure_rates(spread: Spread) -> ContextRates:
-    """How fast the ranks of a group compute and send; collective, the same on every rank; 0.3 s and 8 MB a neighbour.
+    """Measure how fast ranks of a group compute and send; collective, the same on each; 0.3 s and 8 MB a neighbour.
 
     Args:
         spread: any, of the group.
@@ -219,7 +219,7 @@ def measure_rates(spread: Spread) -> ContextRates:
 
 
 def _measure_flops() -> float:
-    """Of one head of 64 numbers over a history, forward; the fastest of a few."""
+    """Measure the FLOP/s of one head of 64 numbers over a history, forward; the fastest of a few."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(_EVENTS, 1, 64, generator=generator) for _ in range(3))
     layout = JaggedLayout(offsets=torch.tensor([0, _EVENTS]))
@@ -233,7 +233,7 @@ def _measure_flops() -> float:
 
 
 def _attention_s(spread: Spread, travelling: Travelling) -> float:
-    """Of a forward pass over one history of two events a rank; the median of a few."""
+    """Measure the seconds of a forward pass over one history of two events a rank; the median of a few."""
     size = spread.group.size
     pieces = [head_and_tail(torch.tensor([2 * size]), rank=rank, num_ranks=size) for rank in range(size)]
     little = Spread(Histories(torch.tensor([2 * size])), pieces, pieces, spread.group, spread.traffic)

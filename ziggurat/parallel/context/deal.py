@@ -62,7 +62,7 @@ class ContextDeal:
         return samples_of_ranks(list(pieces), **how)
 
     def pieces(self, batch: Batch) -> list[Batch]:
-        """What each rank of the group gets of a batch: heads of all histories, then tails."""
+        """Cut a batch into the part of each rank of the group: heads of all histories, then tails."""
         cutting = self._model.cutting(batch)
         size = self.group.size
         found = []

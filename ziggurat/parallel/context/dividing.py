@@ -66,7 +66,7 @@ class DividedOutputs:
         return self._model.forward_dense(self._model.embed(batch))
 
     def _answers(self, part: Batch | None, device: torch.device) -> _Answers:
-        """What this rank's pieces of one rank's samples answer."""
+        """Return the answers of this rank's pieces of one rank's samples."""
         if part is None or not part.batch_size:
             part = Batch.empty(self._model.inputs)  # nobody of the group has any: whole histories, of which there are 0
         outputs = self._computed(part.to(device))

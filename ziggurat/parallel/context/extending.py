@@ -43,7 +43,7 @@ from ziggurat.parallel.context.work import Times
 
 
 def share_of_events(counts: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -> Pieces:
-    """Which of the new events of each history a rank brings: heads of all, then tails; 0 is the first new one.
+    """Return the new events of each history that a rank brings: heads of all, then tails; 0 is the first new event.
 
     Args:
         counts: new events of each history.
@@ -132,7 +132,7 @@ def _times(
     histories: SpreadHistories,
     times: Tensor | None,
 ) -> list[Times]:
-    """Of all ranks: when their new events, and the last ones before, are asked; when all that they have was."""
+    """Return, for all ranks, when new events and the last ones before are asked, and when all their events were."""
     if times is None or histories.times is None:
         return []
     counts = shares[0].counts.new_zeros(len(asked_anew))
@@ -152,7 +152,7 @@ def _times(
 
 
 def _rows_of_whole(share: Pieces, offsets: Tensor) -> Tensor:
-    """Where the events of a share stand among those of all ranks, history by history."""
+    """Return where the events of a share stand among those of all ranks, history by history."""
     begins = (offsets[:-1] + share.starts).reshape(-1) - share.offsets[:-1]
     return torch.arange(share.num_rows) + begins.repeat_interleave(share.counts.reshape(-1), output_size=share.num_rows)
 
@@ -174,7 +174,7 @@ def _joined(histories: SpreadHistories, me: int) -> SpreadHistories:
 
 
 def _follow(pieces: Pieces, number: int) -> bool:
-    """Whether each piece of the next set begins where that of this one ends; empty ones do anywhere."""
+    """Return True if each piece of the next set begins where that of this set ends; empty pieces may begin anywhere."""
     (start, after), (count, further) = (each[number : number + 2] for each in (pieces.starts, pieces.counts))
     return bool(((count == 0) | (further == 0) | (start + count == after)).all())
 

@@ -98,7 +98,7 @@ def last_rows(events_ND: Float[Tensor, "N D"], pieces: Pieces, lengths: Int64[Te
 
 
 def place_of_last(pieces: Pieces, lengths: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B"], Bool[Tensor, "B"]]:
-    """Where among the rows of pieces each history's last event stands, and whether it does.
+    """Return the place of each history's last event among the rows of pieces, and whether it is there.
 
     Args:
         pieces: of a rank.
@@ -196,7 +196,7 @@ class Behind:
         divisor: float = 1.0,
         bias: AttentionBias | None = None,
     ) -> Tensor:
-        """As `jagged_attention`; what is seen is in `spread`, not in the layout."""
+        """Do the same as `jagged_attention`, but take what is seen from `spread`, not from the layout."""
         del layout
         assert self.kept is not None
         bias = bias or AttentionBias()
@@ -212,7 +212,7 @@ class Behind:
 
 
 def _times(spread: Spread, histories: SpreadHistories, asked_at: Tensor | None, asked: Sequence[Tensor]) -> list[Times]:
-    """Of all ranks: candidates are asked at one time of their history, which is also their own."""
+    """Return the times of all ranks: candidates are asked at one time of their history, which is also their own."""
     if asked_at is None or histories.times is None:
         return []
     of_rows = [asked_at.repeat_interleave(counts) for counts in asked]

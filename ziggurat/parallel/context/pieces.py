@@ -48,12 +48,12 @@ class Pieces:
 
     @cached_property
     def offsets(self) -> Int64[Tensor, "S*B+1"]:
-        """Where the rows of each piece begin."""
+        """The positions where the rows of each piece begin."""
         return offsets_of(self.counts.reshape(-1))
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Where the rows of each set begin, and where the last one ends."""
+        """The positions where the rows of each set begin, and where the last one ends."""
         return offsets_of(self.counts.sum(dim=1)).tolist()
 
     @property
@@ -76,7 +76,7 @@ class Pieces:
         return Pieces(torch.cat([self.starts, further.starts]), torch.cat([self.counts, further.counts]))
 
     def rows_within(self, outer: Pieces) -> Int64[Tensor, "n"]:
-        """Where these events stand among the rows of pieces that they were cut from."""
+        """Return where these events stand among the rows of pieces that they were cut from."""
         begins = outer.offsets[:-1] + (self.starts - outer.starts).reshape(-1)
         counts = self.counts.reshape(-1)
         moved = (begins - self.offsets[:-1]).repeat_interleave(counts, output_size=self.num_rows)
@@ -84,7 +84,7 @@ class Pieces:
 
 
 def head_and_tail(lengths_B: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -> Pieces:
-    """What a rank has of histories that are cut into 2N chunks.
+    """Return a rank's pieces of histories that are cut into 2N chunks.
 
     Args:
         lengths_B: events of the whole histories.
@@ -98,7 +98,7 @@ def head_and_tail(lengths_B: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -
 
 @dataclass(frozen=True, eq=False)
 class Histories:
-    """What all ranks know of the histories of a batch.
+    """The histories of a batch, as all ranks know them.
 
     Args:
         lengths: (B,) events of each, targets among them.
@@ -112,7 +112,7 @@ class Histories:
 
     @cached_property
     def ends(self) -> Int64[Tensor, "B"]:
-        """Where each history ends and its targets begin."""
+        """The position where each history ends and its targets begin."""
         return self.lengths if self.num_targets is None else self.lengths - self.num_targets
 
     def columns_seen(self, rows: Pieces) -> tuple[Int64[Tensor, "S B"], Int64[Tensor, "S B"]]:
@@ -181,7 +181,7 @@ class Histories:
             yield rows.rows_of_set(of_rows), keys.rows_of_set(of_keys), layout
 
     def pairs(self, rows: Pieces, keys: Pieces) -> int:
-        """How many pairs of a row and a key see each other; what the cost is linear in."""
+        """Count the pairs of a row and a key that see each other; the cost is linear in this number."""
         reach = self.mask.max_attention_length
         context = self.ends.clamp(max=self.mask.context)
         total = 0

@@ -21,7 +21,7 @@ from ziggurat.parallel.topology import RankGroup
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Who has which queries and keys; the same on every rank.
+    """The queries and keys that each rank has; the same on every rank.
 
     Args:
         histories: lengths, targets, mask.
@@ -59,7 +59,7 @@ class Spread:
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages travel while ranks compute."""
+        """True if messages travel while ranks compute."""
         return memory_of(self.group, torch.empty(0)) is None
 
     def send_on(self, letter: Tensor, *, shift: int, purpose: str) -> Tensor:
@@ -85,7 +85,7 @@ class Shape(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor."""
+        """The bytes of the tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 

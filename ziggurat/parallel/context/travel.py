@@ -44,7 +44,7 @@ from ziggurat.parallel.context.work import Arriving, Gradients, Travelling, Work
 def spread_attention(
     q: Float[Tensor, "M H d"], k: Float[Tensor, "N H d"], v: Float[Tensor, "N H dv"], *, work: Work
 ) -> Float[Tensor, "M H dv"]:
-    """What the queries of this rank gather from the keys of all ranks; collective, and so is its backward pass.
+    """Compute the attention of this rank's queries over the keys of all ranks; collective, and so is the backward pass.
 
     Args:
         q: queries of this rank's pieces.

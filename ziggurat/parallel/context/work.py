@@ -24,14 +24,14 @@ from ziggurat.parallel.context.spread import Spread
 
 
 class Travelling(StrEnum):
-    """Which of the two goes to the rank that has the other: keys and values, or queries."""
+    """The tensors that go to the rank that has the others: keys and values, or queries."""
 
     KEYS = "pass_kv"
     QUERIES = "pass_q"
 
 
 class Times(NamedTuple):
-    """When the queries of a rank are asked, and when its keys were."""
+    """The times when the queries of a rank are asked, and the times when its keys were."""
 
     queries: Int64[Tensor, "M"]
     keys: Int64[Tensor, "N"]

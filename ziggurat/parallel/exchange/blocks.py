@@ -118,7 +118,7 @@ class BlockExchange:
         )
 
     def describe(self, dtype: torch.dtype) -> str:
-        """What values of type `dtype` travel as, and their gradients; see `Wire.describe`."""
+        """Describe what values of type `dtype` and their gradients travel as; see `Wire.describe`."""
         layout = tuple(width for wire in self._forward_wires for width in wire.widths)
         rounding = self._backward_wires[0].rounding
         text = Wire(self._forward_wires[0].format, layout).describe(dtype)
@@ -328,7 +328,7 @@ def _merge(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _columns_of(blocks: Sequence[Block], *, local: int) -> list[Columns]:
-    """Where the columns of the output are in what each member sends; those that stay are in part `local`."""
+    """Return where the output's columns are in what each member sends; those that stay are in part `local`."""
     found = []
     begin = 0
     for block in blocks:

@@ -79,7 +79,7 @@ class Pending:
 
     @contextlib.contextmanager
     def pieces(self, sizes: Sequence[int]) -> Iterator[Sequence[Tensor]]:
-        """What came from each sender, to be read inside the context, once, instead of `wait`; saves a copy.
+        """Yield the data of each sender, to be read inside the context, once, instead of `wait`; saves a copy.
 
         Args:
             sizes: numbers from each sender.
@@ -260,7 +260,7 @@ _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class CountedGather:
-    """How FSDP2 gathers weights, with a count: takes the place of its own all-gather (`set_custom_all_gather`).
+    """Gathers weights for FSDP2, with a count: takes the place of its own all-gather (`set_custom_all_gather`).
 
     Args:
         traffic: counts what is gathered, as payload: all parts together.
@@ -284,7 +284,7 @@ class CountedGather:
 
 
 class CountedReduceScatter:
-    """How FSDP2 sums gradients and cuts the sums into parts, with a count (`set_custom_reduce_scatter`).
+    """Sums gradients for FSDP2 and cuts the sums into parts, with a count (`set_custom_reduce_scatter`).
 
     Args:
         traffic: counts the payload: the gradients of all weights.

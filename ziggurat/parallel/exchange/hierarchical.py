@@ -34,7 +34,7 @@ NUM_STAGES = 3
 
 
 class ReductionRoute(StrEnum):
-    """Which way gradients of copies are summed over ranks of several hosts."""
+    """The route by which gradients of copies are summed over ranks of several hosts."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"
@@ -60,7 +60,7 @@ class Hierarchy:
 
 
 def why_flat(topology: Topology) -> str:
-    """Why these ranks have no hierarchy; "" if they have one."""
+    """Say why these ranks have no hierarchy, or return "" if they have one."""
     if topology.num_hosts == 1:
         return "there is one host"
     return "each host has one rank" if topology.ranks_per_host == 1 else ""

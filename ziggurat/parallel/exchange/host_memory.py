@@ -87,7 +87,7 @@ class _Sent:
 
 @dataclass
 class _Control:
-    """What everybody knows of one rank's messages, in its memory."""
+    """A record of one rank's messages, in its memory, known to all ranks."""
 
     memory: mmap.mmap
     pid: int
@@ -184,7 +184,7 @@ class HostMemory:
 
     @contextlib.contextmanager
     def pieces(self, ticket: Ticket, *, sizes: Sequence[int], dtype: torch.dtype) -> Iterator[list[Tensor]]:
-        """What each member has sent here, where it lies in that member's memory; waits for them.
+        """Wait for each member's message to this rank, and yield it where it lies in that member's memory.
 
         The memory may be overwritten once the context is left.
         """
@@ -217,7 +217,7 @@ class HostMemory:
         return slot, control.segments[segment][begin : begin + count]
 
     def _written(self, numbers: Tensor) -> int:
-        """Where a message lies in this rank's memory; put there now unless it was made there (`outbox`)."""
+        """Return where a message lies in this rank's memory; put it there now unless it was made there (`outbox`)."""
         ready = self._ready
         self._ready = None
         if ready is not None and ready[1].data_ptr() == numbers.data_ptr() and ready[1].numel() == numbers.numel():
@@ -271,7 +271,7 @@ class HostMemory:
         return further
 
     def _room(self, num_bytes: int) -> int:
-        """Where a message of so many bytes begins in this rank's memory, a ring that grows if need be.
+        """Return where a message of so many bytes begins in this rank's memory, a ring that grows if need be.
 
         What is unread stays where it is, and the ring goes around it.
         """
@@ -386,7 +386,7 @@ def _met(pid: int, file: int, token: int, *, size: int) -> _Control:
 
 
 def _attempt(action: Callable[[], _T]) -> tuple[_T | None, str]:
-    """What an action returns, or why this machine does not allow it."""
+    """Return the result of an action, or the reason why this machine does not allow it."""
     try:
         return action(), ""
     except MissingDependencyError as error:

@@ -25,7 +25,7 @@ from ziggurat.parallel.topology import Topology
 
 
 class MeterClock(StrEnum):
-    """What a duration is read from."""
+    """The clock that a duration is read from."""
 
     WALL = "wall"
     PROCESSOR = "processor"
@@ -131,7 +131,7 @@ class ExchangeMeter:
 
 
 def _device() -> torch.device:
-    """Where messages of this job lie."""
+    """Return the device where messages of this job lie."""
     return communication_device()
 
 

@@ -41,7 +41,7 @@ class RowsForRank:
 
 
 def places_of(parts: Sequence[RowsForRank], *, device: torch.device) -> WirePlaces:
-    """Where fields are in the messages for some ranks, one after the other; see `Wire` for the form of each."""
+    """Return the places of fields in messages for some ranks, one after the other; see `Wire` for the form of each."""
     fields = []
     pads = []
     begin = 0
@@ -95,7 +95,7 @@ class HopPacking:
         self._kept: dict[tuple[object, ...], WirePlaces] = {}
 
     def pack_values(self, values_RC: Float[Tensor, "R C"], rows_sent: Sequence[int]) -> Tensor | None:
-        """What `encode_pieces` gives for the rows of all members; None: torch does it (a plain wire is one copy)."""
+        """Encode the rows of all members as `encode_pieces` does; None: torch does it (a plain wire is one copy)."""
         wire = self._forward[self._position]
         code = _code(wire, values_RC)
         if code is None or not code.has_scales:
@@ -149,7 +149,7 @@ class HopPacking:
         return None if why_not_places(places) else unpack(message, code, places=places, out=out)
 
     def _by_rows(self, what: str, wire: Wire, rows_sent: Sequence[int], *, device: torch.device) -> WirePlaces:
-        """Of rows, member after member, with the columns of this rank."""
+        """Return the places of rows, member after member, with the columns of this rank."""
 
         def make() -> list[RowsForRank]:
             firsts = itertools.accumulate(rows_sent, initial=0)
@@ -158,7 +158,7 @@ class HopPacking:
         return self._keep((what, tuple(rows_sent), device), make)
 
     def _by_columns(self, what: str, wires: Sequence[Wire], num_rows: int, *, device: torch.device) -> WirePlaces:
-        """Of all rows, with the columns of each member in their places of the output."""
+        """Return the places of all rows, with the columns of each member in their places of the output."""
 
         def make() -> list[RowsForRank]:
             pairs = zip(wires, self._wide, strict=True)
@@ -178,7 +178,7 @@ class HopPacking:
 
 
 def _code(wire: Wire, matrix: Tensor) -> WireCode | None:
-    """What the kernels read or write for a wire beside a matrix; None where torch does it."""
+    """Return the code that the kernels read or write for a wire beside a matrix; None where torch does it."""
     is_rounded = wire.has_scales or not wire.is_exact(matrix.dtype)
     if why_not_triton(matrix) or (is_rounded and wire.rounding is Rounding.STOCHASTIC):
         return None
@@ -186,7 +186,7 @@ def _code(wire: Wire, matrix: Tensor) -> WireCode | None:
 
 
 def _wide_columns(moves: Sequence[Columns], *, part: int, widths: Sequence[int]) -> tuple[int, ...] | None:
-    """Where the fields of what one member sends begin in the output; None if one of them does not stay together."""
+    """Return where the fields of one member's message begin in the output; None if a field does not stay together."""
     places = {
         each.part_begin + offset: each.begin + offset
         for each in moves

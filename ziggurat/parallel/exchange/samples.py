@@ -40,7 +40,7 @@ _PURPOSE = "balance: {}"
 
 @dataclass(frozen=True)
 class Dealt:
-    """What a rank got.
+    """The batch that a rank got, with loads.
 
     Args:
         batch: its samples.
@@ -84,7 +84,7 @@ class SampleExchange:
 
     @property
     def medium(self) -> str:
-        """What samples travel through, in words."""
+        """The medium that samples travel through, in words."""
         if self._group.memory is not None:
             return "memory that the ranks of the host share"
         return f"gloo ({self._group.why_no_memory})" if self._group.why_no_memory else "gloo, between hosts"
@@ -138,7 +138,7 @@ def exchange_samples(parts: list[Batch], *, group: RankGroup, traffic: Traffic, 
 
 
 def samples_of_ranks(parts: list[Batch], *, group: RankGroup, traffic: Traffic, purpose: str) -> list[Batch | None]:
-    """As `exchange_samples`, with None for each other rank that had no samples for this one."""
+    """Do the same as `exchange_samples`, with None for each other rank that had no samples for this one."""
     own = parts[group.position]
     letters = [
         _letter(part) if part.batch_size and rank != group.position else torch.empty(0, dtype=torch.uint8)

@@ -18,7 +18,7 @@ from ziggurat.parallel.topology import RankGroup, Topology
 
 
 class LinkKind(StrEnum):
-    """What a message travels over."""
+    """The kind of link that a message travels over."""
 
     HOST = "host"  # between devices of one host
     CROSS_HOST = "cross_host"  # between hosts

@@ -40,7 +40,7 @@ from ziggurat.typed import checked
 
 
 class WireFormat(StrEnum):
-    """How a number travels."""
+    """The format in which a number travels."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -50,7 +50,7 @@ class WireFormat(StrEnum):
 
 
 class Rounding(StrEnum):
-    """How a number loses its last bits."""
+    """The way a number loses its last bits."""
 
     NEAREST = "nearest"
     STOCHASTIC = "stochastic"
@@ -102,7 +102,7 @@ class Wire:
         return self.format not in _DTYPES
 
     def carried(self, dtype: torch.dtype) -> torch.dtype:
-        """What a number of type `dtype` travels as; `torch.uint8` stands for bytes with scales."""
+        """Return the type that a number of type `dtype` travels as; `torch.uint8` stands for bytes with scales."""
         if self.format is WireFormat.FP32 and dtype in _HALVES:
             return dtype
         return _DTYPES.get(self.format, torch.uint8)
@@ -122,7 +122,7 @@ class Wire:
         return 1 + SCALE_BYTES * len(self.widths) / max(self.num_columns, 1)
 
     def describe(self, dtype: torch.dtype) -> str:
-        """What travels, for people: "bf16, because numbers are computed in BF16: 2 bytes a number, exact"."""
+        """Describe what travels, for people: "bf16, because numbers are computed in BF16: 2 bytes a number, exact"."""
         name = self.format.value if self.has_scales else _NAMES[self.carried(dtype)]
         why = "" if name == self.format.value else f", because numbers are computed in {_NAMES[dtype].upper()}"
         how = "exact" if self.is_exact(dtype) else "rounded"
@@ -148,7 +148,7 @@ class Wire:
         return SCALE_BYTES * len(self.widths)
 
     def encode(self, numbers: Tensor) -> Tensor:
-        """Whole rows of any shape, for one rank, to a flat message of type `carried`."""
+        """Encode whole rows of any shape, for one rank, to a flat message of type `carried`."""
         flat = numbers.reshape(-1)
         if self.has_scales:
             return self._encode_rows(flat.to(torch.float32).view(-1, max(self.num_columns, 1)))

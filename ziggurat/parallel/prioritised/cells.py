@@ -48,7 +48,7 @@ class CellField:
 
 @dataclass(frozen=True)
 class MemberCells:
-    """Where the cells of one member of a group come from and go to, in units.
+    """The places where the cells of one member of a group come from and go to, in units.
 
     Args:
         fields: from left to right, without gaps.
@@ -109,7 +109,7 @@ def num_packed(num_rows: int, num_fields: int) -> int:
 
 
 def unpack_codes(packed: UInt8[Tensor, "n"], *, num_rows: int, num_fields: int) -> UInt8[Tensor, "R F"]:
-    """What `pack_codes` was given."""
+    """Return the codes that `pack_codes` was given."""
     flat = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).view(-1)
     return flat[: num_rows * num_fields].view(num_rows, num_fields)
 

@@ -22,7 +22,7 @@ _AGAIN_AFTER = 2_000
 
 
 class Exchange(StrEnum):
-    """When rows of the next batch travel."""
+    """The time when rows of the next batch travel."""
 
     PLAIN = "plain"  # when their batch has its turn
     PRIORITISED = "prioritised"  # while the step before computes, where that is measured to be faster

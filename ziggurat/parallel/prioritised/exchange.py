@@ -73,7 +73,7 @@ class _Ahead:
 
 @dataclass
 class CellCounts:
-    """How many cells of next batches waited, on this rank."""
+    """Counts the cells of next batches, and those that waited, on this rank."""
 
     cells: int = 0
     waited: int = 0
@@ -369,7 +369,7 @@ class PrioritisedExchange:
 
 
 class _Land(torch.autograd.Function):
-    """What has arrived, as part of the graph: the backward pass sends its gradient, and waits for nothing."""
+    """Adds what has arrived to the graph: the backward pass sends its gradient, and waits for nothing."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -396,7 +396,7 @@ def _set(marks: list[RowMarks], ids: LocalIds) -> None:
 
 
 def _column_fields(embeddings: ShardedEmbeddings) -> list[dict[int, int]]:
-    """For each table group: the number of the field that begins at a column of its lookup output."""
+    """Return, for each table group, the number of the field that begins at a column of its lookup output."""
     found = []
     number = 0
     first = 0

@@ -133,7 +133,7 @@ class Lists:
         self._asked = [each for each in self._asked if ids is not None and each[0] is not ids]
 
     def take(self, ids: PendingIds) -> list[AheadList]:
-        """What this rank is asked for with these ids; its codes are still to be set. Empty where they came alone."""
+        """Return the lists asked of this rank with these ids; codes are still to be set. Empty where ids came alone."""
         asked = next((asked for known, asked in self._asked if known is ids), {})
         self._asked = [each for each in self._asked if each[0] is not ids]
         found = []

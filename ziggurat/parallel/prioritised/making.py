@@ -163,7 +163,7 @@ def _list_hops(
 
 
 def _targets(blocks: list[Block]) -> dict[tuple[int, int], int]:
-    """Where the column of a member comes out."""
+    """Map each column of a member to the column where it comes out."""
     found: dict[tuple[int, int], int] = {}
     begins = itertools.accumulate((block.width for block in blocks), initial=0)
     for block, begin in zip(blocks, begins, strict=False):
@@ -173,6 +173,6 @@ def _targets(blocks: list[Block]) -> dict[tuple[int, int], int]:
 
 
 def _local_columns(targets: dict[tuple[int, int], int]) -> Int64[Tensor, "L"]:
-    """Where columns of copied tables come out, in the order in which they are looked up."""
+    """Return where columns of copied tables come out, in the order in which they are looked up."""
     columns = sorted(column for member, column in targets if member == Block.LOCAL)
     return torch.tensor([targets[Block.LOCAL, column] for column in columns], dtype=torch.int64)

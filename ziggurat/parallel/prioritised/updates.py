@@ -59,7 +59,7 @@ class Due:
     before: list[list[int]]
 
     def parts(self, gradient_RC: Tensor, tables: ShardedTables) -> list[list[GradientPart | None]]:
-        """What the backward pass of the plain lookup would record, by table group and storage."""
+        """Return the parts that the backward pass of the plain lookup would record, by table group and storage."""
         found: list[list[GradientPart | None]] = [[None] * len(each.recorded) for each in tables.local[:2]]
         for each in self.lookups:
             columns = gradient_RC[:, each.columns]
@@ -107,7 +107,7 @@ class Later:
 
 
 def pooled_lookups(ids: LocalIds, tables: ShardedTables) -> list[DueLookup]:
-    """What `ShardedTables.lookup` looks up for the samples of all ranks."""
+    """Return the lookups that `ShardedTables.lookup` makes for the samples of all ranks."""
     found = []
     first = 0
     groups = zip(tables.local, tables.mine.exchanged.groups, ids.batches, strict=False)

@@ -25,7 +25,7 @@ from ziggurat.parallel.tables.shards import Shard
 
 @dataclass(frozen=True)
 class Bucket:
-    """What one rank looks up of a feature.
+    """The rows that one rank looks up of a feature.
 
     Args:
         lengths: rows of each sample.
@@ -37,7 +37,7 @@ class Bucket:
 
 
 def owners(rows_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...]) -> Int[Tensor, "N"]:
-    """Which of the shards of a table that is cut by rows holds each row."""
+    """Return the owner of each row among the shards of a table that is cut by rows."""
     return shards[0].placement.owners(rows_N, [shard.part for shard in shards])
 
 
@@ -102,7 +102,7 @@ def sort_into_buckets(
 def rows_by_owner(
     owners_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...], host_rows_N: Int[Tensor, "N"] | None = None
 ) -> list[int]:
-    """How many rows each shard holds.
+    """Count the rows that each shard holds.
 
     Args:
         owners_N: of the rows.
@@ -115,7 +115,7 @@ def rows_by_owner(
 
 
 def counted(numbers_N: Int[Tensor, "N"], *, size: int) -> Int[Tensor, "size"]:
-    """How often each number below `size` occurs; `torch.bincount`, which on a GPU waits for the largest number."""
+    """Count each number below `size`; as `torch.bincount`, which on a GPU waits for the largest number."""
     if numbers_N.device.type == "cpu":
         return torch.bincount(numbers_N, minlength=size)
     return numbers_N.new_zeros(size).scatter_add_(0, numbers_N, torch.ones_like(numbers_N))

@@ -31,7 +31,7 @@ from ziggurat.parallel.topology import RankGroup, sizes_device
 def small_storages(
     recorded: Sequence[Sequence[GradientPart]], num_rows: Sequence[int], *, group: RankGroup, traffic: Traffic
 ) -> list[bool]:
-    """Which storages have no more rows than the ranks of a group look up on average; collective, the same on each.
+    """Find storages with no more rows than the ranks of a group look up on average; collective, the same on each.
 
     Args:
         recorded: gradients of each storage, in this step.
@@ -91,7 +91,7 @@ def _blocks(gradient: SummedGradient, *, size: int, rows: int) -> Tensor:
 
 
 def _read_rows(blocks_SRW: Tensor) -> SummedGradient:
-    """What owners have added up, as rows of the storage."""
+    """Return the sums of the owners, as rows of the storage."""
     size, rows, width = blocks_SRW.shape
     table = blocks_SRW.transpose(0, 1).reshape(size * rows, width)  # in the order of the rows
     is_read = table[:, -1] > 0

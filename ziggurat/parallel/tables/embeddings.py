@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Flow:
-    """What the parts of a parallel model tell each other about the batch under way.
+    """The facts that the parts of a parallel model share about the batch under way.
 
     Args:
         sizes: samples of each rank, by rank.
@@ -246,21 +246,21 @@ class ShardedEmbeddings(nn.Module):
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
-        """As `EmbeddingTables.unpooled_slices`; collective."""
+        """Return the same as `EmbeddingTables.unpooled_slices`; collective."""
         ahead = None if self.prioritised is None else self.prioritised.unpooled(batch, name, dtype=dtype)
         return self.list_exchange(batch, name, dtype=dtype) if ahead is None else ahead
 
     def sequence(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-        """As `EmbeddingTables.sequence`, but L is the longest list of this rank's batch; collective."""
+        """Return the same as `EmbeddingTables.sequence`, but L is the longest list of this rank's batch; collective."""
         sizes = batch.sizes(self.inputs.list_position(name))
         return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "N D"]:
-        """As `EmbeddingTables.vectors`; collective, each rank asks for rows of its own. See `sequences.py`."""
+        """Return the same as `EmbeddingTables.vectors`; collective, each rank asks for own rows. See `sequences.py`."""
         self._settle()
         return self.list_exchange.vectors(table, rows_N, dtype=dtype)
 
@@ -301,7 +301,7 @@ class ShardedEmbeddings(nn.Module):
             tables.choose_kernel(BatchShape())
 
     def report(self) -> dict[str, Any]:
-        """What the start-up report says about this rank's tables."""
+        """Return the entries of the start-up report on this rank's tables."""
         return self.tables.report()
 
     def _exchange(self, batch: Batch) -> RepeatedExchange:
@@ -350,7 +350,7 @@ class ShardedEmbeddings(nn.Module):
         self._flow.sizes = ids.sizes
 
     def rows_by_member(self, ids: LocalIds) -> list[int]:
-        """How many of the samples that this rank looks up belong to each member of its tower group and its peers."""
+        """Count the samples that this rank looks up of each member of its tower group and that member's peers."""
         size = self._topology.tower_size
         groups = self._topology.num_groups
         return [sum(ids.sizes[group * size + place] for group in range(groups)) for place in range(size)]
@@ -371,7 +371,7 @@ class ShardedEmbeddings(nn.Module):
         return self.hop.start(pooled, rows_sent=per_place, num_rows=num_rows, local_BL=local)
 
     def _plan_counts(self, shares: list[RankShare], traffic: Traffic) -> tuple[BlockExchange | None, list[slice]]:
-        """How the lengths of lists travel whose rows are spread over ranks, always exactly."""
+        """Plan how the lengths of lists travel whose rows are spread over ranks, always exactly."""
         blocks = []
         columns = []
         start = 0
@@ -401,7 +401,7 @@ class ShardedEmbeddings(nn.Module):
 
 
 def _blocks(name: str, sent: list[tuple[SentPart, ...]], *, copies: dict[str, FieldShare]) -> list[Block]:
-    """Where the columns of one field come from: members of a group, or the rank's own copy."""
+    """Return the sources of the columns of one field: members of a group, or the rank's own copy."""
     if name in copies:
         share = copies[name]
         return [Block(share.shard.num_columns, ((Block.LOCAL, share.column),))]

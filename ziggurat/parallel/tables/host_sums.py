@@ -50,7 +50,7 @@ class SentPart:
 
 
 def sent_parts(share: RankShare, *, shards: dict[str, tuple[Shard, ...]], sums_in_host: bool) -> tuple[SentPart, ...]:
-    """What a rank sends after its lookup, from left to right.
+    """Return the parts that a rank sends after its lookup, from left to right.
 
     Args:
         share: of the rank.
@@ -168,7 +168,7 @@ class HostSums:
         return {key: value.view(rows, widths[key]) for key, value in zip(order, values, strict=False)}
 
     def _wire(self, width: int) -> Wire:
-        """For rows of one piece of a field; nothing travels of width 0."""
+        """Return the wire for rows of one piece of a field; nothing travels of width 0."""
         return Wire(self._format, (width,) if width else ())
 
     def _items(self, order: list[tuple[int, int]], wires: list[Wire], *, rows: int) -> list[int]:

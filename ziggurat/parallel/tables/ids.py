@@ -344,7 +344,7 @@ def _rows_on_host(batch: Batch) -> Batch:
 
 
 def _list_starts(batch: Batch, num_jagged: int) -> list[int]:
-    """Where the values of each jagged feature begin, and where the last ends."""
+    """Return where the values of each jagged feature begin, and where the last ends."""
     return batch.jagged.offsets[:: batch.batch_size].tolist() if batch.batch_size else [0] * (num_jagged + 1)
 
 

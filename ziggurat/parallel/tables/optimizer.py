@@ -82,7 +82,7 @@ class ShardedTableOptimizer:
         self._scale = 1.0
 
     def bound(self) -> tuple[float, int] | None:
-        """Where gradients are still to come: the largest magnitude of this rank's share, and how many are added up.
+        """Return the largest magnitude of this rank's gradients, and how many add up, where some are still to come.
 
         If the product of both, added up over ranks, is finite, so is every sum of gradients: `all_finite` need not be
         asked, which would wait for all of them.
@@ -103,7 +103,7 @@ class ShardedTableOptimizer:
         return all(optimizer.all_finite() for optimizer in self._all)
 
     def grad_norm_squared(self) -> float:
-        """Of this rank's parts; parts of all ranks add up, copies being counted on the first rank that has them."""
+        """Return the squared norm of this rank's gradient; ranks add up, copies counted on the first rank with them."""
         self._complete()
         self._sum_copies()
         counted = list(zip(self._all, self._tables.local, strict=True))

@@ -46,7 +46,7 @@ PLAIN = 0  # the part of the features that are in no group; group g is part g + 
 
 
 def parts_of_towers(towers: Towers, inputs: InputSpec, groups: Sequence[FeatureGroup]) -> tuple[int, ...]:
-    """For each tower the part of a batch that all its pooled features are in, or `MIXED`."""
+    """Return, for each tower, the part of a batch that all its pooled features are in, or `MIXED`."""
     part_of = {spec.name: PLAIN for spec in inputs.fields}
     for number, group in enumerate(groups):
         names = [inputs.single[at].name for at in group.single] + [inputs.jagged[at].name for at in group.jagged]
@@ -57,7 +57,7 @@ def parts_of_towers(towers: Towers, inputs: InputSpec, groups: Sequence[FeatureG
 
 @dataclass(frozen=True)
 class PooledParts:
-    """What a tower group has pooled for the samples of its peers, of a batch with slices.
+    """The features that a tower group has pooled for the samples of its peers, of a batch with slices.
 
     Args:
         groups: of the batch.
@@ -186,7 +186,7 @@ class RepeatedExchange:
         )
 
     def _peer_inverses(self, pending: Pending | None, sizes: list[list[int]]) -> list[Tensor | None]:
-        """Where the samples of all peers have their slices among those of all peers."""
+        """Return where the slices of all peers' samples are among the slices of all peers."""
         found: list[Tensor | None] = [None] * len(self._groups)
         if pending is None:
             return found
@@ -203,7 +203,7 @@ class RepeatedExchange:
 
 
 def _columns(exchange: ShardedEmbeddings) -> dict[str, slice]:
-    """Where each feature is in what an exchange gives."""
+    """Return the columns of each feature in what an exchange gives."""
     begins = itertools.accumulate(exchange.field_dims, initial=0)
     places = zip(exchange.field_names, begins, exchange.field_dims, strict=False)
     return {name: slice(begin, begin + dim) for name, begin, dim in places}
@@ -212,7 +212,7 @@ def _columns(exchange: ShardedEmbeddings) -> dict[str, slice]:
 def _needs(
     towers: Towers | None, inputs: InputSpec, groups: Sequence[FeatureGroup], *, topology: Topology
 ) -> list[list[bool]]:
-    """For each tower group and each group of features, whether a tower there computes on samples of its slices."""
+    """Say for each tower group and each group of features whether a tower there computes on samples of its slices."""
     if towers is None:
         return []
     parts = parts_of_towers(towers, inputs, groups)

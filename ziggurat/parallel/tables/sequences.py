@@ -142,7 +142,7 @@ class SequenceExchange:
     def wanted(
         self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...], *, host_rows_N: Int64[Tensor, "N"] | None = None
     ) -> tuple[dict[int, Tensor], Tensor | None, tuple[Shard, ...]]:
-        """What to ask each rank for: rows of its part; the order in which they are asked for; and whom.
+        """Return the rows to ask of each rank's part; the order in which they are asked for; and the shards asked.
 
         Args:
             rows_N: of one table.

@@ -243,7 +243,7 @@ class ShardedTables(nn.Module):
         return tables.vectors(table, rows_N, dtype=dtype)
 
     def list_lengths(self, ids: LocalIds) -> Float[Tensor, "R counts"]:
-        """How many rows of each list of `RankShare.counts` this rank has summed."""
+        """Count the rows of each list of `RankShare.counts` that this rank has summed."""
         batch = ids.batches[0]
         group = self.mine.rows
         lengths_JR = batch.jagged.offsets.diff().view(len(group.lists), batch.batch_size)
@@ -269,7 +269,7 @@ class ShardedTables(nn.Module):
         return self._table_shard(shard, rows.without(shard.num_padding))
 
     def report(self) -> dict[str, Any]:
-        """What the start-up report says about this rank's tables."""
+        """Return the entries of the start-up report on this rank's tables."""
         return {
             "rank": self._topology.rank,
             "shards": [
@@ -354,13 +354,13 @@ class ShardedTables(nn.Module):
 
 
 def _origin(shard: Shard) -> RowOrigin:
-    """Which row and column of the whole table a rank's part begins with, padding in front counted."""
+    """Return the row and column of the whole table that a rank's part begins with, padding in front counted."""
     row = shard.first_row - shard.num_padding
     return RowOrigin(table=shard.table, first_row=0, num_rows=0, table_row=row, table_column=shard.first_column)
 
 
 def _rows_sent_to(tables: TableWeights, *, device: torch.device) -> SentRows | None:
-    """What spares a GPU a second look at rows; None where their storage asks itself which of them it holds."""
+    """Return the row check that spares a GPU a second look; None where storage checks itself which rows it holds."""
     found = [tables.storage(index) for index in range(tables.num_storages)]
     holds_all = all(isinstance(storage, MemoryStorage | LowPrecisionStorage) for storage in found)
     return SentRows() if device.type == "cuda" and holds_all else None

@@ -95,7 +95,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldShare:
-    """What one rank looks up for one feature.
+    """The columns that one rank looks up for one feature.
 
     Args:
         field: the feature, as the model knows it.
@@ -161,12 +161,12 @@ class Lookup:
 
     @cached_property
     def single(self) -> tuple[FieldShare, ...]:
-        """What needs one row a sample."""
+        """The fields that need one row a sample."""
         return tuple(share for group in self.groups for share in group.single)
 
     @cached_property
     def lists(self) -> tuple[FieldShare, ...]:
-        """What needs a list of rows a sample."""
+        """The fields that need a list of rows a sample."""
         return tuple(share for group in self.groups for share in group.lists)
 
     @cached_property
@@ -199,17 +199,17 @@ class RankShare:
 
     @cached_property
     def exchanged(self) -> Lookup:
-        """What is looked up for the samples of all ranks."""
+        """The lookup for the samples of all ranks."""
         return Lookup((self.rows, self.columns))
 
     @cached_property
     def own(self) -> Lookup:
-        """What is looked up for samples of this rank and its peers."""
+        """The lookup for samples of this rank and its peers."""
         return Lookup((self.copies,))
 
     @cached_property
     def fields(self) -> tuple[FieldShare, ...]:
-        """What is looked up for all ranks, in the order of the lookup output."""
+        """The fields that are looked up for all ranks, in the order of the lookup output."""
         return self.exchanged.fields
 
     @cached_property
@@ -239,7 +239,7 @@ def cut_tables(plan: Plan, inputs: InputSpec, *, dim: int) -> dict[str, tuple[Sh
 
 
 def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...]]) -> RankShare:
-    """What a rank holds and looks up; the same on every rank that asks."""
+    """Return the share that a rank holds and looks up; the same on every rank that asks."""
     mine = {name: shard for name, parts in shards.items() for shard in parts if shard.rank == rank}
     columns = [shard for shard in mine.values() if shard.placement.cuts_columns]
     copies = [shard for shard in mine.values() if shard.placement.is_copied]

@@ -48,7 +48,7 @@ class TableShard(TablePart):
         self.rows.write(first, values)
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
-        """What a save writes."""
+        """Return the items that a save writes."""
         del object
         properties = TensorProperties(dtype=self.dtype)
         return [
@@ -61,7 +61,7 @@ class TableShard(TablePart):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """What a load fills."""
+        """Return the chunks that a load fills."""
         first, *others = self.offsets
         tail = self.rows.shape[1:]
         if 0 in tail:
@@ -90,7 +90,7 @@ def table_shard(rows: StoredRows, *, offsets: tuple[int, ...], shape: tuple[int,
 
 
 def as_shard(tensor: Tensor) -> Tensor:
-    """What torch.distributed.checkpoint can save and load: a `TablePart` as a shard, everything else as it is."""
+    """Return what torch.distributed.checkpoint can save and load: a `TablePart` as a shard, all else as it is."""
     if isinstance(tensor, TablePart) and not isinstance(tensor, TableShard):
         return table_shard(tensor.rows, offsets=tensor.offsets, shape=tuple(tensor.shape))
     return tensor

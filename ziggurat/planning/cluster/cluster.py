@@ -33,7 +33,7 @@ from ziggurat.typed import Range, checked
 
 
 class Origin(StrEnum):
-    """Where a constant comes from."""
+    """The kind of source of a constant."""
 
     MEASURED = "measured"
     PUBLISHED = "published"
@@ -41,14 +41,14 @@ class Origin(StrEnum):
 
 
 class Port(StrEnum):
-    """Whose a link between hosts is."""
+    """The owner of a link between hosts."""
 
     DEVICE = "device"  # every device has its own
     HOST = "host"  # the devices of a host share one
 
 
 class Launch(StrEnum):
-    """When the program starts the operations of a step."""
+    """The time when the program starts the operations of a step."""
 
     AHEAD = "ahead"  # before the device has done the ones before (GPU streams): a step takes no less than `step_s`
     INLINE = "inline"  # one after the other (CPU): a step takes `step_s` more than its work
@@ -85,7 +85,7 @@ class Link:
 
     @property
     def effective_bytes_per_s(self) -> float:
-        """What an exchange gets."""
+        """The bytes per second that an exchange gets."""
         return self.bytes_per_s * self.efficiency
 
 
@@ -136,7 +136,7 @@ class Device:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class Host:
-    """What a host has below the memory of its devices.
+    """The resources of a host below the memory of its devices.
 
     Args:
         memory_bytes: of the host; 0: none beside its devices', as where devices are shares of a CPU.
@@ -162,7 +162,7 @@ class Host:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class Source:
-    """Where one constant comes from.
+    """The source of one constant.
 
     Args:
         constant: its name, with the groups it is in: "device.memory_bytes_per_s".
@@ -257,7 +257,7 @@ class Cluster:
         return rank // self.devices_per_host
 
     def between_bytes_per_s(self) -> float:
-        """What each device gets of the link between hosts when all devices send."""
+        """Return the bytes per second that each device gets of the link between hosts when all devices send."""
         shared = self.devices_per_host if self.between.port is Port.HOST else 1
         return self.between.effective_bytes_per_s / shared
 

@@ -69,7 +69,7 @@ class HopSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardWork:
-    """What a shard makes its rank do in one step. Sums of it are what a rank does; all but times are bytes.
+    """The work that a shard gives its rank in one step. Sums of it are a rank's work; all but times are bytes.
 
     Args:
         lookup_s: reading rows and pooling them.
@@ -141,7 +141,7 @@ class AnalyticCosts:
         )
 
     def work(self, shard: ShardProfile) -> ShardWork:
-        """What a shard makes its rank do."""
+        """Return the work that a shard gives its rank."""
         table = shard.table
         device = self.cluster.device
         placement = shard.placement
@@ -217,7 +217,7 @@ class AnalyticCosts:
         return inside_s + far.latency_s + 2 * (hosts - 1) * far.message_s + sent / self.cluster.between_bytes_per_s()
 
     def table_cost(self, shards: Sequence[ShardProfile]) -> TableCost:
-        """What one table costs its busiest rank; an exchange counts without its latency, which all tables share."""
+        """Return one table's cost on its busiest rank; exchanges count without the latency that all tables share."""
         works = [self.work(shard) for shard in set(shards)]
         worst = max(works, key=lambda each: each.lookup_s + each.update_s)
         return TableCost(

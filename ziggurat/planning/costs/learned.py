@@ -56,7 +56,7 @@ _COLUMNS_SCALE, _STARTS_SCALE, _DEVICES_SCALE = 512.0, 5.0, 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How a model predicts what it was not trained on.
+    """The accuracy of a model on what it was not trained on.
 
     Args:
         num_cases: held out.
@@ -73,7 +73,7 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What a learned cost model was trained on, and how good it is.
+    """A description of what a learned cost model was trained on, and of how good it is.
 
     Args:
         machine: in words.
@@ -226,7 +226,7 @@ class LearnedCostModel:
 def exchange_features(
     columns: Float[np.ndarray, "N P"], starts_ms: Float[np.ndarray, "N P"] | None
 ) -> Float32[np.ndarray, "N P 6"]:
-    """What the exchange models see of each device: its columns, the mean, the most, devices, its start, the latest."""
+    """Return inputs of the exchange models for a device: columns, mean, most, devices, its start, the latest."""
     starts = np.zeros_like(columns) if starts_ms is None else starts_ms / _STARTS_SCALE
     scaled = columns / _COLUMNS_SCALE
     return np.stack(

@@ -53,7 +53,7 @@ MIN_GROUPS = 50
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LearningConfig:
-    """How the networks are trained.
+    """Settings of the training of the networks.
 
     Args:
         steps: of Adam for the lookup model.
@@ -94,7 +94,7 @@ class _Tables:
 
     @staticmethod
     def of(features: Float[Tensor, "U F"], dims: list[int]) -> _Tables:
-        """From features and columns."""
+        """Build tables from features and columns."""
         classes = torch.zeros(len(dims), NUM_CLASSES)
         classes[torch.arange(len(dims)), torch.from_numpy(width_class(np.array(dims)))] = 1.0
         sizes = torch.from_numpy(call_sizes(features.numpy()))

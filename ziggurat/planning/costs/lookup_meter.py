@@ -131,7 +131,7 @@ class LookupMeter:
         return out
 
     def _work(self, tables: Sequence[tuple[TableDraw, int]]) -> list[list[_Part]]:
-        """By batch, one part for each number of columns."""
+        """Return the work by batch, one part for each number of columns."""
         by_dim: dict[int, list[TableDraw]] = {}
         for table, dim in tables:
             by_dim.setdefault(dim, []).append(table)

@@ -38,7 +38,7 @@ _MOST_SKEW, _MOST_ROWS = 1.4, 60.0
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DrawConfig:
-    """What tables and groups to draw.
+    """Settings of the tables and groups to draw.
 
     Args:
         num_samples: samples of a batch that a device looks up: those of all ranks.

@@ -73,15 +73,15 @@ def shard_features(
 
 
 def width_class(dims: Int[np.ndarray, "S"]) -> Int[np.ndarray, "S"]:
-    """Which tables are looked up by one call of the kernel: those of equal columns; 8 classes, by powers of two."""
+    """Return the class of tables that one kernel call looks up: those of equal columns; 8 classes, by powers of two."""
     return np.clip(np.round(np.log2(np.maximum(dims, 1))) - 2, 0, NUM_CLASSES - 1).astype(np.int64)
 
 
 def call_sizes(features: Float32[np.ndarray, "S F"]) -> Float32[np.ndarray, "S 2"]:
-    """What decides how a call's cost grows: rows to sort (1e5), distinct numbers to update (1e6)."""
+    """Return the sizes that decide how a call's cost grows: rows to sort (1e5), distinct numbers to update (1e6)."""
     return features[:, [1, 4]]
 
 
 def multiplicity(shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S"]:
-    """How many features look each shard up: each is one lookup of the described kind."""
+    """Count the features that look each shard up: each is one lookup of the described kind."""
     return np.array([max(shard.table.num_features, 1) for shard in shards], dtype=np.float32)

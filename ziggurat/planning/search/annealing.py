@@ -236,7 +236,7 @@ class Annealer:
             self.chains.apply(found, index)
 
     def _fines(self, found: Candidates) -> Float[np.ndarray, " N"]:
-        """What the bytes that do not fit cost each candidate."""
+        """Compute the cost for each candidate of the bytes that do not fit."""
         chain = found.chain[found.row]
         before = self.held[chain, found.device]
         after = before + self._bytes[found.plus] - self._bytes[found.minus]

@@ -28,7 +28,7 @@ _WEIGHTS = (0.36, 0.36, 0.13, 0.13, 0.02)
 
 
 class Change(IntEnum):
-    """What a candidate does."""
+    """The change that a candidate makes."""
 
     MOVE = 0
     SWAP = 1
@@ -129,7 +129,7 @@ class Chains:
             array[target] = array[source]
 
     def snapshot(self, chain: int) -> tuple[np.ndarray, ...]:
-        """What `restore` needs to have this plan again."""
+        """Return the arrays that `restore` needs to have this plan again."""
         return tuple(array[chain].copy() for array in (self.device, self.level, self.count, self.option))
 
     def restore(self, chain: int, saved: tuple[np.ndarray, ...]) -> None:
@@ -248,7 +248,7 @@ class Chains:
         return self.space.column_kind[self.slot_table[slot], self.level[chain, slot]]
 
     def _free(self, chain: np.ndarray, slot: np.ndarray, device: np.ndarray) -> np.ndarray:
-        """Whether no other part of the table is on the device."""
+        """Return True where no other part of the table is on the device."""
         free = np.ones(len(slot), dtype=bool)
         if not self._any_cut or self.space.parts is ColumnParts.ANYWHERE:
             return free
@@ -347,7 +347,7 @@ class Chains:
         return np.argsort(keys, axis=1)
 
     def _respread(self, found: Candidates) -> tuple[np.ndarray, ...]:
-        """From parts to an option with fixed devices, from one option to another, or whole to one device."""
+        """Respread from parts to an option with fixed devices, from one option to another, or whole to one device."""
         rows: list[tuple[int, int, int, int]] = []
         for index in np.flatnonzero(found.change == Change.RESPREAD).tolist():
             chain = int(found.chain[index])

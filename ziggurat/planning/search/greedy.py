@@ -28,7 +28,7 @@ GRID = tuple(1.0 + 0.05 * step for step in range(11))
 
 
 class Rule(StrEnum):
-    """What a greedy rule balances."""
+    """The quantity that a greedy rule balances."""
 
     SIZE = "size"
     DIM = "dim"
@@ -65,7 +65,7 @@ class Filling:
         return self.space.allowed[table] & (self.held + self.space.bytes[kind] <= self.space.room)
 
     def own_ms(self, kind: int) -> Float[np.ndarray, " P"]:
-        """What each device's own work would cost with the shard."""
+        """Return the cost of each device's own work with the shard."""
         return self.space.cost_model.local(self.states + self.space.encodings[kind])[:, 0].astype(np.float64)
 
 

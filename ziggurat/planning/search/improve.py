@@ -41,7 +41,7 @@ _MIN_GAIN = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPlan:
-    """What a search found.
+    """The plan that a search found.
 
     Args:
         assignments: one a table, in the order of the problem.
@@ -96,7 +96,7 @@ class Places:
         return [each for each in dict.fromkeys(found) if self.fits(table, each)]
 
     def fits(self, table: int, assignment: Assignment) -> bool:
-        """Whether every part has room."""
+        """Return True if every part has room."""
         shards = self.problem.shards(table, assignment)
         pairs = zip(assignment.devices, shards, strict=True)
         return all(shard.memory_bytes <= self.free[device] for device, shard in pairs)

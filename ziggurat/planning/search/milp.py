@@ -67,7 +67,7 @@ class AdditiveCostModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ExactPlan:
-    """What the solver found.
+    """The plan that the solver found.
 
     Args:
         assignments: one a table.
@@ -186,7 +186,7 @@ def _read(space: SearchSpace, columns: list[_Column], values: Float[np.ndarray, 
 
 
 def _prices(space: SearchSpace) -> Float[np.ndarray, " S"]:
-    """What each kind costs alone."""
+    """Return the cost of each kind alone."""
     states = np.zeros((len(space.encodings), space.num_devices, space.encodings.shape[1]), dtype=np.float32)
     states[:, 0] = space.encodings
     return device_costs(space.cost_model, states)[:, 0].astype(np.float64)

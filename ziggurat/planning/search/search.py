@@ -32,7 +32,7 @@ from ziggurat.typed import checked
 
 
 class Strategy(StrEnum):
-    """How to look for a plan."""
+    """A way to look for a plan."""
 
     ANNEALING = "annealing"
     RANDOM = "random"
@@ -50,7 +50,7 @@ _LIMITED = (Strategy.GRID, Strategy.BEAM)
 
 
 class Clock(StrEnum):
-    """What a budget in seconds is measured with."""
+    """The clock that a budget in seconds is measured with."""
 
     WALL = "wall"
     CPU = "cpu"  # of this process: comparable on a machine that does other things, too
@@ -78,7 +78,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Args:
         assignments: one a table, in the order of the problem; () where parts may be anywhere.
@@ -188,7 +188,7 @@ def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable
 
 
 def _nothing_fits(space: SearchSpace, strategy: Strategy) -> Exception:
-    """Why there is no plan: memory, or a rule that does not look at the plans that fit."""
+    """Return the error that says why there is no plan: memory, or a rule that does not look at the plans that fit."""
     plans: Sequence[list[Assignment]] = [starting_plan(space, largest_first=first) for first in (False, True)]
     held = [space.states(plan)[1] for plan in plans]
     nearest = int(np.argmin([space.overflow(each) for each in held]))

@@ -25,7 +25,7 @@ from ziggurat.planning.problem import Assignment, PlanningProblem, ShardProfile
 
 
 class ColumnParts(StrEnum):
-    """Where the parts of a table that is cut by columns may be."""
+    """The places where the parts of a table that is cut by columns may be."""
 
     DISTINCT = "distinct"  # equal parts on different devices: what `parallel/` executes
     ANYWHERE = "anywhere"  # halves of halves, several on one device: the rule of NeuroShard's benchmark
@@ -153,7 +153,7 @@ class SearchSpace:
         return self.problem.tables[table].shard(by_columns(num_parts), num_parts=num_parts)
 
     def _single_costs(self) -> Float[np.ndarray, " T"]:
-        """What each whole table costs alone on the first device: the order in which greedy rules take them."""
+        """Return the cost of each whole table alone on the first device: the order in which greedy rules take them."""
         states = np.zeros((self.num_tables, self.num_devices, self.encodings.shape[1]), dtype=np.float32)
         states[:, 0] = self.encodings[self.column_kind[:, 0]]
         return np.concatenate(

@@ -40,7 +40,7 @@ _LOOKUP_LAUNCHES, _HOP_LAUNCHES, _OPTIMIZER_LAUNCHES = 4, 6, 6
 
 
 class Overlap(StrEnum):
-    """What may run beside something else; see the module's docstring."""
+    """The work that may run beside something else; see the module's docstring."""
 
     NONE = "none"
     EXECUTED = "executed"
@@ -48,7 +48,7 @@ class Overlap(StrEnum):
 
 
 class MatmulFormat(StrEnum):
-    """What the dense network multiplies in."""
+    """The format in which the dense network multiplies."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -58,7 +58,7 @@ class MatmulFormat(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class StepSettings:
-    """How a step runs.
+    """Settings that decide how a step runs.
 
     Args:
         matmul: format of matrix products; one that the device does not have falls back to FP32.
@@ -137,7 +137,7 @@ class StepSimulator:
 
 
 def rank_loads(plan: Plan, tables: Sequence[TableProfile], *, costs: AnalyticCosts) -> list[ShardWork]:
-    """What each rank does for its tables in a step."""
+    """Return the work of each rank for its tables in a step."""
     profiles = {table.name: table for table in tables}
     loads = [ShardWork()] * plan.world_size
     for entry in plan.tables:
@@ -190,7 +190,7 @@ class _Step:
         self.lookup_s, self.hop_s, self.back_hop_s, self.update_s = self._table_seconds(loads)
 
     def tasks(self) -> list[SimulatedTask]:
-        """In the order of `parallel/pipeline.py`: below the last hop, above it, back."""
+        """Return the tasks in the order of `parallel/pipeline.py`: below the last hop, above it, back."""
         full = self.settings.overlap is Overlap.FULL
         device = self.cluster.device
         if device.launch is Launch.INLINE and device.step_s:
@@ -232,7 +232,7 @@ class _Step:
         return self._last_hop(after=(module,), seconds=self.hop_s)
 
     def _back(self, hop: int) -> None:
-        """From the gradient of the last hop to the tables."""
+        """Add the tasks from the gradient of the last hop to the tables."""
         before = hop
         if self.work.towers:
             inner_s = self._packing_s(self._tower_bytes()) / 2
@@ -318,7 +318,7 @@ class _Step:
         )
 
     def _peer_bytes(self) -> tuple[float, float]:
-        """What the busiest rank sends to peers in its host and in others."""
+        """Return the bytes that the busiest rank sends to peers in its host and in others."""
         groups = self.cluster.world_size // self.group_size
         columns = max(sum(tower.output_dim for tower in self._own_towers()), self.work.output_dim / groups)
         a_peer = self.work.batch_size * columns * self.settings.between_bytes

@@ -36,7 +36,7 @@ _SMALL_ROWS = 4  # rows of the tables of the model that is built to be counted
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkWork:
-    """What a part of the dense network takes, a sample.
+    """The work of a part of the dense network, for a sample.
 
     Args:
         forward_flop, backward_flop: of matrix products.
@@ -157,7 +157,7 @@ def table_profiles(
     list_lengths: Mapping[str, float],
     kept: TablesConfig | None = None,
 ) -> tuple[TableProfile, ...]:
-    """What a planner needs to know of each table.
+    """Return the facts of each table that a planner needs to know.
 
     Args:
         inputs: features and tables.

@@ -18,7 +18,7 @@ from ziggurat.planning.cluster.cluster import Cluster
 
 
 class Resource(StrEnum):
-    """What a task keeps busy."""
+    """The resource that a task keeps busy."""
 
     COMPUTE = "compute"
     INSIDE = "inside"
@@ -44,7 +44,7 @@ class SimulatedTask:
 
 @dataclass(frozen=True)
 class Span:
-    """When a task ran."""
+    """The time span in which a task ran."""
 
     task: SimulatedTask
     start_s: float
@@ -65,15 +65,15 @@ class Timeline:
 
     @property
     def step_s(self) -> float:
-        """From the first start to the last end."""
+        """The seconds from the first start to the last end."""
         return max((span.end_s for span in self.spans), default=0.0)
 
     def samples_per_s(self, batch_size: int) -> float:
-        """Of all ranks, for B samples a rank."""
+        """Return the samples per second of all ranks, for B samples a rank."""
         return batch_size * self.cluster.world_size / self.step_s
 
     def parts_ms(self) -> dict[str, float]:
-        """Where the step's time goes: compute tasks, and waits for what is named "wait: …". Adds up to the step."""
+        """Return the parts of the step's time: compute tasks, and waits, named "wait: …". They add up to the step."""
         parts: dict[str, float] = {}
         clock = 0.0
         for span in sorted(self._compute(), key=lambda span: span.start_s):

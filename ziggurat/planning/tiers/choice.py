@@ -189,7 +189,7 @@ def _best(problem: TierProblem, cache_share: float, held_share: float, *, time_l
 
 
 def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: float) -> Choice | None:
-    """What rungs take and cost, once the rest of the limit holds rows of disk or host; None if that is too little.
+    """Return what rungs take and cost, once the rest of the limit holds rows of disk or host; None if it is too little.
 
     Args:
         problem: tables and limit.
@@ -285,7 +285,7 @@ def _needed(problem: TierProblem, rungs: dict[str, Rung]) -> int:
 
 
 def _not_fitting(problem: TierProblem, *, way_out: str) -> ConfigError:
-    """Which rungs are smallest, and what would fit."""
+    """Return the error that says which rungs are smallest, and what would fit."""
     smallest, least = smallest_rungs(problem)
     sizes = {table.name: table.num_bytes(smallest[table.name]) for table in problem.tables}
     tables = sorted(problem.tables, key=lambda table: -sizes[table.name])

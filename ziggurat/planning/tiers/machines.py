@@ -30,7 +30,7 @@ _USABLE = 0.85  # of a host's memory
 
 
 class Tiers(StrEnum):
-    """Where rows lie, from the fastest memory on."""
+    """The tiers where rows lie, from the fastest memory on."""
 
     DEVICES = "devices"
     HOSTS = "devices, hosts"

@@ -116,7 +116,7 @@ class RowTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """What one cache misses.
+    """The misses of one cache.
 
     Args:
         touches: share of rows that a step has to fetch.
@@ -129,7 +129,7 @@ class Misses:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MissRatioCurve:
-    """What caches of all sizes miss; see the module's docstring.
+    """The misses of caches of all sizes; see the module's docstring.
 
     Args:
         trace: what it is of.
@@ -143,7 +143,7 @@ class MissRatioCurve:
     _simulated: dict[int, Misses] = field(default_factory=dict, init=False, repr=False)
 
     def at(self, cache_rows: float) -> Misses:
-        """What a cache of so many rows, of all rows that there are, misses."""
+        """Return the misses of a cache of so many rows, of all rows that there are."""
         trace = self.trace
         if not trace.all_touches:
             return Misses(touches=0.0, lookups=0.0)
@@ -160,7 +160,7 @@ class MissRatioCurve:
         return self.at(cache_rows).touches
 
     def one_place(self, cache_rows: float) -> Misses:
-        """What a cache misses where each row has one place, that of its hash.
+        """Return the misses of a cache where each row has one place, that of its hash.
 
         A row is there if none of the d others touched since has taken its place, which (1 − 1/C)^d ≈ e^(−d/C) are.
 
@@ -197,7 +197,7 @@ def miss_ratio_curve(trace: RowTrace) -> MissRatioCurve:
 
 
 def simulated_hits(trace: RowTrace, *, cache_rows: int) -> Bool[np.ndarray, " N"]:
-    """Which touches hit a cache of so many of the kept rows, batch by batch.
+    """Mark, batch by batch, the touches that hit a cache of so many of the kept rows.
 
     Args:
         trace: touches.
@@ -225,7 +225,7 @@ def simulated_hits(trace: RowTrace, *, cache_rows: int) -> Bool[np.ndarray, " N"
 
 
 def is_sampled(rows_N: Int64[np.ndarray, " N"], *, share: float) -> Bool[np.ndarray, " N"]:
-    """Which rows belong to a sample of a share of all rows: always the same ones."""
+    """Mark the rows that belong to a sample of a share of all rows: always the same ones."""
     return (splitmix64(rows_N) & np.uint64((1 << _HASH_BITS) - 1)) < np.uint64(round(share * (1 << _HASH_BITS)))
 
 

@@ -59,7 +59,7 @@ class HostLink:
     bytes_per_s: float
 
     def text(self) -> str:
-        """In words."""
+        """Describe the link in words."""
         return f"{self.bytes_per_s / 1e9:.1f} GB/s to the device"
 
     def row_s(self, row_bytes: int) -> float:
@@ -69,7 +69,7 @@ class HostLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """What the rows of a table are kept as.
+    """The way in which the rows of a table are kept.
 
     Args:
         row_format: of all rows.
@@ -86,12 +86,12 @@ class Rung:
 
     @property
     def is_below(self) -> bool:
-        """Whether the rows lie on a disk, or on the host of the device."""
+        """True if the rows lie on a disk, or on the host of the device."""
         return self.held_share > 0
 
     @property
     def text(self) -> str:
-        """In words: "int8 + cache of 5 %", "disk, 10 % of the rows held", "host, 10 % of the rows held"."""
+        """The rung in words: "int8 + cache of 5 %", "disk, 10 % of the rows held", "host, 10 % of the rows held"."""
         if self.is_below:
             return f"{'host' if self.is_in_host else 'disk'}, {100 * self.held_share:.3g} % of the rows held"
         cache = f" + cache of {100 * self.cache_share:g} %" if self.cache_share else ""
@@ -99,7 +99,7 @@ class Rung:
 
 
 class Place(StrEnum):
-    """Where rows may lie."""
+    """The places where rows may lie."""
 
     ANYWHERE = "anywhere"
     MEMORY = "memory"
@@ -150,17 +150,17 @@ class TieredTable:
 
     @property
     def all_held_bytes(self) -> int:
-        """Of the rows of a disk or of the host, were they all held."""
+        """The bytes of the rows of a disk or of the host, if all were held."""
         return self.num_rows * (self.row_bytes + (0 if self.link is not None else HELD_BESIDE_BYTES))
 
     @property
     def row_bytes(self) -> int:
-        """Of a row in FP32 with the optimizer's numbers."""
+        """The bytes of a row in FP32 with the optimizer's numbers."""
         return 4 * self.dim + self.state_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """What all rows take of the disk: whole rows in pages, each with its checksum."""
+        """The bytes that all rows take of the disk: whole rows in pages, each with its checksum."""
         return RowLayout(self.row_bytes).file_bytes(self.num_rows)
 
     def rows_below(self, rung: Rung) -> float:
@@ -189,7 +189,7 @@ class TieredTable:
         return max(_LEAST_MISSES, self.curve.misses(rung.cache_share * self.num_rows))
 
     def time(self, rung: Rung) -> float:
-        """Of lookups and updates, in FP32 rows."""
+        """Return the time of lookups and updates, in FP32 rows."""
         if rung.is_below:
             row_s = (4 * self.dim + _ROW_OVERHEAD) / _MEMORY_BYTES_PER_S
             held = _PLACE_TIME if rung.is_in_host else _HELD_TIME

@@ -51,7 +51,7 @@ def previous_touches(rows_N: Int[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
 
 
 def smaller_before(numbers_M: Int[np.ndarray, " M"]) -> Int64[np.ndarray, " M"]:
-    """How many smaller numbers stand before each number.
+    """Count the smaller numbers that stand before each number.
 
     Args:
         numbers_M: 0 … M − 1, each once, in any order.

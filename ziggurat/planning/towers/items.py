@@ -30,7 +30,7 @@ Indexes = NDArray[np.int64]
 
 
 class BalanceBy(StrEnum):
-    """What towers should hold the same amount of."""
+    """The quantity of which towers should hold the same amount."""
 
     COUNT = "count"  # features: what travels between hosts, and the work of the tower modules
     BYTES = "bytes"  # tables with their optimizer state: memory
@@ -39,7 +39,7 @@ class BalanceBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureLoad:
-    """What one feature costs.
+    """The cost of one feature.
 
     Args:
         name: of the feature.
@@ -97,7 +97,7 @@ class Items:
         return matrix
 
     def load(self, by: BalanceBy) -> Floats:
-        """What an item weighs."""
+        """Return the weight of each item."""
         return {BalanceBy.COUNT: self.counts, BalanceBy.BYTES: self.num_bytes, BalanceBy.LOOKUPS: self.reads}[by]
 
 
@@ -150,7 +150,7 @@ class Limits:
         return self.loads.shape[1] == 1 and bool((self.loads == 1).all())
 
     def violation(self, held: Floats) -> Floats:
-        """By which share a tower that holds `held` (…, K) is too full or too empty; 0 where it fits."""
+        """Return the share by which a tower that holds `held` (…, K) is too full or too empty; 0 where it fits."""
         over = np.maximum(held - self.upper, 0.0) / self.upper
         under = np.maximum(self.lower - held, 0.0) / self.upper
         return (over + under).sum(axis=-1)

@@ -58,7 +58,7 @@ _MOST_NAMES = 6
 
 
 class TowerStrategy(StrEnum):
-    """What a tower should hold."""
+    """The features that a tower should hold."""
 
     COHERENT = "coherent"  # features that interact strongly
     DIVERSE = "diverse"  # features that interact little
@@ -67,7 +67,7 @@ class TowerStrategy(StrEnum):
 
 
 class Refine(StrEnum):
-    """How far to go beyond clusters in the plane."""
+    """The extent of refinement beyond clusters in the plane."""
 
     NONE = "none"  # the paper's pipeline
     SWAPS = "swaps"  # also other starts, and moves and swaps on the true objective

@@ -40,7 +40,7 @@ _MOST_FOUND = 4096  # texts whose codes are remembered
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What an attribute's tensors mean; plain data.
+    """The meaning of an attribute's tensors; plain data.
 
     Args:
         attribute: name and kind.
@@ -79,7 +79,7 @@ def _is(
     most: int | None = None,
     of: tuple[torch.dtype, ...] = (torch.int32, torch.int64),
 ) -> bool:
-    """Whether a tensor is absent, or contiguous and has a length, a type and numbers in bounds."""
+    """Return whether a tensor is absent, or contiguous and has a length, a type and numbers in bounds."""
     if tensor is None:
         return True
     if tensor.dim() != 1 or tensor.dtype not in of or not tensor.is_contiguous():
@@ -163,7 +163,7 @@ class AttributeIndex(nn.Module):
 
     @property
     def has_all_planes(self) -> bool:
-        """Whether every value has a plane."""
+        """True if every value has a plane."""
         return len(self.planed) == self.stored.num_values
 
     def leaves(self, term: Equals | Within) -> list[Leaf]:
@@ -237,7 +237,7 @@ class AttributeIndex(nn.Module):
         return sorted(found)
 
     def is_present(self, position: int, *, planes: Int64[Tensor, "P W"]) -> bool:
-        """Whether an item has the attribute; an empty list counts."""
+        """Return whether an item has the attribute; an empty list counts."""
         if self.stored.present < 0:
             return True
         word, bit = divmod(position, 64)
@@ -254,7 +254,7 @@ class AttributeIndex(nn.Module):
         return BloomLeaf(numbers, self.item_codes, self.item_offsets, code, holders)
 
     def tail_lengths(self) -> Int64[np.ndarray, "N"]:
-        """How many values each item has in the Bloom planes."""
+        """Count the values that each item has in the Bloom planes."""
         assert self.item_codes is not None
         if self.item_offsets is not None:
             return self.item_offsets.diff().cpu().numpy()
@@ -276,7 +276,7 @@ class AttributeIndex(nn.Module):
         return PlaneLeaf(self.stored.first_plane + code)
 
     def _bucket_leaves(self, first: int, stop: int) -> list[Leaf]:
-        """Whole buckets by their bytes; of the buckets that the range cuts, the items."""
+        """Return whole buckets by their bytes, and the items of the buckets that the range cuts."""
         assert self.codes is not None
         buckets = self._list("buckets")
         low = bisect.bisect_left(buckets, first)
@@ -302,7 +302,7 @@ class AttributeIndex(nn.Module):
         return [ListLeaf(ascending(rows))]
 
     def _place(self, bound: Number | None, side: str, at_no_bound: int) -> int:
-        """Where a bound falls among the values; Python compares, since it may be beyond 64 bits."""
+        """Locate a bound among the values; Python compares, since the bound may be beyond 64 bits."""
         if bound is None:
             return at_no_bound
         numbers = self._host("numbers")

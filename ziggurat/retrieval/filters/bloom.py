@@ -28,7 +28,7 @@ MOST_PLANES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalsePositives:
-    """How often the Bloom planes of an attribute say "perhaps" for an item that does not have the value.
+    """The rate at which the Bloom planes of an attribute give "perhaps" for an item that does not have the value.
 
     Args:
         attribute: its name.
@@ -94,7 +94,7 @@ def planes_of(codes: Int64[np.ndarray, "V"], *, width: int, hashes: int) -> Int6
 
 
 def planes_of_one(code: int, *, width: int, hashes: int) -> list[int]:
-    """What `planes_of` gives for one value, several times faster."""
+    """Return what `planes_of` gives for one value, several times faster."""
     chosen: list[int] = []
     for last, draw in enumerate(_draws(np.array([code]), hashes)[0].tolist(), start=width - hashes):
         drawn = draw % (last + 1)

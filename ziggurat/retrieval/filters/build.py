@@ -26,7 +26,7 @@ MISSING_BYTE = 255
 
 
 class Tail(enum.StrEnum):
-    """How the values of an attribute with many different texts are kept, apart from the frequent ones."""
+    """The way to keep the values of an attribute with many different texts, apart from the frequent ones."""
 
     LISTS = "lists"  # the items of each value
     BLOOM = "bloom"  # planes that say "no" or "perhaps", and the code of each item
@@ -35,7 +35,7 @@ class Tail(enum.StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class FilterConfig:
-    """How a filter index is built.
+    """Settings for building a filter index.
 
     Args:
         attributes: columns of the items that filters can use; every column that can be used, if none is named.

@@ -81,7 +81,7 @@ class And:
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """At least one expression inside is true."""
+    """True if at least one expression inside is true."""
 
     children: tuple[Expression, ...]
 
@@ -120,7 +120,7 @@ def terms_of(expression: Expression) -> Iterator[Term]:
 
 
 def truth(expression: Expression, values: Mapping[str, Value | Sequence[Value]]) -> bool | None:
-    """Whether an expression is true for one item; None if that is unknown.
+    """Return whether an expression is true for one item; None if that is unknown.
 
     Args:
         expression: of a filter.

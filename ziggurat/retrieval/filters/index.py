@@ -223,7 +223,7 @@ class FilterIndex(nn.Module):
         return (hits + prior * sampled / 8) / (sampled + sampled / 8)
 
     def explain(self, wanted: Filter | str, position: int) -> str:
-        """Why an item passes or does not: each part of the filter, and the values of the item.
+        """Explain why an item passes or does not: each part of the filter, and the values of the item.
 
         Raises:
             BoundsError: there is no such position.
@@ -232,7 +232,7 @@ class FilterIndex(nn.Module):
         return explain_item(self._filter(wanted), self._named, position=position, planes=self.planes)
 
     def notes(self, wanted: Filter | str) -> list[str]:
-        """What a reader of the filter should know: values that no item has, each with the nearest that some have.
+        """List notes for a reader of the filter: values that no item has, each with the nearest that some have.
 
         The latest ones are kept. Nearest values are looked for among 2,000, for the first eight that no item has.
         """

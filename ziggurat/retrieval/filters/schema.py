@@ -24,7 +24,7 @@ from ziggurat.typed import checked, nearest
 
 
 class AttributeKind(enum.StrEnum):
-    """What the values of an attribute are."""
+    """The kind of an attribute's values."""
 
     TEXT = "text"
     BOOLEAN = "boolean"
@@ -35,7 +35,7 @@ class AttributeKind(enum.StrEnum):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether values can be compared, and ranges make sense."""
+        """True if values can be compared, and ranges make sense."""
         return self not in (AttributeKind.TEXT, AttributeKind.BOOLEAN)
 
 

@@ -190,7 +190,7 @@ def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor
 
 
 def _by_group(near: Tensor) -> tuple[list[Tensor], list[int]]:
-    """For each group that comes, the rows of `near` that name it."""
+    """Return for each group that occurs the rows of `near` that name it."""
     flat = near.view(-1)
     order = flat.argsort(stable=True)
     groups, counts = flat[order].unique_consecutive(return_counts=True)

@@ -18,7 +18,7 @@ class Kept(enum.StrEnum):
 
 
 class FirstPass(enum.StrEnum):
-    """What a search reads of a row first."""
+    """The bits of a row that a search reads first."""
 
     AUTO = "auto"  # the upper four bits, if the best rows are found so
     OFF = "off"  # all bits
@@ -27,7 +27,7 @@ class FirstPass(enum.StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class VectorIndexConfig:
-    """How an index is built.
+    """Settings for building a vector index.
 
     Args:
         num_clusters: at most; 0: four times the square root of the number of vectors.

@@ -37,7 +37,7 @@ Answer = Callable[[Tensor, Masks], tuple[Found, Bool[Tensor, "Q"]]]
 
 
 class Form(NamedTuple):
-    """What searches that share a graph have in common, beside the number of queries and the kind of masks.
+    """The properties common to searches that share a graph, beside the number of queries and the kind of masks.
 
     Args:
         k: positions wanted.

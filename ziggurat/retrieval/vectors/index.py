@@ -184,7 +184,7 @@ class VectorIndex(nn.Module):
 
     @property
     def order(self) -> Int64[Tensor, "N"]:
-        """For each position the number of the vector that was given to `build`."""
+        """The number, for each position, of the vector that was given to `build`."""
         return self.stored_order.to(torch.int64)
 
     def search(
@@ -274,7 +274,7 @@ class VectorIndex(nn.Module):
 
     @property
     def has_kept(self) -> bool:
-        """Whether vectors are kept to score candidates again."""
+        """True if vectors are kept to score candidates again."""
         if "has_kept" not in self._cached:
             self._cached["has_kept"] = len(self.kept) > 0
         return self._cached["has_kept"]
@@ -323,7 +323,7 @@ class VectorIndex(nn.Module):
 
     @property
     def kept_kind(self) -> Kept:
-        """What is kept beside the INT8 rows."""
+        """The kind of vectors kept beside the INT8 rows."""
         if self.kept.dtype is _KEPT_DTYPES[Kept.NONE] or (len(self) and not self.has_kept):
             return Kept.NONE
         return Kept.FLOAT32 if self.kept.dtype is torch.float32 else Kept.BFLOAT16
@@ -379,7 +379,7 @@ class VectorIndex(nn.Module):
         return self._cached["graphs"]
 
     def _tables(self) -> ScanTables:
-        """What the kernel reads; kept until a buffer is replaced."""
+        """Return the tables that the kernel reads, kept until a buffer is replaced."""
         tables = self._cached.get("tables")
         if tables is None:
             tables = self._cached["tables"] = ScanTables(
@@ -395,7 +395,7 @@ class VectorIndex(nn.Module):
         return Rows(self.upper, self.lower, self.scales)
 
     def _numbers(self) -> _Sizes:
-        """What the buffer of sizes says: read once."""
+        """Return the contents of the buffer of sizes, read once."""
         if "sizes" not in self._cached:
             self._cached["sizes"] = _Sizes(*self.sizes.tolist())
         return self._cached["sizes"]

@@ -33,7 +33,7 @@ EPOCHS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a person saw last, and what each model would show next.
+    """The items that a person saw last, and those that each model would show next.
 
     Args:
         user: the person.

@@ -119,7 +119,7 @@ def ask(address: str, *, k: int = 5) -> list[Answer]:
 
 
 def latencies_ms(address: str, *, users: Sequence[str], k: int = 10) -> list[float]:
-    """How long the server takes to answer for each of these users, one after the other on one connection."""
+    """Measure how long the server takes to answer for each of these users, one after the other on one connection."""
     spent = []
     with _connection(address) as connection:
         for user in users:

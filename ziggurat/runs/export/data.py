@@ -139,7 +139,7 @@ def with_user_feature(schema: Schema, *, others: Sequence[Schema], finds_items: 
 def make_users(
     data: RunData, *, schemas: Sequence[Schema], catalogue: ItemCatalogue, finds_items: bool
 ) -> KnownUsers | None:
-    """What the data says of users: their columns as they were last, and the items that they have had.
+    """Collect the users of the data: their columns as they were last, and the items that they have had.
 
     Also counts the events of each item, into the catalogue.
 

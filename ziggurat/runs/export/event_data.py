@@ -44,7 +44,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EventsWanted:
-    """Which parts of a log an export takes.
+    """The parts of a log that an export takes.
 
     Args:
         folder: where files are written; the caller removes it.

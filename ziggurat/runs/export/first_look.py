@@ -35,7 +35,7 @@ from ziggurat.typed import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class RunsSeen:
-    """What the folders of the runs say of an export.
+    """The facts about an export that the folders of the runs give.
 
     Args:
         scores: what a formula may name beside columns of the catalogue: labels of the ranker, products of vectors.
@@ -51,7 +51,7 @@ class RunsSeen:
 def look_at_runs(
     run: str | Path, *, ranker: str | Path | None, models: Sequence[type[Any]], progress: Progress
 ) -> RunsSeen:
-    """What the runs are, and the first one's raw files.
+    """Return what the runs are, and the raw files of the first.
 
     Args:
         run: folder of the run.
@@ -117,7 +117,7 @@ def check_asked(seen: RunsSeen, *, value: str, keep: Sequence[str], items: Seque
 
 
 def _products(model: Any, labels: Sequence[str]) -> list[str]:
-    """What formulas may name of a model that retrieves."""
+    """List what formulas may name of a model that retrieves."""
     has_over_arch = getattr(getattr(model, "over_arch", None), "kind", OverArchKind.NONE) is not OverArchKind.NONE
     of_tasks = getattr(model, "user_vectors", UserVectors.SHARED) is not UserVectors.SHARED
     names = [RETRIEVAL, OVER_ARCH] if has_over_arch else [RETRIEVAL]

@@ -46,7 +46,7 @@ _BATCH = 8_192
 
 @dataclass(frozen=True, kw_only=True)
 class LikesWanted:
-    """Which likes become questions.
+    """The choice of likes that become questions.
 
     Args:
         split: valid or test.
@@ -197,7 +197,7 @@ def without(chain: Chain, items: NDArray[np.int64]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where the items of a full ranking stand in a catalogue.
+    """The positions of the items of a full ranking in a catalogue.
 
     Args:
         order: rows of the catalogue by the number of their item in the ranking.
@@ -240,7 +240,7 @@ class _Places:
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What the encoded samples of questions say; items are numbers of the ranking."""
+    """The contents of the encoded samples of questions; items are numbers of the ranking."""
 
     targets: NDArray[np.int64]
     had: list[NDArray[np.int64]]

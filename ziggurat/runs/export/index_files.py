@@ -26,7 +26,7 @@ _TUNED_USERS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the index is to find.
+    """The requirements on what the index finds.
 
     Args:
         num_candidates: items for a ranker.

@@ -30,7 +30,7 @@ LEAST_ITEMS, LEAST_USERS = 0.5, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class KnownShare:
-    """How many of some ids a ranker knows.
+    """Counts how many of some ids a ranker knows.
 
     Args:
         what: "items" or "users".
@@ -63,7 +63,7 @@ class KnownShare:
 def known_shares(
     ranker: Preprocessing, *, encoder: Preprocessing, catalogue: ItemCatalogue, users: KnownUsers | None
 ) -> list[KnownShare]:
-    """What a ranker knows of the items and users of an export; none where it looks neither up in a vocabulary.
+    """Count the items and users of an export that a ranker knows; none where it looks neither up in a vocabulary.
 
     Args:
         ranker: what was fitted for it.
@@ -156,7 +156,7 @@ def refuse_blind(ranker: Preprocessing, *, catalogue: ItemCatalogue, folder: str
 
 
 def _known(preprocessing: Preprocessing, column: str, ids: pl.Series) -> pl.Series | None:
-    """Which ids a model has rows of their own for; None where it looks none up in a vocabulary."""
+    """Mark the ids that a model has rows of their own for; None where it looks none up in a vocabulary."""
     for feature in preprocessing.schema.features:
         if isinstance(feature, Categorical) and column_of(feature) == column:
             vocabulary = preprocessing.vocabularies.get(table_of(feature))

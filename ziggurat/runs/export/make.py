@@ -92,7 +92,7 @@ class _Runs:
 
     @property
     def schemas(self) -> list[Schema]:
-        """Of those that there are."""
+        """The schemas of the runs that there are."""
         return [run.preprocessing.schema for run in self.parts.values()]
 
 
@@ -277,7 +277,7 @@ def _check_ranker(
     config: ExportConfig,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Whether a ranker goes with the run that retrieves: what it knows of the items and users."""
+    """Check whether a ranker goes with the run that retrieves, by what it knows of the items and users."""
     if runs.encoder is None or runs.ranker is None or catalogue is None:
         return {}
     fitted = runs.ranker.preprocessing

@@ -40,7 +40,7 @@ _NEVER_SEEN = "an id that nobody has seen"
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """How the scores of an export compare with those of its run.
+    """The comparison of an export's scores with those of its run.
 
     Args:
         num_rows: raw rows that both scored.
@@ -142,7 +142,7 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
 
 
 def is_kept(name: str, *, run: float, change: float) -> bool:
-    """Whether a metric of tables in few bits is no worse than an export takes; one that got better is.
+    """Return whether a metric of tables in few bits is no worse than an export takes; one that got better passes.
 
     Args:
         name: of the metric: an AUC, which may fall by 1e-4, or an RMSE, which may rise by 1e-4 of itself.

@@ -41,7 +41,7 @@ _TIMED = 20  # requests
 
 @dataclass(frozen=True, kw_only=True)
 class ValueAsked:
-    """What is to order answers, as it was asked for.
+    """The value that is to order answers, as it was asked for.
 
     Args:
         value: a formula, "auto" or "".
@@ -62,12 +62,12 @@ class ValueAsked:
 
     @property
     def further(self) -> list[str]:
-        """What a formula may name beside tasks and columns."""
+        """The names that a formula may use beside tasks and columns."""
         return further_names(None if self.encoder is None else self.encoder.model)
 
     @property
     def is_fitted(self) -> bool:
-        """Whether formulas are tried; false where one was given, one alone could be, or the run is on events."""
+        """True if formulas are tried; False where one was given, only one could be tried, or the run is on events."""
         if self.encoder is None or self.encoder.config.table_schema.events is not None:
             return False
         return self.value in ("", AUTO) and len(self.labels) + len(self.further) > 1

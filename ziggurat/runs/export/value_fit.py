@@ -62,7 +62,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFit:
-    """What was tried, and what was chosen.
+    """The formulas that were tried, and the one that was chosen.
 
     Args:
         tried: in the order of the module's docstring; the first one is `retrieval`.
@@ -127,7 +127,7 @@ class ValueFit:
         return [*rows, self.verdict()]
 
     def verdict(self) -> str:
-        """What was chosen and why, in a sentence, and what the ranker costs."""
+        """Say which formula was chosen and why, in a sentence, and what the ranker costs."""
         costs = ""
         if self.costs_ms:
             costs = "; a request takes " + ", ".join(f"{ms:.1f} ms {what}" for what, ms in self.costs_ms.items())
@@ -201,7 +201,7 @@ class _Trial:
         self._gains: dict[str, Float64[np.ndarray, " Q"]] = {}
 
     def values(self, formula: str) -> Float64[Tensor, "Q C"]:
-        """What a formula gives all candidates."""
+        """Return the values that a formula gives all candidates."""
         return ValueModel(formula, names=tuple(self._candidates.scores))(self._candidates.scores)
 
     def ndcg(self, formula: str) -> float:

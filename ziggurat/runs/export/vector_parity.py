@@ -40,7 +40,7 @@ _MOST_BEST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class VectorParity:
-    """How the vectors of an export compare with those of its run.
+    """The comparison of an export's vectors with those of its run.
 
     Args:
         num_rows: raw rows whose user and item both gave vectors.

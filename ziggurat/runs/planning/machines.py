@@ -69,7 +69,7 @@ class MachinesReport:
 
 
 def machines_report(config: RunConfig, cluster: Cluster, *, request: PlanRequest) -> MachinesReport:
-    """What numbers of machines do with each set of tiers.
+    """Report how different numbers of machines perform with each set of tiers.
 
     Args:
         config: of the run.
@@ -150,7 +150,7 @@ class _BaseSteps:
         return min(found)
 
     def notes(self) -> list[str]:
-        """What the steps rest on, in words."""
+        """List in words what the steps rest on."""
         same = (
             "a device has as many samples whatever the number of hosts, so that a step of more hosts may be longer, "
             "when more of what it exchanges goes between hosts: compare samples/s"

@@ -41,7 +41,7 @@ _WINDOW_ROWS = 65_536
 @dataclass(frozen=True, kw_only=True)
 @checked
 class EmbeddingProbeConfig:
-    """What the probe reads.
+    """Settings of what the probe reads.
 
     Args:
         num_samples: training rows, spread over the data, rounded up to whole batches; fewer if there are fewer.
@@ -65,7 +65,7 @@ class EmbeddingProbeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a trained model says about its features.
+    """The facts that a trained model gives about its features.
 
     Args:
         interactions: I, in the order of `features`.
@@ -195,7 +195,7 @@ def comparable_fields(model: Model, pooled_BT: Tensor) -> Tensor:
 
 
 def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLoad, ...]:
-    """What each feature costs.
+    """Return the cost of each feature.
 
     Args:
         model: its tables and their optimizer.

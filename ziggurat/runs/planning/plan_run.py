@@ -42,7 +42,7 @@ _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What to plan with.
+    """The settings to plan with.
 
     Args:
         budget_s: seconds for each search.
@@ -270,7 +270,7 @@ def model_to_place(config: RunConfig, data: PlanInputs) -> ModelToPlace:
 
 
 def plan_settings(config: RunConfig, cluster: Cluster, request: PlanRequest) -> PlanSettings:
-    """How the run's settings look to a planner."""
+    """Return the run's settings as a planner takes them."""
     return PlanSettings(
         budget_s=request.budget_s,
         seed=request.seed,
@@ -280,7 +280,7 @@ def plan_settings(config: RunConfig, cluster: Cluster, request: PlanRequest) -> 
 
 
 def step_settings(config: RunConfig, cluster: Cluster) -> StepSettings:
-    """What a step of the run computes in, and how many bytes its numbers take on the way."""
+    """Return what a step of the run computes in, and how many bytes its numbers take on the way."""
     parallel = config.parallel
     matmul = matmul_format(config.training.precision, cluster)
     computed = torch.float32  # what is looked up, and what identity modules pass on
@@ -297,7 +297,7 @@ def step_settings(config: RunConfig, cluster: Cluster) -> StepSettings:
 
 
 def matmul_format(precision: Precision, cluster: Cluster) -> MatmulFormat:
-    """What a run multiplies in; auto decides as the trainer would, by the cluster's rates instead of a measurement."""
+    """Return a run's matmul format; auto decides as the trainer would, by the cluster's rates, not a measurement."""
     device = cluster.device
     pays = device.bf16_flop_per_s >= MIN_BF16_SPEEDUP * device.fp32_flop_per_s
     if precision.is_measured:

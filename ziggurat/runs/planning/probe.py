@@ -56,7 +56,7 @@ _LINK_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ProbeConfig:
-    """How much to measure.
+    """Settings of how much to measure.
 
     Args:
         minutes: of measuring, without learning; 0 measures nothing more and trains.
@@ -79,7 +79,7 @@ class ProbeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What a probe left behind; on ranks other than 0 without a cost model.
+    """The results of a probe; on ranks other than 0 without a cost model.
 
     Args:
         measurements: as in the file.
@@ -114,7 +114,7 @@ def probe(config: ProbeConfig, out: str | Path, *, progress: Progress | None = N
 
 
 def cost_model_path(out: str | Path) -> Path:
-    """Where the cost model of a file of measurements lies, without its endings."""
+    """Return the path of the cost model of a file of measurements, without its endings."""
     path = Path(out)
     return path.with_name(path.name.removesuffix(".json") + ".cost")
 
@@ -339,7 +339,7 @@ def _measure_lookups(state: _State, config: ProbeConfig, *, deadline: float, pro
 
 
 def _cut_factor(meter: LookupMeter, draw: DrawConfig, *, num_groups: int) -> float:
-    """How much longer the step of tables takes that are cut by columns; the median of some groups."""
+    """Measure how much longer a step of tables that are cut by columns takes; the median of some groups."""
     pool = draw_pool(draw, 0)
     ratios = []
     for index in range(num_groups):

@@ -62,7 +62,7 @@ COLUMNS = ("feature", "importance", "± sd over rounds", "permuted metric")
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ImportanceConfig:
-    """What to permute, how often, and what to measure.
+    """Settings of what to permute, how often, and what to measure.
 
     Args:
         metric: any of the evaluation with a direction; `auto`: the one that training stops by.
@@ -296,7 +296,7 @@ def _metric(run: Run, config: ImportanceConfig) -> str:
 
 
 def _parts(run: Run, config: ImportanceConfig) -> dict[str, tuple[str, ...]]:
-    """What is permuted together, by name: the groups, then the features in none of them."""
+    """Return what is permuted together, by name: the groups, then the features in none of them."""
     known = feature_names(run.model.inputs)
     groups = {name: tuple(members) for name, members in config.groups.items()}
     grouped = [name for members in groups.values() for name in members]

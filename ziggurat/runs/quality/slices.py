@@ -38,7 +38,7 @@ _STATES = ("known", "unknown", "missing")
 
 @dataclass(frozen=True, kw_only=True)
 class SliceConfig:
-    """What to slice by.
+    """Settings of what to slice by.
 
     Args:
         columns: names of features, or of other columns of the raw files.

@@ -58,7 +58,7 @@ def predict_of_events(
     bad_rows: BadRowPolicy,
     progress: Progress | None,
 ) -> Any:
-    """What `Run.predict` does for a run on events: next items of users, or with labels a score for each event.
+    """Implement `Run.predict` for a run on events: next items of users, or with labels a score for each event.
 
     Raises:
         ConfigError: a suffix that is not known, or columns that cannot be kept.

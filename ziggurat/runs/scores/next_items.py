@@ -166,7 +166,7 @@ def predict_next(
     bad_rows: BadRowPolicy,
     progress: Progress | None,
 ) -> Any:
-    """What `Run.predict` does for a run on events: ten items a user, as a frame or in a file.
+    """Implement `Run.predict` for a run on events: ten items a user, as a frame or in a file.
 
     Raises:
         ConfigError: columns to keep.

@@ -43,7 +43,7 @@ def refuse_own_input(out: str | Path, data: Any, *, trained: Sequence[Path]) -> 
 
 
 def check_output(out: str | Path, schema: pl.Schema) -> str:
-    """What divides the fields of a text file; "" for Parquet.
+    """Return what divides the fields of a text file; "" for Parquet.
 
     Raises:
         ConfigError: a URL, a suffix that is neither, or lists that are to be kept in a text file.

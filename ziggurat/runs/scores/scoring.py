@@ -57,7 +57,7 @@ ROW = "row"
 @dataclass(frozen=True, kw_only=True)
 @checked
 class FileReading:
-    """How files to score are read: as those that the run was trained on, unless somebody says otherwise.
+    """The way to read files to score: like those that the run was trained on, unless set otherwise.
 
     Which texts mean no value is said by the schema, and goes with the run.
 
@@ -83,7 +83,7 @@ class FileReading:
 
     @staticmethod
     def of(config: RunConfig) -> FileReading:
-        """How the run's own files are read; known data sets are cached as Parquet, so other files may be anything."""
+        """Return how the run's own files are read; known data sets are cached as Parquet, so others may be anything."""
         data = config.data
         form = FileFormat.AUTO if config.dataset.name else data.format
         return FileReading(
@@ -96,7 +96,7 @@ class FileReading:
 
     @property
     def text(self) -> TextOptions:
-        """How text files are read."""
+        """The options by which text files are read."""
         return TextOptions(
             delimiter=self.separator,
             decimal=self.decimal,
@@ -108,7 +108,7 @@ class FileReading:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownIds:
-    """How many ids of a feature are not in its vocabulary: they are all scored by the row of unknown ids.
+    """The number of ids of a feature that are not in its vocabulary: all are scored by the row of unknown ids.
 
     Args:
         feature: name.
@@ -153,7 +153,7 @@ def saying_unknown_ids(run: Run, progress: Progress | None) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class IdsOutOfRange:
-    """How many ids of a feature lie outside its identity table, and what became of them.
+    """The number of ids of a feature that lie outside its identity table, and what became of them.
 
     Args:
         feature: name.

@@ -25,11 +25,11 @@ def share_on_device(config: RunConfig, sizes: Mapping[str, TableSize]) -> float:
 
 
 def held_bytes(size: TableSize) -> int:
-    """Of all rows of a table on a disk, were they held."""
+    """Return the bytes of all rows of a table on a disk, if they were held."""
     return size.weight_bytes + size.state_bytes + size.num_rows * HELD_BESIDE_BYTES
 
 
 def bytes_on_disk(size: TableSize) -> int:
-    """What the file of a table takes of the disk, once all its rows were changed."""
+    """Return the bytes that the file of a table takes of the disk, once all its rows were changed."""
     row_bytes = (size.weight_bytes + size.state_bytes) // max(size.num_rows, 1)
     return RowLayout(row_bytes).file_bytes(size.num_rows)

@@ -21,7 +21,7 @@ _FULL_SHARE, _LOST_SHARE = 0.5, 0.2  # of the lines of a log, and of look-ups, f
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedGrowth:
-    """What a log says of one growing table.
+    """The figures that a log gives of one growing table.
 
     Args:
         name: of the table.
@@ -41,12 +41,12 @@ class LoggedGrowth:
 
     @property
     def unknown_share(self) -> float:
-        """Of the look-ups."""
+        """The share of look-ups with unknown ids."""
         return self.unknown / max(self.lookups, 1)
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The growth in words."""
         return (
             f"{self.unknown_share:.1%} of {self.lookups:,} look-ups met an unknown id, and {self.evicted:,} ids lost "
             f"their row to another; all {self.limit:,} rows were taken in {self.full_share:.0%} of the log's lines"
@@ -54,13 +54,13 @@ class LoggedGrowth:
 
     @property
     def is_short(self) -> bool:
-        """Whether the limit is too small: full most of the time, and a fifth of the look-ups cost some id its row."""
+        """True if the limit is too small: full most of the time, and a fifth of the look-ups cost some id its row."""
         lost = (self.unknown + self.evicted) / max(self.lookups, 1)
         return self.full_share > _FULL_SHARE and lost > _LOST_SHARE
 
 
 def logged_growth(log: Path, *, limits: Mapping[str, int]) -> dict[str, LoggedGrowth]:
-    """By table that grows, what became of its ids in the training of a run.
+    """Return what became of the ids of each growing table in the training of a run.
 
     Args:
         log: its metrics.jsonl.
@@ -97,7 +97,7 @@ def limits_of(inputs: InputSpec) -> dict[str, int]:
 
 
 def short_of_rows(log: Path, inputs: InputSpec) -> list[str]:
-    """What to say at the end of a run of growing tables whose limit is too small for the ids that came."""
+    """List what to say at the end of a run of growing tables whose limit is too small for the ids that came."""
     limits = limits_of(inputs)
     found = logged_growth(log, limits=limits).values() if limits else ()
     return [

@@ -143,7 +143,7 @@ def _refuse_two_sizes(tables: TablesConfig) -> None:
 def tier_problem(
     config: RunConfig, inputs: InputSpec, *, list_lengths: Mapping[str, float], limit_bytes: int
 ) -> TierProblem:
-    """What the choice is given: the tables of a model, with the formats that the settings allow.
+    """Return the input of the choice: the tables of a model, with the formats that the settings allow.
 
     Args:
         config: of the run; formats that it names stay, and `tables.weights` is the highest of the others.
@@ -178,7 +178,7 @@ def tier_problem(
 
 
 def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
-    """What was chosen and why, for people: the tables that leave FP32, those that save most first."""
+    """Say what was chosen and why, for people: the tables that leave FP32, those that save most first."""
     whole = sum(table.num_bytes(_FP32) for table in problem.tables)
     limit = size_text(choice.limit_bytes)
     together = ""
@@ -224,7 +224,7 @@ def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
 
 
 def _below_line(problem: TierProblem, choice: Choice) -> str:
-    """What lies on the disk or the host, and how fast that lets samples go."""
+    """Say what lies on the disk or the host, and the rate of samples that this allows."""
     tables = [table for table in problem.tables if choice.rungs[table.name].is_below]
     pace = f"{1 / choice.below_s:,.0f} samples/s at most" if choice.below_s else "no limit"
     missed = sum(table.rows_below(choice.rungs[table.name]) for table in tables)

@@ -62,7 +62,7 @@ _Scores = Float[np.ndarray, " n"]
 @dataclass(frozen=True, kw_only=True)
 @checked
 class QuantisationConfig:
-    """What is tried, and on which samples.
+    """Settings of what is tried, and on which samples.
 
     Args:
         formats: bf16, int8, int4.
@@ -138,7 +138,7 @@ class QuantisationReport:
 
     @property
     def summary(self) -> str:
-        """Of which samples and which weights, in one line."""
+        """The samples and the weights of the report, in one line."""
         return f"{self.num_rows:,} samples ({self.rows}), checkpoint of step {self.step:,}"
 
     @property
@@ -214,7 +214,7 @@ class _ScoresOfRun:
         self._kept: list[_Scores] = []
 
     def keeping(self) -> dict[str, MetricFunction]:
-        """For the evaluation of the run: keeps its scores."""
+        """Return metrics for the evaluation of the run that keep its scores."""
 
         def keep(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
             del labels, weights
@@ -224,7 +224,7 @@ class _ScoresOfRun:
         return {_LARGEST: keep}
 
     def comparing(self, labels: Sequence[LabelSpec]) -> dict[str, MetricFunction]:
-        """For evaluations of the same samples: an evaluation asks for each label once, in order.
+        """Return metrics for evaluations of the same samples: an evaluation asks for each label once, in order.
 
         A label that is always 1 (what came next) has NaN: its items are judged by their ranks, and no score says more.
         """
@@ -379,7 +379,7 @@ def _has_auc(metrics: dict[str, float]) -> bool:
 
 
 def _is_within(changes: dict[str, float], *, run: dict[str, float]) -> bool:
-    """Whether no AUC falls, and no RMSE rises, further than an export takes; what is NaN is left out."""
+    """Return whether no AUC falls, and no RMSE rises, further than an export takes; what is NaN is left out."""
     judged = [name for name in changes if name.partition("/")[0] in ("auc", "rmse") and math.isfinite(changes[name])]
     return all(is_kept(name, run=run[name], change=changes[name]) for name in judged)
 

@@ -58,7 +58,7 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
 
 
 def _loss(cost: FormatCost, metric: str) -> float:
-    """By how much a metric got worse: the most of all labels."""
+    """Return by how much a metric got worse: the most of all labels."""
     sign = -1.0 if metric and higher_is_better(metric) else 1.0
     found = [sign * value for name, value in cost.changes.items() if _name(name) == metric and math.isfinite(value)]
     return max(found, default=0.0)

@@ -76,7 +76,7 @@ class TablesReport:
 
     @property
     def _caches(self) -> tuple[TableUse, ...]:
-        """What has a cache of its own: tables of a width and format together, or a table alone."""
+        """The tables with a cache of their own: tables of a width and format together, or a table alone."""
         return self.shared or self.tables
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -84,7 +84,7 @@ class TablesReport:
         return [each.cells() for each in (*self.tables, *self.shared)]
 
     def lines(self) -> list[str]:
-        """What the figures are of."""
+        """Say what the figures are of."""
         names = ("weight_bytes", "state_bytes", "cache_bytes", "map_bytes", "disk_bytes")
         weights, state, cache, maps, disk = (sum(getattr(each, name) for each in self.tables) for name in names)
         cached = f", cache {size_text(cache)}" if cache else ""
@@ -125,7 +125,7 @@ class TablesReport:
         return found
 
     def _disk_lines(self, disk_bytes: int) -> list[str]:
-        """What lies on the disk, where something does."""
+        """Say what lies on the disk, where something does."""
         on_disk = [each for each in self.tables if each.disk_bytes]
         if not on_disk:
             return []
@@ -138,7 +138,7 @@ class TablesReport:
         ]
 
     def _host_lines(self) -> list[str]:
-        """What lies on the host, where something does."""
+        """Say what lies on the host, where something does."""
         in_host = [each for each in self.tables if each.place is RowsPlace.HOST]
         if not in_host:
             return []
@@ -266,7 +266,7 @@ def table_sizes(config: RunConfig, inputs: InputSpec) -> dict[str, TableSize]:
 
 
 def cache_bytes(config: RunConfig, size: TableSize) -> int:
-    """Of the rows of a table in a cache, all of whose rows are as hot as those of other tables."""
+    """Return the bytes of the cached rows of a table, all of whose rows are as hot as those of other tables."""
     per_row, per_element = state_bytes(size.optimizer)
     row_bytes = (4 + per_element) * size.dim + per_row
     return config.tables.cache_of(size.row_format).bytes_for(size.num_rows, row_bytes=row_bytes)
@@ -307,14 +307,14 @@ def _use(
 
 
 def _place(config: RunConfig, name: str) -> RowsPlace:
-    """Where the rows of a table lie."""
+    """Return the place where the rows of a table lie."""
     if config.tables.is_on_disk(name):
         return RowsPlace.DISK
     return RowsPlace.HOST if config.tables.is_in_host(name) else RowsPlace.MEMORY
 
 
 def _held_bytes(config: RunConfig, size: TableSize, *, place: RowsPlace, share: float) -> int:
-    """Of rows that are held in front of where all of them lie, and of what says which they are."""
+    """Return the bytes of rows that are held in front of where all of them lie, and of what says which they are."""
     match place:
         case RowsPlace.DISK:
             return int(share * held_bytes(size))

@@ -12,7 +12,7 @@ from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 
 @dataclass(frozen=True, kw_only=True)
 class CacheHits:
-    """What a cache of some share of the rows hits.
+    """The hits of a cache of some share of the rows.
 
     Args:
         share: of the rows.
@@ -52,12 +52,12 @@ class CacheHits:
 
     @property
     def text(self) -> str:
-        """In per cent, with the error of a sample."""
+        """The hits in per cent, with the error of a sample."""
         return f"{100 * self.touches:.1f}" + (f" ± {100 * self.error:.1f}" if self.error else "") + " %"
 
 
 class RowsPlace(StrEnum):
-    """Where the rows of a table lie."""
+    """The place where the rows of a table lie."""
 
     MEMORY = "memory"  # of the device that computes
     HOST = "host"  # with some of them on the device

@@ -70,7 +70,7 @@ class ChainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What one user is asked about.
+    """The question that is asked about one user.
 
     Args:
         row: raw columns of the user.
@@ -128,7 +128,7 @@ class KnownSides:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesMade:
-    """How far the items have come since the export was made.
+    """The changes of the items since the export was made.
 
     Args:
         num: changes that were made.
@@ -204,13 +204,13 @@ class Chain:
 
     @property
     def orders_by_tasks(self) -> bool:
-        """Whether the formula names a score of the ranker, which is then computed for all candidates."""
+        """True if the formula names a score of the ranker, which is then computed for all candidates."""
         return bool(self.value.names & set(self.labels))
 
     def candidates(
         self, questions: Sequence[Question], *, effort: Effort = Effort.FULL, with_tasks: bool = True
     ) -> list[Candidates]:
-        """What the formula orders: the items of each question with the scores of all parts, by no order.
+        """Return what the formula orders: the items of each question with the scores of all parts, in no order.
 
         Args:
             questions: whose `k` may ask for more candidates than the settings do.

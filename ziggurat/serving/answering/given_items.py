@@ -38,7 +38,7 @@ class GivenItems:
     rows: Mapping[int, Mapping[str, Any]]
 
     def in_order(self, known: Tensor, new: Tensor) -> Tensor:
-        """What was computed of both kinds, in the order of the request."""
+        """Merge the results of both kinds of items, in the order of the request."""
         if not self.rows:
             return known
         found = torch.empty(self.size, *new.shape[1:], dtype=new.dtype)
@@ -49,7 +49,7 @@ class GivenItems:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenScores:
-    """What was computed for the items of one request, in its order.
+    """The results computed for the items of one request, in its order.
 
     Args:
         tasks: scores of the ranker.
@@ -133,7 +133,7 @@ def _values_of_rows(
 
 
 def _further(chain: Chain, questions: Sequence[Question], given: Sequence[GivenItems]) -> list[_Pairs]:
-    """What the formula names beside tasks: of each user with the items given by id, and with those given by columns."""
+    """Compute what the formula names beside tasks: of each user with the items given by id, and those by columns."""
     assert chain.encoder is not None or not chain.value.names & {RETRIEVAL, OVER_ARCH}, "checked when it is loaded"
     tasks = () if chain.encoder is None else chain.encoder.tasks
     names = {RETRIEVAL, OVER_ARCH, *tasks} & set(chain.value.names)

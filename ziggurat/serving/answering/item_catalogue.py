@@ -86,7 +86,7 @@ class NumberOfId:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemColumns:
-    """Which columns of a catalogue mean what.
+    """The meanings of the columns of a catalogue.
 
     Args:
         id: the column of the item's id.
@@ -175,7 +175,7 @@ class ItemCatalogue:
         return torch.from_numpy(found[found >= 0])
 
     def notes(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """What somebody who excludes items should know: that there is no item of some of the ids."""
+        """Return notes for somebody who excludes items: that there is no item of some of the ids."""
         absent = np.flatnonzero(self.find(ids) < 0).tolist() if ids else []
         if not absent:
             return ()
@@ -236,7 +236,7 @@ def sample_numbers(total: int, most: int) -> Int64[Tensor, "n"]:
 
 
 class KnownUsers:
-    """What an export knows of users: their columns as they were last, and the items that they have had.
+    """The known users of an export: their columns as they were last, and the items that they have had.
 
     Args:
         frame: one row a user, the most active first.
@@ -298,7 +298,7 @@ class KnownUsers:
 
 
 def user_notes(user: Mapping[str, Any], *, users: KnownUsers | None) -> tuple[str, ...]:
-    """What somebody who asks for a user should know: that nobody has the id of the request.
+    """Return notes for somebody who asks for a user: that nobody has the id of the request.
 
     Args:
         user: columns of the request.

@@ -55,7 +55,7 @@ class ItemSearch:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """What filters may name, with its kind."""
+        """The attributes that filters may name, each with its kind."""
         return {each.name: each.describe() for each in self._filters().schema.attributes}
 
     def tune(self, queries: Float32[Tensor, "Q D"], *, k: int, recall: float) -> int:
@@ -74,11 +74,11 @@ class ItemSearch:
         return self._filters().parse(text)
 
     def explain(self, wanted: Filter, item: int) -> str:
-        """Why an item passes a filter, or does not."""
+        """Explain why an item passes a filter, or does not."""
         return self.index.explain(wanted, item)
 
     def notes(self, wanted: Filter) -> tuple[str, ...]:
-        """What somebody who wrote a filter should know: values that no item has, with the nearest that some have."""
+        """Return notes for somebody who wrote a filter: values that no item has, with the nearest that some have."""
         return self.index.notes(wanted)
 
     def example(self) -> str:

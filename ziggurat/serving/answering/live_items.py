@@ -71,7 +71,7 @@ class ItemChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedItems:
-    """What a change did.
+    """The effects of a change.
 
     Args:
         added: items that are new, or are there again.
@@ -120,7 +120,7 @@ def folded(changes: Iterable[ItemChanges], *, id_column: str) -> tuple[ItemChang
 
 
 def info_now(info: Info, chain: Chain, *, version: str) -> Info:
-    """What an export says of itself, with its items as they are now.
+    """Return the facts of an export, with its items as they are now.
 
     Args:
         info: as it was loaded.

@@ -38,7 +38,7 @@ _MOST_ENCODED = 1.5  # rows that a ranker keeps for an item
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Merge:
-    """What the manifest of merged items says of them.
+    """The facts of merged items that their manifest gives.
 
     Args:
         num_changes: that are in it.

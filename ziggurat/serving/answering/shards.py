@@ -46,7 +46,7 @@ class Retrieved:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardQuestion:
-    """What every shard is asked.
+    """The question to every shard.
 
     Args:
         queries: vectors of users.
@@ -102,7 +102,7 @@ class ShardItems:
 
 
 class Scatter(Protocol):
-    """What carries questions to all shards of one version of an index."""
+    """Carries questions to all shards of one version of an index."""
 
     @property
     def num_shards(self) -> int:
@@ -110,7 +110,7 @@ class Scatter(Protocol):
         ...
 
     def ask(self, question: ShardQuestion, *, items: Sequence[ShardItems]) -> Sequence[PartFound | str]:
-        """What each shard finds among its items; why not, for those that give no answer in time.
+        """Return what each shard finds among its items, or why it gave no answer in time.
 
         Args:
             question: for all.

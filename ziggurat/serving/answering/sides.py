@@ -66,7 +66,7 @@ class Side:
 
     @property
     def inputs(self) -> InputSpec:
-        """What a batch of this side has."""
+        """The inputs that a batch of this side has."""
         return InputSpec() if self.preprocessing is None else self.preprocessing.inputs
 
     def encode(self, frame: pl.DataFrame, *, num_rows: int) -> Batch:

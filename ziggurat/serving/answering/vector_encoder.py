@@ -41,7 +41,7 @@ class VectorModel(Protocol):
 
 
 def task_names(model: Any) -> list[str]:
-    """What formulas call the inner products of each task; none where all tasks share the vector of a user."""
+    """List the names of each task's inner products in formulas; none where all tasks share the vector of a user."""
     several = getattr(model, "num_vectors", 1) > 1
     return [f"retrieval_{label.name}" for label in model.inputs.labels] if several else []
 
@@ -68,7 +68,7 @@ class VectorEncoder:
 
     @property
     def over_arch(self) -> OverArch | None:
-        """What scores pairs of its vectors anew, where the model has that."""
+        """The module that scores pairs of the encoder's vectors anew, where the model has one."""
         return getattr(self._model, "over_arch", None)
 
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:

@@ -59,7 +59,7 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """What a file must be to count as intact."""
+    """The properties that a file must have to count as intact."""
 
     bytes: CountOrNone
     sha256: str
@@ -130,7 +130,7 @@ class ExportFolder:
         return self.manifest.version_of_content
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name, or a folder with files."""
+        """Return whether there is a file of this name, or a folder with files."""
         return name in self.manifest.files or any(file.startswith(f"{name}/") for file in self.manifest.files)
 
     def file(self, name: str) -> Path:
@@ -337,7 +337,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def identity_of(path: Path) -> object:
-    """What changes when the path of an export leads to another folder, or its files were replaced; None: no folder."""
+    """Return what changes when an export's path leads to another folder, or its files are replaced; None: no folder."""
     try:
         real = path.resolve(strict=True)
         return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())

@@ -74,7 +74,7 @@ class _Settings:
 
     @property
     def kept(self) -> TablesConfig:
-        """What the tables are kept as in memory."""
+        """The formats in which the tables are kept in memory."""
         return TablesConfig() if self.version_1 else TablesConfig(weights=self.tables, by_table=self.by_table)
 
 

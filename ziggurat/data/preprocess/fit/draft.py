@@ -37,7 +37,7 @@ _WEIGHT, _GROUP, _SESSION, _ROW = "weight", "group", "session", "row"
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFacts:
-    """What a draft holds.
+    """Facts about the rows of a draft.
 
     Args:
         batch_rows: rows of each batch, in order.
@@ -85,7 +85,7 @@ class DraftWriter:
 
     @property
     def facts(self) -> DraftFacts:
-        """What was written so far."""
+        """Facts about what was written so far."""
         return DraftFacts(
             batch_rows=tuple(self._batch_rows), out_of_range=dict(self._out_of_range), truncated=dict(self._truncated)
         )

@@ -42,7 +42,7 @@ HEAD = Format(
 
 @dataclass(frozen=True, kw_only=True)
 class FitState:
-    """What some rows have taught; made by `fit_table` and `fit_files`, merged by `merge_states`.
+    """State learnt from some rows; made by `fit_table` and `fit_files`, merged by `merge_states`.
 
     Args:
         schema: of the rows.
@@ -136,7 +136,7 @@ class FitState:
 
 
 def merge_states(states: Iterable[FitState]) -> FitState:
-    """What the rows of all states have taught together; the order does not matter.
+    """Merge what was learnt from the rows of all states; the order does not matter.
 
     Raises:
         ConfigError: there is no state, or they are of different schemas.

@@ -30,7 +30,7 @@ _STATE_FILE = "state.arrow"
 
 
 class FittedFiles:
-    """What shards have taught.
+    """Results learnt from shards.
 
     Args:
         work: folder of the work.
@@ -71,13 +71,13 @@ class FittedFiles:
         return [self._out, *(self._rows_file(shard) for shard in range(num_shards))]
 
     def preprocessing(self) -> Preprocessing:
-        """What all shards have taught together."""
+        """Return the preprocessing learnt from all shards together."""
         if self._preprocessing is None:
             self._preprocessing = load_preprocessing(self._out)
         return self._preprocessing
 
     def row_of_number(self, shard: int) -> dict[str, Int32[np.ndarray, " K"]]:
-        """By table, the row that each number of an id in the training draft of a shard became."""
+        """Return by table the row that each number of an id in the training draft of a shard became."""
         with self._reading:
             if self._rows_of is None or self._rows_of[0] != shard:
                 with np.load(self._rows_file(shard), allow_pickle=False) as found:
@@ -132,7 +132,7 @@ class DraftEncoder:
 
     @property
     def counters(self) -> dict[str, FeatureCounters]:
-        """What the rows so far held."""
+        """Counters of what the rows so far held."""
         return self._encoder.counters
 
     def tables(self, rows: range) -> Iterator[pa.Table]:

@@ -55,7 +55,7 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedParts:
-    """What a `Fitter` has learnt from some rows, before anything is cut off; merged by `Fitter.absorb`.
+    """Parts that a `Fitter` has learnt from some rows, before anything is cut off; merged by `Fitter.absorb`.
 
     Args:
         ids: by table with a vocabulary.
@@ -114,7 +114,7 @@ class Fitter:
         return replace(parsed, ids=ids, lists=lists)
 
     def parts(self) -> FittedParts:
-        """What the rows so far have taught, to be merged with what others have."""
+        """Return the parts learnt from the rows so far, to be merged with other parts."""
         counted = {name: counter.counted() for name, counter in self._counters.items()}
         return FittedParts(ids=counted, numbers=self._numbers.parts())
 
@@ -130,7 +130,7 @@ class Fitter:
         }
 
     def finish(self) -> Fitted:
-        """What was learnt from all rows."""
+        """Return what was learnt from all rows."""
         vocabularies: dict[str, Vocabulary] = {}
         row_of_number: dict[str, np.ndarray] = {}
         for name, counter in self._counters.items():

@@ -58,7 +58,7 @@ class LatestItems:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is anything to keep."""
+        """True if there is anything to keep."""
         return bool(self._item)
 
     def add(self, chunk: RawChunk, parsed: ParsedChunk) -> None:
@@ -165,7 +165,7 @@ def _latest(keys: np.ndarray, times: np.ndarray, rows: np.ndarray) -> _Entries:
 
 
 def read_latest_items(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What `write` wrote: (N,) int64 rows, ascending, and their (N,) times.
+    """Read what `write` wrote: (N,) int64 rows, ascending, and their (N,) times.
 
     Raises:
         DataError: the file is damaged or absent.

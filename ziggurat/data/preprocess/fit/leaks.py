@@ -100,7 +100,7 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
 
 
 def _is_far(label: LabelSpec, columns: tuple[Any, Any], y: np.ndarray, y_out: np.ndarray, *, is_dense: bool) -> bool:
-    """Whether some of the rows show that a feature is no leak; only binary labels are settled so."""
+    """Return whether some of the rows show that a feature is no leak; only binary labels are settled this way."""
     some = np.arange(0, len(y_out), -(-len(y_out) // _FIRST_LOOK_ROWS))
     if label.task is Task.REGRESSION or len(some) == len(y_out) or _too_few(label, y_out[some]):
         return False

@@ -42,7 +42,7 @@ class SharedBadRows(BadRows):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFacts:
-    """What a shard held.
+    """Facts about the rows of a shard.
 
     Args:
         drafts: its rows, for each split.
@@ -204,5 +204,5 @@ class ShardReader:
 
 
 def draft_of(folder: Path, split: int) -> Path:
-    """Where the draft of a split lies in the folder of a shard."""
+    """Return the path of the draft of a split in the folder of a shard."""
     return folder / f"{SPLITS[split].value}.arrow"

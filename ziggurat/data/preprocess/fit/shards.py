@@ -27,7 +27,7 @@ MAX_SHARDS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSizes:
-    """How large shards are.
+    """Settings for how large shards are.
 
     Args:
         least_bytes: smaller files are put together; more where there would be too many shards.
@@ -56,7 +56,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Of its unit of work."""
+        """The name of the shard's unit of work."""
         return f"shard-{self.index:04}"
 
     @staticmethod

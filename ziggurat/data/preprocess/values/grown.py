@@ -27,7 +27,7 @@ class GrownVocabulary:
 
     @staticmethod
     def of(numbers_in_order: Shaped[np.ndarray, " K"]) -> GrownVocabulary:
-        """From the numbers of rows 3, 4, 5 …"""
+        """Make a vocabulary from the numbers of rows 3, 4, 5 …"""
         order = np.argsort(numbers_in_order, kind="stable")
         rows = (order + NUM_RESERVED_ROWS).astype(np.int32)
         return GrownVocabulary(numbers=numbers_in_order[order].astype(np.int64), table_rows=rows)

@@ -44,7 +44,7 @@ _FROM_QUANTILES = (NumericTransform.QUANTILE, NumericTransform.QUANTILE_BUCKETS)
 
 @dataclass(frozen=True, kw_only=True)
 class NumericState:
-    """What was fitted for one dense feature.
+    """Statistics fitted for one dense feature.
 
     Args:
         feature: its name.
@@ -149,7 +149,7 @@ def _interpolated(values: np.ndarray, places: np.ndarray, levels: np.ndarray) ->
 
 @dataclass(frozen=True, kw_only=True)
 class NumericParts:
-    """What some rows have taught of the dense features; adds up to what all rows teach.
+    """Statistics of the dense features learnt from some rows; they add up to those of all rows.
 
     Args:
         sums: by feature, of those that are standardised.
@@ -188,7 +188,7 @@ class NumericFitter:
         self._sample.add(prepared, keys=mix(global_rows.astype(np.uint64)))
 
     def parts(self) -> NumericParts:
-        """What the rows so far have taught."""
+        """Return the parts learnt from the rows so far."""
         keys, values = self._sample.finish()
         return NumericParts(sums=dict(self._sums), sample_keys=keys, sample=dict(values))
 

@@ -214,7 +214,7 @@ def needed_column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
 
 
 def _is_hashed(schema: Schema, feature: Categorical) -> bool:
-    """Whether a feature needs no more than the hashes of its ids."""
+    """Return whether a feature needs no more than the hashes of its ids."""
     return schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
 
 
@@ -262,7 +262,7 @@ def _cut_lists(lists: IdLists, *, max_length: int, keep_last: bool) -> IdLists:
 
 
 def _kept_positions(lengths: np.ndarray, *, max_length: int, keep_last: bool) -> np.ndarray:
-    """Which values of lists stay when each is cut."""
+    """Mark the values of lists that stay when each list is cut."""
     position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     if keep_last:
         position = np.repeat(lengths, lengths) - 1 - position

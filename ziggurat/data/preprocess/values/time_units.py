@@ -23,7 +23,7 @@ _FAR = 10  # so many times the length of what was seen
 
 
 def per_second(times: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-    """How many of its unit a second has, by the size of each time."""
+    """Return how many of each time's units a second has, by the size of the time."""
     found = np.full(len(times), 10**9, dtype=np.int64)
     for bound, factor in reversed(_UNITS):
         found[times < bound] = factor
@@ -31,7 +31,7 @@ def per_second(times: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
 
 
 def is_modern(times: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-    """Which times are of 1990 to 2103, each in the unit that its size suggests."""
+    """Mark the times of 1990 to 2103, each in the unit that its size suggests."""
     seconds = times // per_second(times)
     return (_MODERN[0] <= seconds) & (seconds < _MODERN[1])
 
@@ -62,7 +62,7 @@ def of_another_unit(times: Int64[np.ndarray, " N"], *, seen: Sequence[int]) -> I
 
 
 def far_from_seen(times: Int64[np.ndarray, " N"], *, seen: Sequence[int]) -> str:
-    """What to say of times that lie far before or behind those seen; "" where none does.
+    """Describe times that lie far before or behind those seen; return "" where none does.
 
     Args:
         times: to compare.

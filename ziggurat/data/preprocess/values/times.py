@@ -79,7 +79,7 @@ def _keys(series: pl.Series, *, is_date: bool, order: DateOrder) -> np.ndarray:
 
 
 def is_date_column(series: pl.Series) -> bool | None:
-    """Whether a time column holds dates; False for numbers, None where every cell is empty."""
+    """Return whether a time column holds dates; False for numbers, None where every cell is empty."""
     kind = series.dtype
     if kind.is_numeric():
         return False
@@ -98,7 +98,7 @@ def is_date_column(series: pl.Series) -> bool | None:
 
 
 def order_of_dates(chunk: RawChunk, column: str) -> DateOrder:
-    """What the dates of a chunk show about their order; AUTO where none needs one.
+    """Return the order that the dates of a chunk show; AUTO where no date needs one.
 
     Raises:
         ConfigError: there are dates like 01/03/2024, and none shows what stands first.

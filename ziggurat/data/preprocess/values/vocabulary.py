@@ -42,7 +42,7 @@ class Ids:
 
     @staticmethod
     def of(texts: pl.Series | TextSpans) -> Ids:
-        """From canonical texts (null where missing), or canonical spans."""
+        """Make ids from canonical texts (null where missing), or canonical spans."""
         if isinstance(texts, TextSpans):
             return Ids(keys=texts.hashes, missing=texts.missing(), texts=texts)
         missing = texts.is_null().to_numpy() if texts.null_count() else None

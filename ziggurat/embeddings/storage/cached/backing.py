@@ -52,7 +52,7 @@ class RowBacking(ABC):
 
     @property
     def row_format(self) -> RowFormat | None:
-        """What rows are kept as in memory; None for a backing that takes other memory than that."""
+        """The format in which rows are kept in memory; None for a backing that takes other memory than that."""
         return None
 
     @abstractmethod
@@ -96,7 +96,7 @@ class RowBacking(ABC):
         return self.fetch(rows_N, keys=(WEIGHT,))[WEIGHT]
 
     def rounded(self, values_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """What weights would come back as after `write`: the same numbers, unless the backing rounds."""
+        """Return weights as they would come back after `write`: the same numbers, unless the backing rounds."""
         return values_ND
 
     def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
@@ -104,5 +104,5 @@ class RowBacking(ABC):
         del rows_N
 
     def describe(self) -> dict[str, Any]:
-        """What the start-up report says beside rows and columns."""
+        """Return what the start-up report says beside rows and columns."""
         return {}

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 @dataclass
 class CacheCounts:
-    """What updates found in a cache, in rows of steps: each distinct row of each step once.
+    """Counts of what updates found in a cache, in rows of steps: each distinct row of each step once.
 
     Args:
         rows: that updates touched.
@@ -28,6 +28,6 @@ class CacheCounts:
         return CacheCounts(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def facts(self) -> dict[str, float]:
-        """What a training log says: the share of touched rows that were held, rows stored, and conflicts."""
+        """Return facts for a training log: the share of touched rows that were held, rows stored, and conflicts."""
         rate = round(self.hits / self.rows, 6) if self.rows else 0.0
         return {"cache_hit_rate": rate, "cache_stored": self.stored, "cache_conflicts": self.conflicts}

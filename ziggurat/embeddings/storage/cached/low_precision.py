@@ -39,7 +39,7 @@ class LowPrecisionBacking(RowBacking):
 
     @property
     def row_format(self) -> RowFormat:
-        """What rows are kept as."""
+        """The format in which rows are kept."""
         return self.rows.row_format
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:

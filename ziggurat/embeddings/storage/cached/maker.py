@@ -34,5 +34,5 @@ class Cached:
         return CachedStorage(backing, cache=self.cache)
 
     def format_of(self, dim: int) -> RowFormat:
-        """What rows of so many columns are kept as behind the cache."""
+        """Return the format in which rows of so many columns are kept behind the cache."""
         return PLAIN if self.cache.share >= 1.0 else self.behind.format_of(dim)

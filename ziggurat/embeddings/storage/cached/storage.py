@@ -95,7 +95,7 @@ class CachedStorage(TableStorage):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What kernels compute with: float32."""
+        """The dtype that kernels compute with: float32."""
         return torch.float32
 
     @property
@@ -105,12 +105,12 @@ class CachedStorage(TableStorage):
 
     @property
     def row_format(self) -> RowFormat | None:
-        """What rows behind the cache are kept as."""
+        """The format in which rows behind the cache are kept."""
         return self.backing.row_format
 
     @property
     def num_bytes(self) -> int:
-        """Of the backing, of the places with their state, and of what says which rows they are."""
+        """The bytes of the backing, of the places with their state, and of the record of their rows."""
         floats = sum(torch.Size(tail).numel() for tail in self._tails.values())
         return self.backing.num_bytes + self.ways.num_bytes + 4 * floats * self._num_places
 
@@ -244,7 +244,7 @@ class CachedStorage(TableStorage):
         self._store_conflicts(placed, step=step)
 
     def describe(self) -> dict[str, Any]:
-        """What is cached, and what is behind it, for the start-up report; says where it is more than was asked for."""
+        """Describe the cache and what is behind it for the start-up report; say where it is more than was asked for."""
         held = min(self.ways.num_places, self.num_rows)
         asked = self.cache.share * self.num_rows
         more = f"; {self.cache.share:.3g} of the rows would be {asked:,.0f}, but a cache has sets of {NUM_WAYS}"
@@ -270,7 +270,7 @@ class CachedStorage(TableStorage):
     def _cached_rows(
         self, packed: LowPrecisionBacking, rows: Int64[Tensor, "U"], admission: Admission, *, step: Step
     ) -> CachedRows:
-        """What compiled code needs to bring rows into the cache and to update them, there or behind it."""
+        """Collect what compiled code needs to bring rows into the cache and to update them, there or behind it."""
         state = self._state_of(step)
         behind = {key: packed.state(key) for key in state}
         table = dataclasses.replace(packed.rows.packed, state=behind, noise=packed.rows.noise)

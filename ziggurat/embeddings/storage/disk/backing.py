@@ -92,7 +92,7 @@ class DiskRows(RowBacking):
 
     @property
     def disk_bytes(self) -> int:
-        """What the file takes now."""
+        """The bytes that the file takes now."""
         return self._file.disk_bytes
 
     @property
@@ -242,23 +242,23 @@ class DiskRows(RowBacking):
         self._behind.flush()
 
     def initial(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
-        """What rows begin as."""
+        """Return the initial values of rows."""
         return self.part(self._initial(rows_N.numpy()), key)
 
     def columns(self, key: str) -> slice:
-        """Where the numbers of an array are in a row."""
+        """Return the columns of a row that hold the numbers of an array."""
         return self._columns[key]
 
     def drawn(self, first_row: int) -> InitialRows | None:
-        """What the part of a table that begins at a row was drawn as."""
+        """Return the initial rows drawn for the part of a table that begins at a row."""
         return next((initial for first, _, initial in self._drawn if first == first_row), None)
 
     def initial_state(self, key: str) -> float:
-        """What the optimizer's numbers begin as."""
+        """Return the initial value of the optimizer's numbers."""
         return self._initial_state[key]
 
     def describe(self) -> dict[str, Any]:
-        """Where, and how it is read."""
+        """Describe where the rows lie, and how they are read."""
         layout = self._file.layout
         return {
             "folder": str(self.folder),
@@ -340,7 +340,7 @@ class DiskRows(RowBacking):
         return out
 
     def _initial(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
-        """What rows begin as: drawn weights, zeros where nothing was said; constant state."""
+        """Return the initial values of rows: drawn weights, zeros where nothing was said; constant state."""
         weight = np.zeros((len(rows), self.dim), dtype=np.float32)
         for first, num_rows, initial in self._drawn:
             mine = (rows >= first) & (rows < first + num_rows)

@@ -31,7 +31,7 @@ class RowMarks:
         np.bitwise_or.at(self._bits, rows_N >> 3, np.uint8(1) << (rows_N & 7).astype(np.uint8))
 
     def has(self, rows_N: Int64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-        """Whether each row is marked."""
+        """Return for each row whether it is marked."""
         return (self._bits[rows_N >> 3] >> (rows_N & 7).astype(np.uint8) & 1).astype(bool)
 
     def remove(self, rows: range) -> None:
@@ -63,7 +63,7 @@ class RowMarks:
         return np.concatenate([np.empty(0, dtype=np.int64), *self.parts(rows)])
 
     def counts(self, rows: range) -> tuple[list[range], list[int]]:
-        """How many rows are marked in parts of a range; parts without any are left out."""
+        """Count the marked rows in parts of a range; leave out parts without any."""
         parts = list[range]()
         counts = list[int]()
         for first, bits in self._blocks(rows):
@@ -106,7 +106,7 @@ class MarkedRows:
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of marked rows."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def take(self, first: int, count: int) -> Int64[np.ndarray, "N"]:

@@ -23,7 +23,7 @@ from ziggurat.features.hashing import mix
 
 
 class _Held(IntEnum):
-    """What a row is that has a place."""
+    """States of a row that has a place."""
 
     AS_ON_DISK = 0
     SAVED = 1  # newer than the disk's; the last checkpoint has it
@@ -32,7 +32,7 @@ class _Held(IntEnum):
 
 @dataclass
 class CacheCounts:
-    """What lookups asked of a cache: rows, each once a lookup, and those of them that it held."""
+    """Counts of the rows that lookups asked of a cache, each once a lookup, and of those that it held."""
 
     rows: int = 0
     hits: int = 0
@@ -59,7 +59,7 @@ class CachedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Of the places, taken or still to be taken."""
+        """The bytes of the places, taken or still to be taken."""
         return self.num_places * (4 * self.disk.width + 9)
 
     def take(self, rows: Int64[np.ndarray, "N"], *, counts: bool = False) -> Float[np.ndarray, "N W"]:

@@ -31,7 +31,7 @@ HELD_BESIDE_BYTES = 9  # of a held row: which row it is, and whether it was chan
 
 
 def waiting_bytes(held_bytes: int) -> int:
-    """What may wait to be written, for so many bytes of rows held; as much again is being written."""
+    """Return the bytes that may wait to be written, for so many bytes of rows held; as much again is being written."""
     return max(LEAST_WAITING_BYTES, min(MOST_WAITING_BYTES, held_bytes // 4))
 
 
@@ -101,7 +101,7 @@ class DiskStorage(TableStorage):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What kernels compute with: float32."""
+        """The dtype that kernels compute with: float32."""
         return torch.float32
 
     @property
@@ -111,12 +111,12 @@ class DiskStorage(TableStorage):
 
     @property
     def held_row_bytes(self) -> int:
-        """Of a row that is held."""
+        """The bytes of a row that is held."""
         return 4 * self.disk.width + HELD_BESIDE_BYTES
 
     @property
     def num_bytes(self) -> int:
-        """Of memory: rows that are held, and marks of rows."""
+        """The bytes of memory: rows that are held, and marks of rows."""
         return self.cached.num_bytes + self.disk.num_bytes
 
     @property
@@ -229,14 +229,14 @@ class DiskStorage(TableStorage):
         super().move(fn)
 
     def describe(self) -> dict[str, Any]:
-        """Where the rows lie and how many are held, for the start-up report."""
+        """Describe where the rows lie and how many are held, for the start-up report."""
         cached = self.cached
         held = self._budget.held_text(self, num_places=cached.num_places, num_bytes=cached.num_bytes)
         return {"rows": "disk", **self.disk.describe(), "held_in_memory": held}
 
 
 def held_facts(storages: Iterable[DiskStorage]) -> dict[str, float]:
-    """What a training log says: the share of the rows of lookups since the last call that were held; {} for none."""
+    """Return, for a training log, the share of the rows of lookups since the last call that were held; {} for none."""
     rows = hits = 0
     for storage in storages:
         counts = storage.cached.counts

@@ -29,7 +29,7 @@ class RowValues:
     values: Float[np.ndarray, "N W"]
 
     def find(self, rows_N: Int64[np.ndarray, "N"]) -> tuple[Bool[np.ndarray, "N"], Int64[np.ndarray, "N"]]:
-        """Whether each of some rows is here, and where."""
+        """Return for each of some rows whether it is here, and where."""
         if not len(self.rows):
             return np.zeros(len(rows_N), dtype=bool), np.zeros(len(rows_N), dtype=np.int64)
         at = np.minimum(np.searchsorted(self.rows, rows_N), len(self.rows) - 1)

@@ -79,7 +79,7 @@ class HeldRows:
 
     @property
     def num_bytes(self) -> int:
-        """Of the device."""
+        """The bytes taken on the device."""
         return sum(array.nbytes for array in self.arrays.values()) + self.map.nbytes
 
     def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
@@ -222,7 +222,7 @@ class HeldRows:
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._is_cuda else tensor
 
     def _grow(self) -> None:
-        """As many places as are needed; whatever reads the old arrays was asked for before."""
+        """Grow the arrays to as many places as are needed; whatever reads the old arrays was asked for before."""
         for key, array in self.arrays.items():
             larger = array.new_zeros(self.places.num_needed, *array.shape[1:])
             larger[: len(array)] = array

@@ -25,7 +25,7 @@ from ziggurat.ops.row_cache import NEVER, NO_WAY, NUM_WAYS, CachePolicy, Ways
 
 @dataclass
 class DeviceCounts:
-    """What announced batches asked for: distinct rows, and those of them that were on the device already."""
+    """Counts of distinct rows that announced batches asked for, and of those that were on the device already."""
 
     rows: int = 0
     hits: int = 0
@@ -49,12 +49,12 @@ class Exchange:
 
 
 def most_places(num_rows: int) -> int:
-    """As many places as a storage of R rows can come to have: all rows in ways, all behind them, sets filled up."""
+    """Return the most places that a storage of R rows can have: all rows in ways, all behind them, sets filled up."""
     return 4 * num_rows + 2 * NUM_WAYS
 
 
 class Places:
-    """Which rows have a place.
+    """Record of which rows have a place.
 
     Args:
         num_rows: R, of the storage.
@@ -80,7 +80,7 @@ class Places:
 
     @property
     def num_bytes(self) -> int:
-        """Of what says which rows are held."""
+        """The bytes of the record of which rows are held."""
         return self.ways.num_bytes + self._extra.nbytes + self._extra_batch.nbytes
 
     def find(self, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:

@@ -96,22 +96,22 @@ class HostStorage(TableStorage):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What kernels compute with: float32."""
+        """The dtype that kernels compute with: float32."""
         return torch.float32
 
     @property
     def device(self) -> torch.device:
-        """Where kernels find rows that are held."""
+        """The device where kernels find rows that are held."""
         return self._device
 
     @property
     def num_bytes(self) -> int:
-        """Of the host's memory: all rows and their state."""
+        """The bytes of the host's memory: all rows and their state."""
         return self.rows.num_bytes
 
     @property
     def held_row_bytes(self) -> int:
-        """Of a row that is held on the device, with the optimizer's numbers."""
+        """The bytes of a row that is held on the device, with the optimizer's numbers."""
         return 4 * self._row_numbers
 
     @property
@@ -238,7 +238,7 @@ class HostStorage(TableStorage):
             self.faults = None
 
     def describe(self) -> dict[str, Any]:
-        """Where the rows lie and how many are held on the device, for the start-up report."""
+        """Describe where the rows lie and how many are held on the device, for the start-up report."""
         num_places = self.held.places.ways.num_places
         return {
             "rows": "host",
@@ -267,7 +267,7 @@ class HostStorage(TableStorage):
         return {key: self.held.arrays[key] for key in state_keys(step.rule.kind)}
 
     def _places(self, rows_N: Int64[Tensor, "N"], *, is_late: bool) -> Int64[Tensor, "N"] | None:
-        """Where rows are on the device; None where the host is told that some have no place.
+        """Return the places of rows on the device; None where the host is told that some have no place.
 
         A host that does not wait is not told: rows without a place become padding, and `faults` is raised.
         """
@@ -346,7 +346,7 @@ def _among_places(layout: LookupLayout, num_places: int, *, keeps_lists: bool) -
 
 
 def device_facts(storages: Iterable[HostStorage]) -> dict[str, float]:
-    """What a training log says: the share of the rows of batches that the device held already; {} for none."""
+    """Return, for a training log, the share of the rows of batches that the device held already; {} for none."""
     counts = [storage.facts() for storage in storages]
     rows = sum(each.rows for each in counts)
     hits = sum(each.hits for each in counts)

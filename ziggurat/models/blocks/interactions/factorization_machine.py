@@ -33,7 +33,7 @@ from ziggurat.precision.products import DenseProducts
 
 
 class FMKind(StrEnum):
-    """How the dot products are summarised; see the module docstring."""
+    """Ways to summarise the dot products; see the module docstring."""
 
     PLAIN = "plain"
     OPTIMIZED = "optimized"

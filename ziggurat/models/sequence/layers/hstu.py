@@ -39,35 +39,35 @@ _INIT_STD = 0.02
 
 
 class NormWeights(StrEnum):
-    """Whether layer norms learn a scale and a shift."""
+    """Choices of whether layer norms learn a scale and a shift."""
 
     NONE = "none"
     AFFINE = "affine"
 
 
 class Activated(StrEnum):
-    """Which of U, V, Q and K pass SiLU."""
+    """Choices of which of U, V, Q and K pass SiLU."""
 
     ALL = "all"
     U = "u"
 
 
 class SplitOrder(StrEnum):
-    """How one projection holds U, V, Q and K of all heads."""
+    """Orders in which one projection holds U, V, Q and K of all heads."""
 
     PARTS_FIRST = "parts_first"  # all heads of U, then of V, Q, K
     HEADS_FIRST = "heads_first"  # U, V, Q, K of the first head, then of the second
 
 
 class ScoreScale(StrEnum):
-    """What scores are multiplied with: α."""
+    """Factors that scores are multiplied with: α."""
 
     ONE = "one"
     INVERSE_ROOT = "inverse_root"  # 1/√d
 
 
 class PositionTimeBias(StrEnum):
-    """What is added to scores: b."""
+    """Biases that are added to scores: b."""
 
     NONE = "none"
     POSITION = "position"
@@ -76,7 +76,7 @@ class PositionTimeBias(StrEnum):
 
 
 class HSTUOutput(StrEnum):
-    """What the last map of the layer, W_o, reads."""
+    """Inputs of the last map of the layer, W_o."""
 
     GATED = "gated"  # U ⊙ LN(a)
     PARTS_OF_NORMED = "parts_of_normed"  # U, LN(a), U ⊙ LN(a)
@@ -84,14 +84,14 @@ class HSTUOutput(StrEnum):
 
 
 class ProjectionInit(StrEnum):
-    """How the weight of the projection starts."""
+    """Ways to start the weight of the projection."""
 
     NORMAL = "normal"  # standard deviation 0.02
     XAVIER = "xavier"  # uniform
 
 
 class MapBias(StrEnum):
-    """Whether a linear map has a bias."""
+    """Choices of whether a linear map has a bias."""
 
     NONE = "none"
     LEARNED = "learned"

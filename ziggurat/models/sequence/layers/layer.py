@@ -21,7 +21,7 @@ from ziggurat.precision.products import DenseProducts
 
 
 class Projected(NamedTuple):
-    """What a layer makes of events before they meet: jagged rows, heads apart.
+    """A layer's projections of events before attention: jagged rows, heads apart.
 
     Args:
         q: queries.
@@ -49,7 +49,7 @@ class SequenceLayer(DenseProducts):
     def attend(
         self, q: Float[Tensor, "M H d"], k: Float[Tensor, "N H d"], v: Float[Tensor, "N H dv"], places: SequencePlaces
     ) -> Float[Tensor, "M H dv"]:
-        """What queries gather from the keys and values of their sequences."""
+        """Attend from queries to the keys and values of their sequences."""
 
     @abstractmethod
     def finish(

@@ -36,7 +36,7 @@ class AskedAt(StrEnum):
 
 
 class Attention(Protocol):
-    """How queries gather from keys: `jagged_attention`, or one that reaches over ranks."""
+    """Attention of queries to keys: `jagged_attention`, or one that reaches over ranks."""
 
     def __call__(
         self,
@@ -50,13 +50,13 @@ class Attention(Protocol):
         divisor: float = 1.0,
         bias: AttentionBias | None = None,
     ) -> Float[Tensor, "M H dv"]:
-        """As `jagged_attention`."""
+        """Attend as `jagged_attention` does."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePlaces:
-    """Where events stand: sequences, targets, times; and how they meet.
+    """Places of events: sequences, targets, times; and the attention between them.
 
     Args:
         layout: where sequences begin, which of them are targets, and what sees what.
@@ -74,7 +74,7 @@ class SequencePlaces:
 def asked_times(
     times: Int64[Tensor, "N"], *, offsets: Int64[Tensor, "B+1"], asked: AskedAt, last: Int64[Tensor, "B"] | None = None
 ) -> Int64[Tensor, "N"]:
-    """When each event of histories without candidates is asked.
+    """Return the time at which each event of histories without candidates is asked.
 
     Args:
         times: of the events, in the order of the sequences.
@@ -128,7 +128,7 @@ def cut_lists(values: Tensor, *, offsets: Int64[Tensor, "B+1"], keep: Int64[Tens
 
 
 def moved_places(offsets: Int64[Tensor, "B+1"], begins: Int64[Tensor, "B"], *, total: int) -> Int64[Tensor, "N"]:
-    """For each row of lists, where it stands if list b begins at `begins[b]`.
+    """Return for each row of lists where it stands if list b begins at `begins[b]`.
 
     Args:
         offsets: where lists begin.

@@ -13,7 +13,7 @@ from ziggurat.ops.attention.problem import AttentionForm
 
 
 class LayerPreset(StrEnum):
-    """Which published layer the model stacks."""
+    """Published layers that the model can stack."""
 
     HSTU = "hstu"  # research code of the paper: bias by position and time
     STU = "stu"  # DLRMv3 and DLRMv4
@@ -26,7 +26,7 @@ class LayerPreset(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSettings:
-    """What a model says of the layers that it stacks.
+    """Settings of the layers that a model stacks.
 
     Args:
         preset: which published layer.
@@ -75,7 +75,7 @@ class LayerSettings:
 
 
 class StacksLayers:
-    """What settings of a model that stacks these layers share; a config derives from it.
+    """Settings shared by models that stack these layers; a config derives from this class.
 
     Attributes:
         layers: which published layer.
@@ -92,7 +92,7 @@ class StacksLayers:
     bias: PositionTimeBias
 
     def layer_settings(self, *, where: str) -> LayerSettings:
-        """What the model says of its layers; refuses heads that do not share D."""
+        """Return the model's settings of its layers; refuse heads that do not share D."""
         return LayerSettings(
             preset=self.layers,
             dim=self.embedding_dim,

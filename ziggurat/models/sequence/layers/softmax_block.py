@@ -41,7 +41,7 @@ from ziggurat.typed import Count, Dim, Fraction, PositiveFloat, checked
 
 
 class Normalised(StrEnum):
-    """What layer norms are for, and where residuals start."""
+    """Choices of what layer norms are for, and where residuals start."""
 
     QUERIES = "queries"  # queries alone; residuals from normalised rows: SASRec
     ALL = "all"  # queries, keys and values; residuals from the rows themselves: pre-norm
@@ -49,7 +49,7 @@ class Normalised(StrEnum):
 
 
 class Residual(StrEnum):
-    """How a branch is added."""
+    """Ways to add a branch."""
 
     PLAIN = "plain"
     GATED = "gated"  # times σ(W x): LiGR

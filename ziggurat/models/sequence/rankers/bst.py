@@ -55,7 +55,7 @@ from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, chec
 
 
 class BSTOutput(StrEnum):
-    """What of the transformer's rows enters the MLP."""
+    """Choice of the transformer's rows that enter the MLP."""
 
     ALL = "all"  # side by side, the candidate first, then the latest event: as published
     TARGET = "target"  # the candidate's
@@ -64,7 +64,7 @@ class BSTOutput(StrEnum):
 
 
 class BSTMask(StrEnum):
-    """Which events an event sees."""
+    """Choice of the events that an event sees."""
 
     ALL = "all"  # as published
     CAUSAL = "causal"  # those before it; the candidate sees all
@@ -170,7 +170,7 @@ class BST(RankingModel):
         return self.as_outputs(self.interact(embedded.dense, fields_BX, embedded.vectors))
 
     def encoded(self, embedded: Embedded) -> Float[Tensor, "B O"]:
-        """What the transformer makes of history and candidate."""
+        """Return the transformer's encoding of history and candidate."""
         events = self.history.events(embedded)
         candidate_BE = self.history.candidate(embedded)
         values_NE = events.values

@@ -54,7 +54,7 @@ _NEGATIVES, _AUXILIARY = "negatives", "auxiliary"
 
 
 class Evolution(StrEnum):
-    """How attention enters the second recurrence."""
+    """Ways in which attention enters the second recurrence."""
 
     AUGRU = "augru"  # it scales the update gate: as published
     AGRU = "agru"  # it is the update gate
@@ -63,7 +63,7 @@ class Evolution(StrEnum):
 
 
 class InterestAttention(StrEnum):
-    """What gives the score of a state and the candidate."""
+    """Functions that give the score of a state and the candidate."""
 
     BILINEAR = "bilinear"  # h W q: as published
     DOT = "dot"  # ⟨h, q⟩
@@ -71,21 +71,21 @@ class InterestAttention(StrEnum):
 
 
 class AuxiliaryScore(StrEnum):
-    """What says how well an event follows a state."""
+    """Functions that score how well an event follows a state."""
 
     PRODUCT = "product"  # ⟨h, e⟩: as published
     MLP = "mlp"  # of [h, e]: the released code
 
 
 class AuxiliaryOver(StrEnum):
-    """How the losses of a history's events become one."""
+    """Ways to reduce the losses of a history's events to one."""
 
     MEAN = "mean"  # over a history's own events; the released code also counts its padding
     SUM = "sum"  # the paper's equation
 
 
 class HistorySums(StrEnum):
-    """Whether sums of the history enter the MLP."""
+    """Choice of whether sums of the history enter the MLP."""
 
     NONE = "none"
     ADDED = "added"  # Σ e_t and q ⊙ Σ e_t: the released code
@@ -177,7 +177,7 @@ class Recurrence(nn.Module):
 
 
 class Interests(nn.Module):
-    """How much of each state of a history the candidate touches.
+    """Computes a weight for each state of a history, given the candidate.
 
     Args:
         dim: of a state and of the candidate.
@@ -240,7 +240,7 @@ class DIEN(RankingModel):
         initialise([each for each in self.children() if each is not self.embeddings], config.init)
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
-        """In training the event that each event is told from: one of the batch, or none where lists say it."""
+        """Draw, in training, the event that each event is told from: one of the batch, or none where lists give it."""
         offsets_B1 = self.history.offsets_of(batch)
         if not self.training or not self.config.alpha:
             return {}

@@ -38,7 +38,7 @@ AGES = "ages"  # in `Embedded.named`: of every event
 @dataclass(frozen=True, kw_only=True)
 @checked
 class HistoryInput:
-    """Which lists are the history, and which features of the candidate belong to them.
+    """Lists that are the history, and the features of the candidate that belong to them.
 
     Args:
         lists: list features that describe the same events; () for every ordered one that shares its table with a
@@ -129,7 +129,7 @@ def refuse_unread(names: set[str], inputs: InputSpec, *, model: str) -> None:
 
 
 class HistoryRankerConfig:
-    """What settings of a ranker of one history share; a config derives from it, and names its model.
+    """Shared settings of rankers of one history; a config derives from them, and names its model.
 
     Attributes:
         embedding_dim: D, columns of each table.
@@ -215,7 +215,7 @@ class History:
         return {AGES: self._ages(batch, offsets_B1)} if self.config.times else {}
 
     def offsets_of(self, batch: Batch) -> Int64[Tensor, "B+1"]:
-        """Where the events of each sample begin, all lists checked; in the copy on the host where there is one."""
+        """Return where each sample's events begin; check all lists, in the copy on the host where there is one."""
         self._check(batch.on_host or batch)
         return self._offsets(batch, self._first)
 
@@ -252,7 +252,7 @@ class History:
         return replace(parts[0], values=torch.cat([part.values for part in parts], dim=1))
 
     def target(self, embedded: Embedded) -> Float[Tensor, "B T"]:
-        """What a candidate has of an event."""
+        """Return the part of an event's vector that a candidate has."""
         return torch.cat([embedded.fields[:, begin : begin + dim] for begin, dim in self._columns], dim=1)
 
     def candidate(self, embedded: Embedded) -> Float[Tensor, "B E"]:
@@ -339,7 +339,7 @@ def append_rows(
 
 
 def offsets_with(lists: Unpooled, *, num_rows: int) -> Int64[Tensor, "B+1"]:
-    """Where samples begin once `append_rows` has put rows behind each of them."""
+    """Return where samples begin once `append_rows` has put rows behind each of them."""
     return lists.offsets + num_rows * torch.arange(lists.offsets.shape[0], device=lists.offsets.device)
 
 
@@ -355,7 +355,7 @@ def from_latest(lists: Unpooled) -> Int64[Tensor, "N"]:
 
 
 class EventPosition(StrEnum):
-    """What an event is told of where it stands."""
+    """Choice of the position that an event is given."""
 
     AUTO = "auto"  # time where model.history.times names them, else order
     TIME = "time"  # how long before the question it was, in buckets that grow

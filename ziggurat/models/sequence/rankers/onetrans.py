@@ -67,14 +67,14 @@ _KEPT, _OFFSETS = "kept_{}", "kept_offsets_{}"
 
 
 class Tokenizer(StrEnum):
-    """How numbers, fields and vectors become tokens."""
+    """Ways to turn numbers, fields and vectors into tokens."""
 
     AUTO_SPLIT = "auto_split"  # one network for all, whose result is cut: as published
     PIECES = "pieces"  # neighbours share a token, each token has its own map
 
 
 class Pyramid(StrEnum):
-    """How many events go on from layer to layer."""
+    """Choice of how many events go on from layer to layer."""
 
     LINEAR = "linear"  # fewer in each layer: as published
     NONE = "none"  # all; none after the last layer in both, since nobody reads them

@@ -60,7 +60,7 @@ _PENALTY = "penalty"
 
 
 class HistoryPooling(StrEnum):
-    """How a history becomes a field."""
+    """Ways in which a history becomes a field."""
 
     SCHEMA = "schema"  # as its features say: mean or sum
     ATTENTION = "attention"  # by target attention, as in DIN
@@ -176,7 +176,7 @@ class TokenNetworks(DenseProducts):
     def forward(
         self, tokens_BTD: Float[Tensor, "B T D"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T E"] | None]:
-        """What the networks give, and their gates."""
+        """Return the outputs of the networks, and their gates."""
         hidden_BTH = dropout(F.gelu(self.wide(tokens_BTD)), p=self.config.dropout, training=self.training)
         if self.router is None:
             return self.narrow(hidden_BTH.flatten(1)) + self.bias.squeeze(1), None
@@ -287,7 +287,7 @@ class RankMixer(RankingModel):
 def _history(
     config: RankMixerConfig, inputs: InputSpec, *, has_towers: bool
 ) -> tuple[History | None, TargetAttention | None]:
-    """What reads the history and pools it; nothing where the schema says how it is pooled."""
+    """Return the modules that read and pool the history; None where the schema says how it is pooled."""
     if config.pooling is HistoryPooling.SCHEMA:
         if inputs.sequences:
             raise ConfigError(

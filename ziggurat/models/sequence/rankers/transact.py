@@ -58,14 +58,14 @@ _HIDDEN = "hidden_events"
 
 
 class CandidateFusion(StrEnum):
-    """Where the candidate meets the events."""
+    """Choice of where the candidate joins the events."""
 
     EARLY = "early"  # beside every event, below the transformer: as published
     LATE = "late"  # above it, in x₀ alone
 
 
 class PooledRows(StrEnum):
-    """Whether the maximum over all rows is part of the output."""
+    """Choice of whether the maximum over all rows is part of the output."""
 
     MAX = "max"
     NONE = "none"
@@ -168,7 +168,7 @@ class TransAct(RankingModel):
         initialise([*([] if self.pooled is None else [self.pooled]), self.flat, self.cross, self.heads], config.init)
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
-        """How many of the latest events a training step hides of each sample."""
+        """Return how many of the latest events of each sample a training step hides."""
         named = self.history.further(batch)
         if not self.training or not self.config.time_window:
             return {}
@@ -184,7 +184,7 @@ class TransAct(RankingModel):
         return self.as_outputs(self.interact(embedded.dense, fields_BX, embedded.vectors))
 
     def encoded(self, embedded: Embedded) -> Float[Tensor, "B O"]:
-        """What the transformer makes of the events that are not hidden."""
+        """Encode the events that are not hidden with the transformer."""
         events = self.history.events(embedded)
         hidden_B = embedded.named.get(_HIDDEN)
         rows_NE = events.values

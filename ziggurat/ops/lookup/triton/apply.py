@@ -32,7 +32,7 @@ class RuleTarget:
     origins: Int64[Tensor, "origins 4"] | None
 
     def arguments(self) -> dict[str, Any]:
-        """What the kernel wants."""
+        """Return the arguments of the kernel."""
         step = self.step
         rule = self.step.rule
         any_tensor = self.weight
@@ -66,13 +66,13 @@ class RuleTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class SumTarget:
-    """Where sums are written, and the rows that they are of."""
+    """Tensor that sums are written to, and the rows of the sums."""
 
     sums: Float[Tensor, "N D"]
     rows: Int64[Tensor, "N"]
 
     def arguments(self) -> dict[str, Any]:
-        """What the kernel wants; it reads no number of a rule."""
+        """Return the arguments of the kernel, which reads no number of a rule."""
         unused: dict[str, Any] = dict.fromkeys(("weight", "first_state", "second_state", "origins"), self.sums)
         unused |= dict.fromkeys(("eps", "weight_decay", "rest1", "rest2"), 0.0)
         unused |= _numbers(learning_rate=1.0, scale=1.0, applies=1.0, step_number=0)

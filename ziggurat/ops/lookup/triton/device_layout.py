@@ -71,7 +71,7 @@ class Kept:
         return Kept()
 
     def get(self, source: Any, device: torch.device, make: Callable[[Any, torch.device], Made]) -> Made:
-        """What `make` gave for this object, which is kept alive, so that its identity stays its own."""
+        """Return the result of `make` for this object, which is kept alive, so that its identity stays its own."""
         key = id(source), device
         if key not in self._kept:
             self._kept[key] = source, make(source, device)

@@ -322,7 +322,7 @@ def sums_without_waiting(kernel: LookupKernel, parts: Sequence[GradientPart]) ->
 
 
 def _is_used(read: Read) -> bool:
-    """Whether anything is read at all."""
+    """Return whether anything is read at all."""
     layout = read.layout
     lookups = read.lookups
     return bool(lookups.batch_size and (layout.single or (layout.jagged and lookups.values.numel())))

@@ -75,7 +75,7 @@ class Runs:
 
     @property
     def most_chunks(self) -> int:
-        """As many as there can be."""
+        """The largest possible number of chunks."""
         return self.num_lookups // CHUNK + self.num_lookups // LONG_RUN + 1
 
 

@@ -108,7 +108,7 @@ def bounded_kernel(
 
 @triton.jit(do_not_specialize=["num_lookups"])
 def starts_kernel(rows, order, sources, runs, starts, sorted_sources, num_lookups, none, block: tl.constexpr):
-    """Where runs begin, one more entry for where the last one ends, and the sources in the order of the rows.
+    """Write where runs begin, one more entry for where the last one ends, and the sources in the order of the rows.
 
     `runs` counts the runs that begin at or before each position.
     """
@@ -130,7 +130,7 @@ def starts_kernel(rows, order, sources, runs, starts, sorted_sources, num_lookup
 def chunks_kernel(
     starts, num_runs, chunks, num_lookups, long_run: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr
 ):
-    """How many chunks each run has: none where it is short, or is no run."""
+    """Count the chunks of each run: none where it is short, or is no run."""
     run = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     there = run < tl.load(num_runs)
     begin = tl.load(starts + run, mask=there, other=0)

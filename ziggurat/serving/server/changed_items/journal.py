@@ -96,11 +96,11 @@ class Journal:
             )
 
     def _is_lost(self, number: int) -> bool:
-        """Whether a change is neither there nor merged; looked at twice, since a listing may miss what is renamed."""
+        """Return whether a change is neither there nor merged; look twice, since a listing may miss what is renamed."""
         return not self.path(number).exists() and all(self.merged() < number for _ in range(2))
 
     def _ways_back(self, number: int) -> tuple[str, ...]:
-        """How to go back to the state before a change: with it go all later ones, which build on it."""
+        """List ways back to the state before a change: all later ones, which build on it, go with it."""
         names = [self.path(each).stem for each in self._numbers() if each >= number]
         which = names[0] if len(names) == 1 else f"{{{names[0]}..{names[-1]}}}" if names else ""
         remove = f"rm -f {shlex.quote(str(self.folder))}/{which}.json"
@@ -121,7 +121,7 @@ class Journal:
         return True
 
     def merged(self) -> int:
-        """How many changes are in the latest merged items; 0 where none are."""
+        """Count the changes in the latest merged items; 0 where none are merged."""
         return max((int(found[1]) for name in self._names() if (found := _MERGED_NAME.fullmatch(name))), default=0)
 
     def forget(self, number: int) -> None:
@@ -155,7 +155,7 @@ class Journal:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether nobody else merges, and will not meanwhile; does not wait."""
+        """Yield whether nobody else merges, or will meanwhile, without waiting."""
         with self._held("merging", fcntl.LOCK_EX | fcntl.LOCK_NB) as is_mine:
             yield is_mine
 
