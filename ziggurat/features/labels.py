@@ -17,7 +17,7 @@ _checked = functools.partial(checked, error=SchemaError)
 
 
 class Task(StrEnum):
-    """Kinds of label."""
+    """Kinds of label: what a model predicts, and so its loss and metrics."""
 
     BINARY = "binary"
     REGRESSION = "regression"

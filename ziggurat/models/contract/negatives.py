@@ -34,7 +34,7 @@ CANDIDATES = "negatives.candidates"
 
 
 class NegativesKind(StrEnum):
-    """Sources of negatives."""
+    """Sources of negatives: where the items that a user did not choose come from."""
 
     IN_BATCH = "in_batch"
     UNIFORM = "uniform"
