@@ -50,12 +50,12 @@ class Range:
     open: Literal["", "least", "most"] = ""
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies within."""
+        """Return True if a number lies within the range."""
         above = value > self.least if self.open == "least" else value >= self.least
         return above and (value < self.most if self.open == "most" else value <= self.most)
 
     def expected(self, value: float) -> tuple[str, str]:
-        """What a number should have been that lies outside, and the way out."""
+        """Say what a number outside the range should have been, and the way out."""
         least, most = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (self.least, self.most))
         is_low = value <= self.least
         low = "above " if self.open == "least" else "from "
@@ -95,7 +95,7 @@ Float32 = Annotated[float, Range(-_FLOAT32_MOST, _FLOAT32_MOST, "what a float32 
 
 
 class NotANumber(enum.StrEnum):
-    """Whether NaN may stand where a float is wanted."""
+    """The choice whether NaN may stand where a float is wanted."""
 
     REFUSED = "refused"  # in settings
     ALLOWED = "allowed"  # in results: a metric that is undefined
@@ -186,7 +186,7 @@ class Reader:
         return self.construct(lambda: cls(**values), path or cls.__name__)
 
     def _added(self, name: str, kind: Any) -> str:
-        """How a missing value is written: in TOML a setting, in JSON a field."""
+        """Say how a missing value is written: in TOML a setting, in JSON a field."""
         if self.noun != "field":
             return f"add {name} = " + ("64" if kind in (int, float) else '"…"')
         shown = {int: "1", float: "1", dict: "{…}", tuple: "[…]", list: "[…]"}
@@ -202,7 +202,7 @@ class Reader:
             raise self.wrong(path, "values that go together", f"{type(problem).__name__}: {problem}") from problem
 
     def place(self, path: str) -> str:
-        """Where a field is, for people."""
+        """Say where a field is, for people."""
         return f"{self.where}, {self.noun} {path!r}" if path else self.where
 
     def wrong(self, path: str, expected: str, found: Any, *ways_out: str) -> ZigguratError:
@@ -344,7 +344,7 @@ def _fields_of(cls: Any) -> tuple[tuple[str, Any, typing.Callable[[Any], bool]],
 
 
 def fits(hint: Any) -> typing.Callable[[Any], bool]:
-    """What says quickly whether `Reader.read` would return a value as it is: True is certain, False means ask it."""
+    """Return a quick check whether `Reader.read` would return a value as it is: True is certain, False means ask it."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is Annotated and not any(isinstance(each, Kinds) for each in arguments):

@@ -95,12 +95,12 @@ class CompareConfig:
 
     @property
     def data_name(self) -> str:
-        """In folders and titles."""
+        """The name of the data in folders and titles."""
         return self.data.name if isinstance(self.data, OwnData) else self.data.value
 
     @property
     def metric(self) -> str:
-        """What models are judged by."""
+        """The metric that models are judged by."""
         if not isinstance(self.data, OwnData):
             return "auc"
         return self.data.metric or main_metric(self.data.run.table_schema)
@@ -153,7 +153,7 @@ class ComparedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a comparison found.
+    """The findings of a comparison.
 
     Args:
         config: what was asked for.

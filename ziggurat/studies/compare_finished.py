@@ -52,7 +52,7 @@ FINISHED = Format(name="ziggurat.compared_runs", what="finished runs side by sid
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """What a run's folder says.
+    """A finished run, as its folder describes it.
 
     Args:
         name: the folder as given.

@@ -40,7 +40,7 @@ _METRIC_SETTING = "training.early_stop.metric"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnData:
-    """What a recipe, a config or a table of one's own gives to every model of a comparison.
+    """The data and settings that a recipe, a config or a table of one's own gives to every model of a comparison.
 
     Args:
         name: in folders and titles.
@@ -127,14 +127,14 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
 
 
 def main_metric(schema: Schema) -> str:
-    """What models are judged by: AUC of the first label, RMSE if it is a number; of a next item the hit rate at 10."""
+    """Choose the metric to judge by: AUC of the first label, RMSE if it is a number; hit rate at 10 of a next item."""
     if schema.events is not None and not schema.labels:
         return "full_recall@10"
     return _of_first_label(schema, binary="auc", number="rmse")
 
 
 def main_loss(schema: Schema) -> str:
-    """What falls by a law as models grow: the log loss of the first label, or its RMSE if it is a number."""
+    """Name what falls by a law as models grow: the log loss of the first label, or its RMSE if it is a number."""
     return _of_first_label(schema, binary="log_loss", number="rmse")
 
 

@@ -38,7 +38,7 @@ APART = (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What some models of a comparison are asked.
+    """The question that some models of a comparison are asked.
 
     Args:
         data: what they are trained on.

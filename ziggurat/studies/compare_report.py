@@ -191,7 +191,7 @@ def _second_metric(comparison: Comparison) -> str:
 
 
 def _gauc_heading(comparison: Comparison) -> str:
-    """Of a log's rankers that are judged by AUC: that inside users, where test data has users with both answers."""
+    """Name the AUC inside users of a log's rankers judged by AUC, where test data has users with both answers."""
     config, (name, slash, label) = comparison.config, comparison.config.metric.partition("/")
     gauc = f"gauc{slash}{label}"
     values = [run.test.get(gauc, math.nan) for model in comparison.models for run in model.runs]

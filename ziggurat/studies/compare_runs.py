@@ -53,7 +53,7 @@ _DATA = Format(name="ziggurat.compared_data", what="digests of the rows of a com
 
 @dataclass(frozen=True, kw_only=True)
 class RunCost:
-    """What a model costs.
+    """The cost of a model.
 
     Args:
         table_parameters: numbers in tables.
@@ -82,7 +82,7 @@ class RunCost:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What is kept of one run; JSON in its folder.
+    """The record that is kept of one run; JSON in its folder.
 
     Args:
         model: name of the model.

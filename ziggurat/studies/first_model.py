@@ -91,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What a candidate reached.
+    """The result that a candidate reached.
 
     Args:
         name: of the candidate.
@@ -278,7 +278,7 @@ def train_first_model(
 
 
 def _trees_lines(grown: TreesResult | None, *, best: Tried, metric: str, is_upwards: bool) -> list[str]:
-    """What trees reach beside the best candidate, and what that means for the user."""
+    """Report what trees reach beside the best candidate, and what that means for the user."""
     if grown is None:
         if trees_library():
             return []
@@ -308,7 +308,7 @@ def _take_over(finished: Path, folder: Path) -> None:
 
 
 def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Progress) -> str:
-    """What will be trained, and how long it takes at most, by the time of a few steps of each model."""
+    """Say what will be trained, and how long it takes at most, by the time of a few steps of each model."""
     rows = prepared.train.num_rows
     total_s = 0.0
     longest_s = 0.0

@@ -153,7 +153,7 @@ def _names(data: Any) -> tuple[str, ...]:
 
 
 def _settings(found: Inspection | None) -> dict[str, str]:
-    """What the guess says of how a text file is read, as settings of a run."""
+    """Return the guess of how a text file is read, as settings of a run."""
     words = () if found is None else found.settings()
     return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
 

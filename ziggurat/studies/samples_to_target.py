@@ -26,7 +26,7 @@ from ziggurat.training.records.run_folder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesToTarget:
-    """What one run needed.
+    """The samples that one run needed.
 
     Args:
         run: its folder.
@@ -44,7 +44,7 @@ class SamplesToTarget:
 def samples_to_target(
     runs: Sequence[str | Path], *, metric: str, target: float, ranks: int = 1
 ) -> tuple[SamplesToTarget, ...]:
-    """What each run needed until its validation metric was at least the target.
+    """Return the samples that each run needed until its validation metric was at least the target.
 
     Args:
         runs: folders of finished runs.
@@ -72,7 +72,7 @@ def mean_and_variation(found: Sequence[SamplesToTarget]) -> tuple[float, float] 
 
 
 def target_json(found: Sequence[SamplesToTarget], *, metric: str, target: float) -> dict[str, Any]:
-    """What runs needed as plain data, with mean and variation where all reached the target.
+    """Return the samples that runs needed as plain data, with mean and variation where all reached the target.
 
     Args:
         found: of each run.

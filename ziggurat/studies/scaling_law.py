@@ -93,7 +93,7 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> ScalingLaw:
 
 
 def doubt_of(x: Sequence[float], losses: Sequence[float], *, law: ScalingLaw) -> str:
-    """Why a fitted exponent means nothing; "" if nothing speaks against it.
+    """Say why a fitted exponent means nothing, or return "" if no reason is found.
 
     Three points determine a, b and c exactly, whatever they are; an exponent at an end of the range that is searched is
     that end's and not the data's; and losses that rise somewhere follow no falling law.

@@ -91,12 +91,12 @@ class ScaleConfig:
 
     @property
     def data_name(self) -> str:
-        """In folders and titles."""
+        """The name of the data in folders and titles."""
         return self.data.name if isinstance(self.data, OwnData) else self.data.value
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What falls by a law, and what models are judged by besides."""
+        """The metric that falls by a law, and the one that models are judged by besides."""
         if not isinstance(self.data, OwnData):
             return ("log_loss", "auc")
         schema = self.data.run.table_schema
@@ -139,7 +139,7 @@ class ScaledPoint:
 
     @property
     def flops(self) -> int:
-        """Of a forward pass, as counted."""
+        """The FLOPs of a forward pass, as counted."""
         return self.runs[0].cost.forward_flops
 
     def mean(self, metric: str) -> float:
@@ -158,13 +158,13 @@ class ScaledModel:
 
     @property
     def falls(self) -> bool:
-        """Whether every larger model has a lower mean test loss than the one before."""
+        """True if every larger model has a lower mean test loss than the one before."""
         losses = [point.mean(self.metric) for point in self.points]
         return all(later < earlier for earlier, later in itertools.pairwise(losses))
 
     @property
     def doubt(self) -> str:
-        """Why the fitted exponent means nothing; "" if nothing speaks against it."""
+        """The reason why the fitted exponent means nothing; "" if no reason is found."""
         compute = [point.flops / self.points[0].flops for point in self.points]
         return doubt_of(compute, [point.mean(self.metric) for point in self.points], law=self.fitted.law)
 

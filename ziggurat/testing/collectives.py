@@ -81,7 +81,7 @@ class Collective:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether tensors of GPUs travel."""
+        """True if tensors of GPUs travel."""
         return self.communicator.endswith("/cuda")
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class Collective:
 
 @contextlib.contextmanager
 def recorded_collectives() -> Iterator[list[Collective]]:
-    """What this rank issues inside, in order; pretended tensors of GPUs travel too."""
+    """Record the collectives that this rank issues inside, in order; pretended tensors of GPUs travel too."""
     from ziggurat.parallel.exchange import collectives
 
     found: list[Collective] = []

@@ -40,7 +40,7 @@ class PagedStorage(TableStorage):
 
     @property
     def num_bytes(self) -> int:
-        """Of the pages that exist."""
+        """The bytes of the pages that exist."""
         return sum(page.nbytes for pages in self._pages.values() for page in pages.values())
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:

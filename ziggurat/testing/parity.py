@@ -37,7 +37,7 @@ _LEARNING_RATE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far two numbers may be apart.
+    """The largest difference allowed between two numbers.
 
     Args:
         fields: what the interaction sees in the first forward pass; 0 asks for the same bits.

@@ -81,14 +81,14 @@ class PretendCuda(Tensor):
         return f"PretendCuda({self.host!r})"
 
     def tolist(self) -> Any:
-        """As a GPU's tensor would give it."""
+        """Return the values as a GPU's tensor would give them."""
         note_wait("tolist")
         return self.host.tolist()
 
     def new_tensor(  # type: ignore[override]
         self, data: Any, *, dtype: torch.dtype | None = None, **options: Any
     ) -> Tensor:
-        """On this device, which torch does not know."""
+        """Create a tensor on this device, which torch does not know."""
         return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, **options)
 
     def record_stream(self, s: Any) -> None:
@@ -122,7 +122,7 @@ def _indices(index: Any) -> Any:
 
 
 def _is_locked(tensor: Tensor) -> bool:
-    """Whether a tensor of the host lies in memory that is never paged out."""
+    """Return True if a tensor of the host lies in memory that is never paged out."""
     base = tensor._base if tensor._base is not None else tensor
     return getattr(base, "is_pretend_locked", False)
 
@@ -225,7 +225,7 @@ def _locked(tensor: Tensor) -> Tensor:
 
 
 def _grouped(tensorlists: Any, with_indices: bool = False) -> Any:
-    """What torch's optimizers group weights by, with the device that they claim to be on."""
+    """Group weights as torch's optimizers do, with the device that the weights claim to be on."""
     found = _group(tensorlists, with_indices)
     meta = torch.device("meta")
     return {(_CUDA if device == meta else device, dtype): each for (device, dtype), each in found.items()}

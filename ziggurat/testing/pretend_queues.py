@@ -117,7 +117,7 @@ class Event:
         del stream
 
     def query(self) -> bool:
-        """Whether the device has come to it."""
+        """Return True if the device has come to this event."""
         arrive()
         return True
 

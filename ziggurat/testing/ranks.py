@@ -152,7 +152,7 @@ def _death(process: Any) -> str:
 
 
 def _hung(missing: list[int], processes: list[Any], *, folder: Path, world_size: int) -> str:
-    """Which ranks have not answered, and where each of them is."""
+    """Say which ranks have not answered, and where each of them is."""
     lines = [f"ranks {missing} of {world_size} did not return in time"]
     for rank in missing:
         if processes[rank].is_alive():

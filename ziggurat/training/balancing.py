@@ -92,7 +92,7 @@ class Balancer:
 
 
 def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> Balancer | None:
-    """What deals samples, and pieces of their histories, as the settings say; None where they are trained as they come.
+    """Return what deals samples, and pieces of their histories, as set; None where they are trained as they come.
 
     Collective.
 
@@ -122,7 +122,7 @@ def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | No
 def _balance_of(
     config: TrainingConfig, *, model: Model, parallel: Parallel | None
 ) -> tuple[SampleExchange | None, dict[str, str]]:
-    """What deals samples by their cost, and how, for the start-up report; None where they stay."""
+    """Return what deals samples by their cost, and how, for the start-up report; None where they stay."""
     if config.token_budget and config.compile is not Compile.OFF:
         ways = ("--training.token-budget 0", "--training.compile off")
         found = f"token-budget {config.token_budget}, compile {config.compile.value}"

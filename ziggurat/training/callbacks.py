@@ -21,7 +21,7 @@ from ziggurat.errors import ConfigError
 
 
 class Callback(Protocol):
-    """What a run calls."""
+    """The methods that a run calls."""
 
     def on_log(self, step: int, values: dict[str, float]) -> None:
         """Training loss (mean since the last call), learning rate and rate of training."""
@@ -63,11 +63,11 @@ class TellingRecords:
                 callback.on_evaluate(record["step"], values)
 
     def flush(self, *, durable: bool = False) -> None:
-        """As the log does."""
+        """Flush as the log does."""
         self._records.flush(durable=durable)
 
     def close(self) -> None:
-        """As the log does."""
+        """Close as the log does."""
         self._records.close()
 
 
@@ -117,11 +117,11 @@ class MlflowCallback:
         self._log("train", values, step)
 
     def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
-        """As `valid.…`; the slash before a label becomes a dot."""
+        """Log metrics as `valid.…`; the slash before a label becomes a dot."""
         self._log("valid", metrics, step)
 
     def on_end(self, step: int, summary: dict[str, float]) -> None:
-        """As `summary.…`; the run is ended."""
+        """Log the summary as `summary.…`, and end the run."""
         self._log("summary", summary, step)
         self._mlflow.end_run()
 

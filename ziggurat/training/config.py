@@ -43,7 +43,7 @@ class Compile(StrEnum):
 
 
 class Decay(StrEnum):
-    """What the learning rate does after the warm-up."""
+    """The course of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"  # to `final_factor` at the last step
@@ -52,14 +52,14 @@ class Decay(StrEnum):
 
 
 class NonFinite(StrEnum):
-    """What happens when a loss or gradient is NaN or infinite. The batch is dumped in both cases."""
+    """The reaction to a loss or gradient that is NaN or infinite. The batch is dumped in both cases."""
 
     STOP = "stop"
     SKIP = "skip"
 
 
 class DamagedRecords(StrEnum):
-    """What a resumed run does with a training log or ledger that is not as its checkpoint knows it (`written.py`)."""
+    """The reaction of a resumed run to a training log or ledger that is not as its checkpoint has it (`written.py`)."""
 
     STOP = "stop"
     START_NEW = "start_new"  # the damaged file is kept under another name; what it held is no longer proven
@@ -86,7 +86,7 @@ class ScheduleConfig:
 
 
 class Better(StrEnum):
-    """Which way a metric improves."""
+    """The direction in which a metric improves."""
 
     AUTO = "auto"  # as is known of the built-in metrics
     HIGHER = "higher"

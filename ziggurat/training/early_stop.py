@@ -26,7 +26,7 @@ from ziggurat.training.metrics.directions import has_direction, higher_is_better
 
 
 def improves_upwards(config: EarlyStopConfig) -> bool:
-    """Whether the metric that decides is better when it is higher."""
+    """Return True if the metric that decides is better when it is higher."""
     return higher_is_better(config.metric) if config.better is Better.AUTO else config.better is Better.HIGHER
 
 
@@ -90,7 +90,7 @@ def with_stop_metric(
 def decision_lines(
     config: EarlyStopConfig, *, asked: EarlyStopConfig, inputs: InputSpec, num_rows: int
 ) -> dict[str, str]:
-    """What decides which checkpoint is the best and when training ends, for the start-up report.
+    """Say what decides which checkpoint is the best and when training ends, for the start-up report.
 
     Args:
         config: with the metric that decides.

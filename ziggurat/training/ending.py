@@ -10,7 +10,7 @@ from ziggurat.training.position import Position
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What a finished `fit` has done.
+    """The result of a finished `fit`.
 
     Args:
         steps: steps taken in all, resumed ones included.
@@ -37,7 +37,7 @@ class FitResult:
     def of(
         position: Position, *, stopped_early: bool, end: str, samples_per_s: float, first_step_s: float
     ) -> FitResult:
-        """What a `fit` that ends at a position has done."""
+        """Return the result of a `fit` that ends at a position."""
         return FitResult(
             steps=position.step,
             best_step=position.best_step,
@@ -58,35 +58,35 @@ class FitResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Whether a run at `position` is at its end under `config`, and why."""
+    """Says whether a run at `position` is at its end under `config`, and why."""
 
     position: Position
     config: TrainingConfig
 
     @property
     def is_finished(self) -> bool:
-        """Whether no step is left."""
+        """True if no step is left."""
         return self.position.finished or self.epochs_are_done
 
     @property
     def epochs_are_done(self) -> bool:
-        """Whether all epochs were trained."""
+        """True if all epochs were trained."""
         return self.position.epoch >= self.config.epochs
 
     @property
     def max_steps_reached(self) -> bool:
-        """Whether the limit of steps, if there is one, was reached."""
+        """True if the limit of steps, if there is one, was reached."""
         return bool(self.config.max_steps) and self.position.step >= self.config.max_steps
 
     @property
     def patience_is_out(self) -> bool:
-        """Whether early stop ends the run."""
+        """True if early stop ends the run."""
         stop = self.config.early_stop
         is_out = bool(stop.patience) and self.position.not_improved >= stop.patience
         return is_out and self.position.step >= stop.min_steps
 
     def text(self) -> str:
-        """Why the run ends where it stands, and its best step, in one line; "" while it goes on."""
+        """Say why the run ends where it stands, and its best step, in one line; return "" while the run goes on."""
         position = self.position
         metric = self.config.early_stop.metric
         if not self.is_finished:

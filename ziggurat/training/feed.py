@@ -69,7 +69,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What a source gave: a batch (None: no rank has one), rows over all ranks, its state, whether it is done here."""
+    """The output of a source: a batch (None: no rank has one), rows over all ranks, its state, whether done here."""
 
     batch: Batch | None
     num_rows: int
@@ -301,7 +301,7 @@ class Feed:
         self._is_checked = True
 
     def states(self) -> list[Any]:
-        """Where the sources of all ranks stand after the last step, as plain data; [] where `Position.rows` says it."""
+        """Return where all ranks' sources stand after the last step as plain data; [] where `Position.rows` says it."""
         return [] if isinstance(self.source, LoaderSource) else self._gather(state_to_json(self._state))
 
     @property

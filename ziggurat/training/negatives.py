@@ -68,7 +68,7 @@ class DrawnNegatives:
 
     @property
     def lines(self) -> dict[str, str]:
-        """What the start-up report says."""
+        """The lines of the start-up report."""
         config = self._config
         num_items = self._items.batch_size
         text = f"{config.kind.value}: {config.num_drawn:,} of {num_items:,} items drawn for each block of "
@@ -78,11 +78,11 @@ class DrawnNegatives:
         return lines
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, sharing memory."""
+        """Return the tensors that a checkpoint keeps, sharing memory."""
         return {} if self._mined is None else {f"{STATE}mined": self._mined.lists}
 
     def is_due(self, step: int) -> bool:
-        """Whether a search comes before the batch of the step after this one is drawn for."""
+        """Return True if a search comes before negatives are drawn for the batch of the step after this one."""
         return self._mined is not None and self._mined.is_due(step)
 
     def extended(self, batch: Batch, *, step: int) -> Batch:
@@ -169,11 +169,11 @@ class MinedNegatives:
         self.lists = torch.full((len(self.groups), config.mining.depth), -1, dtype=torch.int32)
 
     def is_due(self, step: int) -> bool:
-        """Whether there is to be a search before this step's batch is drawn for."""
+        """Return True if a search is due before negatives are drawn for this step's batch."""
         return step > 0 and step % self._config.mining.every == 0 and step != self._searched_at
 
     def text(self, num_items: int, *, dim: int) -> str:
-        """What a search is and costs, in words."""
+        """Say in words what a search is and costs."""
         users = len(self.groups)
         mining = self._config.mining
         flops = 2 * users * num_items * dim
@@ -204,7 +204,7 @@ class MinedNegatives:
 
     @property
     def seconds(self) -> float:
-        """What the last search took; 0 before the first."""
+        """The seconds that the last search took; 0 before the first."""
         return self._seconds
 
     def draw(self, block: Batch, generator: np.random.Generator) -> NDArray[np.int64]:

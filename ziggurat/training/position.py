@@ -21,7 +21,7 @@ _OLDER = ("load an older checkpoint", "load it with the release of ziggurat that
 
 @dataclass
 class Position:
-    """Where a run stands.
+    """The position of a run.
 
     Args:
         step: steps taken in all.
@@ -65,7 +65,7 @@ class Position:
     loss: str = ""
 
     def best_steps(self, steps: Sequence[int] | None, *, stop: EarlyStopConfig) -> set[int]:
-        """Which evaluations were the best so far at some of `steps` (None: at any time); their weights may be needed.
+        """Return the steps of evaluations best so far at some of `steps` (None: any time); their weights may be needed.
 
         A checkpoint names the best step as of its own. If newer ones turn out damaged, an older one is what counts,
         and so is the best that it names.

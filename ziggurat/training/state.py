@@ -53,7 +53,7 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
 def snapshot_tensors(
     step: TrainStep, negatives: DrawnNegatives | None = None, growing: GrowingTables | None = None
 ) -> dict[str, Tensor]:
-    """What a checkpoint saves: the run's tensors, mined negatives, grown vocabularies and the random state."""
+    """Return what a checkpoint saves: the run's tensors, mined negatives, grown vocabularies and the random state."""
     prefix = rng_prefix(step)
     more = {} if negatives is None else negatives.state()
     more |= {} if growing is None else growing.state()
@@ -61,7 +61,7 @@ def snapshot_tensors(
 
 
 def optional_names(step: TrainStep) -> tuple[str, ...]:
-    """What the names begin with that a checkpoint may have or not.
+    """Return the prefixes of the names that a checkpoint may have or not.
 
     The random state of each rank, whose number may have changed; and what optimizers keep of weights that learned once
     and no longer do (`models/blocks/without_gradient.py`).
@@ -71,7 +71,7 @@ def optional_names(step: TrainStep) -> tuple[str, ...]:
 
 
 def rng_prefix(step: TrainStep) -> str:
-    """What the names of this rank's random state begin with."""
+    """Return the prefix of the names of this rank's random state."""
     many = step.parallel is not None and step.parallel.topology.world_size > 1
     return f"{RNG}rank{step.parallel.topology.rank}." if many and step.parallel is not None else RNG
 

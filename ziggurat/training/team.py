@@ -51,7 +51,7 @@ _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
 
 
 class Team:
-    """What differs between a run on one device and a run on many ranks.
+    """The differences between a run on one device and a run on many ranks.
 
     Args:
         parallel: the ranks; None, or one of them, is one device.
@@ -75,7 +75,7 @@ class Team:
 
     @property
     def suffix(self) -> str:
-        """What tells apart the files that every rank writes; empty on one device."""
+        """The suffix that tells apart the files that every rank writes; empty on one device."""
         return f"_rank{self.rank}" if self.world_size > 1 else ""
 
     @property
@@ -104,7 +104,7 @@ class Team:
         require_equal(facts, where="before the first step")
 
     def progress(self, progress: Progress | None) -> Progress:
-        """Where this rank shows progress."""
+        """Return the progress display of this rank."""
         return progress if progress is not None and self.is_first else NoProgress()
 
     def progress_of_all(self, progress: Progress, *, total: int | None) -> Progress:
@@ -128,7 +128,7 @@ class Team:
         return step
 
     def kernel_name(self, model: Model) -> KernelChoice:
-        """What looks up embeddings, the same on all ranks."""
+        """Return the kernel that looks up embeddings, the same on all ranks."""
         embeddings = model.embeddings
         if not isinstance(embeddings, ShardedEmbeddings):
             return embeddings.kernel_name
@@ -152,7 +152,7 @@ class Team:
         return contextlib.nullcontext() if self.parallel is None else self.parallel.traffic.paused()
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank says (plain data), in rank order."""
+        """Gather each rank's value (plain data), in rank order."""
         return [value] if self._agreement is None else self._agreement.gather(value)
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
@@ -166,7 +166,7 @@ class Team:
         return growing if growing.is_any else None
 
     def context_rates(self, model: Model) -> dict[str, JSON]:
-        """What a checkpoint keeps of divided histories: the rates by which each rank chose what travels. Collective.
+        """Return the rates by which each rank chose what travels of divided histories, for a checkpoint. Collective.
 
         Ranks that divide the same histories have the same rates; each such group has measured its own.
         """
@@ -211,7 +211,7 @@ class Team:
             model.embeddings.drain()
 
     def first_bad(self, mine: str) -> str:
-        """What is not finite, as the first rank that can tell names it."""
+        """Name what is not finite, as given by the first rank that can tell."""
         if self._agreement is None:
             return mine
         named = [f"{text} on rank {rank}" for rank, text in enumerate(self._agreement.gather(mine)) if text != OVERFLOW]

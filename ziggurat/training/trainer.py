@@ -135,7 +135,7 @@ class Trainer:
 
     @property
     def kernel_name(self) -> KernelChoice:
-        """What looks up embeddings, on all ranks."""
+        """The kernel that looks up embeddings, on all ranks."""
         return self.team.kernel_name(self.model)
 
     @property
@@ -230,7 +230,7 @@ class Trainer:
 
     @property
     def ending(self) -> Ending:
-        """Whether and why the run ends where it stands (after `restore`, or after `fit`)."""
+        """The answer whether and why the run ends where it stands (after `restore`, or after `fit`)."""
         return Ending(position=self.position, config=self.config)
 
     def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
@@ -313,7 +313,7 @@ class Trainer:
         )
 
     def _line(self, factor: float) -> dict[str, Any] | None:
-        """What the log says of the step that was just made with `factor`, beside its loss; None where none is due."""
+        """Return the log line of the step that was just made with `factor`, except its loss; None where none is due."""
         position = self.position
         if position.step % self.config.log_every:
             return None

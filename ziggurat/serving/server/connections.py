@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being received or answered."""
+        """True if nothing is being received or answered."""
         return not self._in_message and (self.cycle is None or self.cycle.response_complete)
 
     # ---- time to receive

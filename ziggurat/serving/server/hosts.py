@@ -27,7 +27,7 @@ _VERSIONS = ("1.0", "1.1")
 
 @dataclass(frozen=True, kw_only=True)
 class WrongHead:
-    """Why the headers of a request are refused.
+    """The reason why the headers of a request are refused.
 
     Args:
         status: of HTTP, with its phrase.

@@ -225,7 +225,7 @@ def _own_folder() -> OwnFolder:
 def _with_shards(
     load: Callable[[Path], Any], config: ServerConfig, api_key: str, *, seen: Path
 ) -> tuple[Callable[[Path], Answerer], ShardKeeper | None]:
-    """What loads an export whose searches go to shards, and what keeps those of this machine running."""
+    """Return the loader of an export whose searches go to shards, and the keeper that runs those of this machine."""
     from ziggurat.serving.server.shards.client import ShardSettings
     from ziggurat.serving.server.shards.front import load_front
     from ziggurat.serving.server.shards.process import ShardKeeper

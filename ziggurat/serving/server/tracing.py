@@ -114,7 +114,7 @@ class Tracing:
         self._server = trace.SpanKind.SERVER
 
     def begin(self, scope: Any) -> Watch | None:
-        """What records a request of ASGI; None if it is not sampled."""
+        """Return a watch that records a request of ASGI; None if the request is not sampled."""
         carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         method = scope["method"]
         path = scope["path"]

@@ -87,7 +87,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def error_to_json(error: CheckpointError) -> JSON:
-    """What crosses from rank to rank; `error_from_json` undoes it."""
+    """Convert an error to JSON to send between ranks; `error_from_json` undoes it."""
     return {
         "damaged": isinstance(error, DamagedCheckpointError),
         "expected": error.expected,

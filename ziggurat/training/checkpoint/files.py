@@ -64,7 +64,7 @@ CODE_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """What a file must be to count as intact: its exact size and its SHA-256 in hexadecimal."""
+    """The exact size and the SHA-256 in hexadecimal that a file must have to count as intact."""
 
     size_bytes: int
     sha256: str
@@ -164,7 +164,7 @@ def link(source: Path, target: Path) -> str:
 
 
 def why_no_links(folder: Path) -> str:
-    """Why files of this folder cannot be linked; "" if they can. Nothing is left behind."""
+    """Say why files of this folder cannot be linked, or return "" if they can. Nothing is left behind."""
     source, target = (folder / f".link-{what}-{os.getpid()}" for what in ("from", "to"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Args:
         step: training step; also the name of the folder.
@@ -120,7 +120,7 @@ class Manifest:
 
     @property
     def named(self) -> dict[str, StoredTensor | SparseTensor]:
-        """What a run knows by name: tensors, and tables of which some rows are stored."""
+        """The entries that a run knows by name: tensors, and tables of which some rows are stored."""
         whole = {name: tensor for name, tensor in self.tensors.items() if not (self.sparse and name.startswith(PREFIX))}
         return {**whole, **self.sparse}
 

@@ -50,7 +50,7 @@ def global_plan(planner: SnapshotPlanner, plans: Sequence[Any]) -> tuple[list[Sa
 
 
 def results_to_json(results: Sequence[WriteResult]) -> JSON:
-    """What a rank wrote, as JSON."""
+    """Convert what a rank wrote to JSON."""
     return [
         {
             "name": result.index.fqn,

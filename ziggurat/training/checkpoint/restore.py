@@ -26,7 +26,7 @@ _MAX_NAMES = 8
 
 
 class Match(StrEnum):
-    """Whether the tensors to fill must be all that the checkpoint has."""
+    """The choice whether the tensors to fill must be all that the checkpoint has."""
 
     EXACT = "exact"
     SUBSET = "subset"  # the checkpoint may have more, which is left alone
@@ -142,7 +142,7 @@ class _LoadPlanner(DefaultLoadPlanner):
     """Torch's planner; rows of tables that no tensor can share are read into a piece of memory and written from it."""
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """What the bytes are read into."""
+        """Return the tensor that the bytes are read into."""
         shard = self.state_dict[read_item.dest_index.fqn]
         if isinstance(shard, TableShard) and not shard.is_in_place:
             return torch.empty(read_item.lengths, dtype=shard.dtype)

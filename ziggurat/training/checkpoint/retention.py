@@ -31,7 +31,7 @@ MAX_STEP = 10**12 - 1
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """Return the folder of the checkpoint of `step`."""
     return folder / f"step-{step:012d}"
 
 
@@ -52,7 +52,7 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def partial_folder(final: Path) -> Path:
-    """Where a checkpoint is written before it is published as `final`."""
+    """Return the folder where a checkpoint is written before it is published as `final`."""
     return _aside("partial", final)
 
 

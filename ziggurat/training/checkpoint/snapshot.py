@@ -93,7 +93,7 @@ def encode_state(state: Mapping[str, JSON]) -> bytes:
 
 
 def decode_state(text: bytes | bytearray) -> dict[str, JSON]:
-    """What `encode_state` was given; ValueError or RecursionError for anything else."""
+    """Return what `encode_state` was given; raise ValueError or RecursionError for anything else."""
     state = json.loads(text)
     if not isinstance(state, dict):
         raise ValueError(f"{type(state).__name__} instead of an object")

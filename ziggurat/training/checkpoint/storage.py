@@ -76,7 +76,7 @@ from ziggurat.training.checkpoint.snapshot import decode_state, encode_state
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Where a chunk went, and the record of the file that holds it."""
+    """The place of a written chunk, and the record of the file that holds it."""
 
     file: str
     start: int
@@ -85,7 +85,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What a manifest has of an earlier checkpoint.
+    """The tensors and files that a manifest has of an earlier checkpoint.
 
     Args:
         tensors: by name.
@@ -257,7 +257,7 @@ class CheckpointReader(StorageReader):
             yield self._chunk(chunk, torch.int64)
 
     def manifest_sha256(self) -> str:
-        """What proves the manifest, and with it every file."""
+        """Return the hash that proves the manifest, and with it every file."""
         return bytes(read_small_file(self.folder / SUMS_NAME, max_bytes=MAX_MANIFEST_BYTES)[:64]).decode()
 
     def _chunk(self, chunk: StoredChunk, dtype: torch.dtype) -> Tensor:

@@ -54,7 +54,7 @@ class SaveMode(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class CheckpointConfig:
-    """How checkpoints are written and kept.
+    """Settings of how checkpoints are written and kept.
 
     Args:
         keep: how many of the newest checkpoints stay, beside pinned ones. 0: all.
@@ -179,7 +179,7 @@ class CheckpointStore:
             raise error
 
     def rows_line(self) -> str:
-        """What a checkpoint writes of tables on a disk, for the start-up report."""
+        """Say what a checkpoint writes of tables on a disk, for the start-up report."""
         if self.config.rows is SavedRows.ALL:
             return "all rows that were ever changed, at each checkpoint"
         why = why_no_links(self.folder)
@@ -360,7 +360,7 @@ class CheckpointStore:
     # ---- loading ---------------------------------------------------------------------------------------------
 
     def _candidates(self, step: int | None) -> list[int]:
-        """Which steps to try, in order; the coordinator decides for all ranks."""
+        """Return the steps to try, in order; the coordinator decides for all ranks."""
 
         def choose() -> JSON:
             if step is None:

@@ -39,7 +39,7 @@ _WORTH = 0.005  # of AUC or R²
 
 
 class SliceSource(Protocol):
-    """What divides the samples of an evaluation; complete when all its batches were read."""
+    """Divides the samples of an evaluation; complete when all its batches were read."""
 
     def numbers(self) -> NDArray[np.int64]:
         """(samples of this rank, columns) the number of each sample's value."""
@@ -67,7 +67,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsGain:
-    """What a model makes of features together, beyond what each of them says alone.
+    """The gain of a model from features together, beyond what each of them says alone.
 
     Args:
         metric: that was compared.
@@ -83,7 +83,7 @@ class PairsGain:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the rows show that it is less than anybody trains a network for."""
+        """True if the rows show that the gain is less than anybody trains a network for."""
         return self.value + self.half_width <= _WORTH
 
     def text(self) -> str:
@@ -193,7 +193,7 @@ def versus_baseline(
     metric: str,
     half_widths: Mapping[str, float] | None = None,
 ) -> str:
-    """How a model compares with logistic regression on the same rows, in one line; "" where one has no such metric.
+    """Compare a model with logistic regression on the same rows, in one line; "" where one has no such metric.
 
     Args:
         metrics: of the model.
@@ -259,7 +259,7 @@ def gathered_scores_of(
 
 
 def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
-    """For each batch, `(batch, scores)` with scores an array (B, L): float32, or float64 where a label is a number."""
+    """Yield each `(batch, scores)` with scores an array (B, L): float32, or float64 where a label is a number."""
     device = next(iter(model.parameters()), torch.zeros(())).device
     was_training = model.training
     model.eval()

@@ -50,7 +50,7 @@ def first_look(model: Model, train: Any, *, valid: Any, loader: LoaderConfig) ->
 
 
 def drawn_negatives(model: Model, train: Any, *, rankings: FullRankings, seed: int) -> DrawnNegatives | None:
-    """Who draws negatives for the batches of a run; None where the model wants none.
+    """Return the object that draws negatives for the batches of a run; None where the model wants none.
 
     Args:
         model: see `Model.draws`.

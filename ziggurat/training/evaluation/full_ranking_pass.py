@@ -62,7 +62,7 @@ class FindsItems(Protocol):
         ...
 
     def train(self, mode: bool = True) -> Any:
-        """As of any module."""
+        """Set the training mode, as for any module."""
         ...
 
 

@@ -50,7 +50,7 @@ class GrowingTables:
 
     @property
     def is_any(self) -> bool:
-        """Whether the model has growing tables."""
+        """True if the model has growing tables."""
         return bool(self._batches.ids)
 
     def admitted(self, batch: Batch, *, step: int) -> Batch:
@@ -71,11 +71,11 @@ class GrowingTables:
         return (self._batches.frozen(batch) for batch in batches)
 
     def grown(self) -> dict[str, GrownVocabulary]:
-        """What has grown so far, by table."""
+        """Return the vocabularies that have grown so far, by table."""
         return self._batches.grown()
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, sharing memory: equal on all ranks."""
+        """Return the tensors that a checkpoint keeps, sharing memory: equal on all ranks."""
         return self._batches.state()
 
     def rebuild(self) -> None:
@@ -83,7 +83,7 @@ class GrowingTables:
         self._batches.rebuild()
 
     def report(self) -> dict[str, int]:
-        """By table: known and unknown look-ups, new and evicted ids since the last report, and ids with a row."""
+        """Count by table: known and unknown look-ups, new and evicted ids since the last report, and ids with a row."""
         return self._batches.report()
 
     def _gather(self, mine: list[Ids]) -> list[list[Ids]]:

@@ -69,7 +69,7 @@ MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.
 
 
 def has_metrics(label: Label | LabelSpec) -> bool:
-    """Whether a label has metrics beside those of full ranking: one that is always 1 has none."""
+    """Return True if a label has metrics beside those of full ranking: a label that is always 1 has none."""
     return label.outcomes is not Outcomes.POSITIVE_ONLY
 
 

@@ -29,7 +29,7 @@ def has_direction(metric: str) -> bool:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether a metric improves upwards.
+    """Return True if a metric improves upwards.
 
     Args:
         metric: a name as `MetricAccumulator.compute` returns it, with or without `/label`.

@@ -307,7 +307,7 @@ def repeats_lines(metrics: Mapping[str, float], *, repeats: Repeats) -> list[str
 
 
 class HadBefore:
-    """What each group (user) had: pairs of group and item, looked up by group.
+    """The items that each group (user) had: pairs of group and item, looked up by group.
 
     Args:
         pairs: arrays of groups and of numbers of items, of one length each.

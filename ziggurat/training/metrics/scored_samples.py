@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 
 
 class ScoreScale(StrEnum):
-    """What a score may be."""
+    """The range of values that a score may have."""
 
     PROBABILITY = "probability"  # 0 … 1
     ANY = "any"  # any finite number: values, logits, ranks

@@ -139,7 +139,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """What the run is trained on: digests of splits, vocabulary and raw files."""
+        """The file on what the run is trained on: digests of splits, vocabulary and raw files."""
         return self.path / "data.json"
 
     @property
@@ -214,12 +214,12 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
-        """Where the tables of a run on many ranks were."""
+        """The file on where the tables of a run on many ranks were."""
         return self.path / "plan.json"
 
     @property
     def traffic(self) -> Path:
-        """What a run on many ranks has sent."""
+        """The file on what a run on many ranks has sent."""
         return self.path / "traffic.json"
 
     def has_begun(self) -> bool:

@@ -45,12 +45,12 @@ class WrittenFile:
         self._num_bytes = 0
 
     def mark(self) -> dict[str, Any]:
-        """What the file holds now, as plain data; reads what was appended since the last time."""
+        """Return what the file holds now, as plain data; read what was appended since the last time."""
         self._read(None)
         return {"bytes": self._num_bytes, "sha256": self._hash.hexdigest(), "since_step": self.since_step}
 
     def problem(self, mark: Any) -> str:
-        """What is wrong with the beginning of the file, that `mark` knows; "" if nothing."""
+        """Say what is wrong with the beginning of the file, which `mark` describes; return "" if nothing is."""
         self._hash = hashlib.sha256()
         self._num_bytes = 0
         if not isinstance(mark, dict) or not isinstance(mark.get("bytes"), int):
@@ -97,11 +97,11 @@ class WrittenFiles:
         self._files = [WrittenFile(folder.metrics), WrittenFile(folder.ledger)]
 
     def marks(self) -> dict[str, Any]:
-        """What both hold now, for the checkpoint."""
+        """Return what both files hold now, for the checkpoint."""
         return {file.path.name: file.mark() for file in self._files}
 
     def problems(self, marks: Any, *, step: int) -> list[CheckpointError]:
-        """What is not as the checkpoint of `step` knows it; empty if all is well. Changes no file.
+        """Return errors for what is not as the checkpoint of `step` has it; empty if all is well. Changes no file.
 
         Args:
             marks: what `marks` returned then; None for a checkpoint of an older version.

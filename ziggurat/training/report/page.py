@@ -113,7 +113,7 @@ def _svg(figure: Figure) -> str:
 
 
 def title_of(run: RunFolder, config: dict[str, Any]) -> str:
-    """What was trained on what: "dcn_v2 on movielens-1m"; the folder's name where the config does not say."""
+    """Say what was trained on what: "dcn_v2 on movielens-1m"; the folder's name where the config does not say."""
     model = config.get("model", {}).get("kind", "")
     files = config.get("data", {}).get("train") or []
     data = config.get("dataset", {}).get("name") or ", ".join(Path(file).name for file in files[:3])
@@ -137,7 +137,7 @@ def _stop_metric(config: dict[str, Any]) -> str:
 
 
 def _date(run: RunFolder) -> str:
-    """When the log was written last."""
+    """Return the time of the last write to the log."""
     if not run.metrics.exists():
         return "no log"
     return datetime.fromtimestamp(run.metrics.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -203,14 +203,14 @@ def _error_bar(evaluation: dict[str, Any], name: str) -> str:
 
 
 def _pairs_text(gain: PairsGain) -> str:
-    """What features add together, and what it means."""
+    """Say what features add together, and what it means."""
     if gain.is_nothing:
         return f"still on the plateau of single features: pairs of them add nothing yet ({gain.text()})"
     return f"pairs of features add {gain.text()}"
 
 
 def _baseline_text(run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], metric: str) -> str:
-    """How the run compares with logistic regression, and in what the two were computed differently."""
+    """Say how the run compares with logistic regression, and in what the two were computed differently."""
     split = next((name for name in ("test", "valid") if name in evaluations and name in baseline), "")
     if not split:
         return ""
@@ -295,7 +295,7 @@ def _calibration_section(evaluations: dict[str, Any]) -> str:
 
 
 def _traffic_section(traffic: dict[str, Any]) -> str:
-    """What all ranks have sent a training step, by purpose and link; nothing for a run on one device."""
+    """Show what all ranks have sent per training step, by purpose and link; nothing for a run on one device."""
     if not traffic:
         return ""
     rows = "".join(

@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Progress(Protocol):
-    """What long work reports to."""
+    """The interface that long work reports to."""
 
     def begin(self, what: str, *, total: int | None) -> None:
         """A new phase of `total` units (None: unknown) starts."""

@@ -71,7 +71,7 @@ def rank_sections(
 
 
 def _context(topology: Topology, passing: Passing) -> dict[str, str]:
-    """Who divides histories, if anybody does."""
+    """Say which ranks divide histories, if any do."""
     size = topology.context.size
     if size == 1:
         return {}
@@ -80,7 +80,7 @@ def _context(topology: Topology, passing: Passing) -> dict[str, str]:
 
 
 def _host_link(topology: Topology) -> str:
-    """How ranks of one host exchange embeddings and gradients."""
+    """Say how ranks of one host exchange embeddings and gradients."""
     groups = [topology.axes[axis] for axis in (Axis.WORLD, Axis.TOWER)]
     if any(group.memory is not None for group in groups):
         return "through shared memory"
@@ -100,7 +100,7 @@ def kernel_report(model: Model) -> dict[str, Any]:
 
 
 def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, Any]:
-    """What all ranks together have sent in training steps since the start of this process; collective.
+    """Report what all ranks together have sent in training steps since the start of this process; collective.
 
     Returns:
         `steps`, and for each purpose and kind of link the bytes and messages in all and a step.

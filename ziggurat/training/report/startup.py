@@ -59,7 +59,7 @@ class StartupReport:
 
 
 def machine_lines() -> dict[str, str]:
-    """What this machine is, in words."""
+    """Describe this machine in words."""
     memory_gib = host_memory().total_bytes / 2**30
     lines = {
         "machine": f"{cpu_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}",
@@ -87,7 +87,7 @@ def version_lines() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the report says of a model as a whole; after `parallelize` no rank knows it any more.
+    """The facts that the report gives of a model as a whole; after `parallelize` no rank knows them any more.
 
     Args:
         parameters: of tables, and of everything else.
@@ -119,7 +119,7 @@ class ModelFacts:
 
 
 def _waiting_line(step: TrainStep) -> dict[str, str]:
-    """Whether the host waits for the steps of a GPU, and why; and when the rows of its updates are sorted."""
+    """Say whether the host waits for the steps of a GPU, and why; and when the rows of its updates are sorted."""
     if step.device.type == "cpu":
         return {}
     if step.late is None:
@@ -253,7 +253,7 @@ def _brief_kernel(kernels: Mapping[str, str]) -> str:
 
 
 def _pooled_line(step: TrainStep) -> str:
-    """What pooled fields are written as, and why not BF16 where it was asked for, or would be taken."""
+    """Say what pooled fields are written as, and why not BF16 where it was asked for, or would be taken."""
     if step.parallel is None and not step.model.rounds_pooled:
         return "fp32: the run computes on a CPU (auto)"
     if not step.model.rounds_pooled:

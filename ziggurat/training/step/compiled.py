@@ -23,7 +23,7 @@ from ziggurat.training.config import Compile
 
 
 def why_no_graphs(mode: Compile, *, device: torch.device) -> str:
-    """Why full batches are not started as CUDA graphs; "" if they are."""
+    """Say why full batches are not started as CUDA graphs, or return "" if they are."""
     if mode is not Compile.CUDA_GRAPHS:
         return f"compile is {mode.value}"
     return "" if device.type == "cuda" else f"the run computes on {device.type}"

@@ -60,7 +60,7 @@ class StepExchange:
         self._exchange.settle()
 
     def lines(self) -> dict[str, str]:
-        """What the start-up report says."""
+        """Return the lines of the start-up report."""
         found = {"exchange": self._parallel.config.exchange.value}
         if self._clips:
             found["exchange, gradients"] = "in one round: clip_norm needs all of them before the update"

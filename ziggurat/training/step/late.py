@@ -76,7 +76,7 @@ class LateStep:
 
     @staticmethod
     def why_not(model: Model, *, device: torch.device) -> str:
-        """Why steps of this run wait for the device; "" where they need not."""
+        """Say why steps of this run wait for the device, or return "" where they need not."""
         if device.type != "cuda":
             return "the CPU computes"
         tables = model.embeddings.tables

@@ -23,7 +23,7 @@ def dump_batch(batch: Batch, path: Path, inputs: InputSpec) -> Path:
 
 
 def non_finite_error(*, loss: float, first_bad: str, step: int, epoch: int, path: Path) -> NumericsError:
-    """What to raise when a step is not finite and may not be skipped.
+    """Return the error to raise when a step is not finite and may not be skipped.
 
     Args:
         loss: of the step.

@@ -27,7 +27,7 @@ LossFunction = Callable[[Outputs, Batch], LossSums]
 
 
 def loss_name(loss: LossFunction | None) -> str:
-    """Where the function comes from; "" for the model's own loss."""
+    """Say where the loss function comes from; return "" for the model's own loss."""
     if loss is None:
         return ""
     named: Any = loss if hasattr(loss, "__qualname__") else type(loss)

@@ -17,7 +17,7 @@ OVERFLOW = "norm of all gradients (overflow)"
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step reports.
+    """The values that one step reports.
 
     Args:
         loss: mean loss of the (global) batch, before the update.
@@ -69,7 +69,7 @@ class Verdict:
 
 
 class LateResult:
-    """What a step found, read when the device has come to it. Reading waits for that step and for no later one.
+    """The result of a step, read when the device has come to it. Reading waits for that step and for no later one.
 
     Args:
         numbers: a `Verdict`, on its way into locked memory.
@@ -110,7 +110,7 @@ class LateResult:
 
     @property
     def finite(self) -> bool:
-        """Whether the step changed weights; waits for it."""
+        """True if the step changed weights; waits for the step."""
         return self.read().finite
 
     @property
@@ -120,7 +120,7 @@ class LateResult:
 
 
 def first_bad_of(verdict: Verdict, *, names: Sequence[str], bad_weight: str) -> str:
-    """Which tensor made a verdict fall; "" where it did not.
+    """Name the tensor that made a verdict fail; "" where the verdict did not fail.
 
     Args:
         verdict: of the step.

@@ -186,7 +186,7 @@ class TrainStep:
             self.exchange.settle()
 
     def facts(self) -> dict[str, Any]:
-        """What the prioritised exchange and caches of hot rows did since this was last called; {} without them."""
+        """Return what the prioritised exchange and caches of hot rows did since the last call; {} without them."""
         found = self.exchange.since_last() if self.exchange is not None else {}
         caches = [cache for tables in tables_of(self.model) for cache in tables.caches]
         if caches:
@@ -220,7 +220,7 @@ class TrainStep:
             return self._forward_dense(embedded)
 
     def overlaps(self) -> list[str]:
-        """What travels while something is computed, on many ranks."""
+        """List what travels while something is computed, on many ranks."""
         return [*(self._pipeline.overlaps() if self._pipeline else []), "loss weights: with the forward pass"]
 
     def warm_up(self) -> None:
@@ -258,7 +258,7 @@ class TrainStep:
         return loss
 
     def _sums(self, outputs: Outputs, batch: Batch) -> LossSums:
-        """What is minimised; the first time it is asked whether network and loss give what a step can use."""
+        """Return the loss sums to minimise; the first time, check that network and loss give what a step can use."""
         if not self._is_first or not batch.batch_size:
             return self._loss(outputs, batch)
         where = f"forward_dense of {type(self.model).__name__}"
@@ -282,7 +282,7 @@ class TrainStep:
         self._is_weight_checked = bool(expected.any())  # a batch without samples proves nothing
 
     def _guard(self, loss: float, *, busy_s: float) -> tuple[Totals, float]:
-        """What all ranks have found, and the factor that clips the gradients."""
+        """Return the totals of all ranks, and the factor that clips the gradients."""
         squared = float(self._world.squared_norm())
         tables = self.table_optimizer
         finite = True
@@ -381,7 +381,7 @@ def _check_compile(config: TrainingConfig, *, model: Model, parallel: Parallel |
 
 
 def no_fused_adagrad(device: torch.device) -> str:
-    """Why torch's fused Adagrad cannot update a weight there, in its words; "" where it can."""
+    """Say why torch's fused Adagrad cannot update a weight on the device, in torch's words; "" where it can."""
     weight = nn.Parameter(torch.zeros(1, device=device))
     weight.grad = torch.zeros_like(weight)
     try:

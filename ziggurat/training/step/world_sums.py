@@ -36,7 +36,7 @@ from ziggurat.parallel.topology import Axis, Lane
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What all ranks have found in one step.
+    """The findings of all ranks in one step.
 
     Args:
         loss: of the global batch.
@@ -114,7 +114,7 @@ class WorldSums:
         return start_sum(numbers, group=world, purpose=purpose)
 
     def _counts(self, name: str, value: nn.Parameter) -> bool:
-        """Whether this rank's gradient of a weight counts in the global norm."""
+        """Return True if this rank's gradient of a weight counts in the global norm."""
         if self._parallel is None:
             return True
         if isinstance(value, DTensor):

@@ -181,7 +181,7 @@ class Journal:
         return self.folder / f"merged-{number:08d}"
 
     def _numbers(self) -> list[int]:
-        """Of the changes that are there, in order."""
+        """Return the numbers of the changes that are there, in order."""
         return sorted(int(found[1]) for name in self._names() if (found := _CHANGE_NAME.fullmatch(name)))
 
     def _names(self) -> list[str]:

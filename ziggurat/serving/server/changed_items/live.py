@@ -44,7 +44,7 @@ _log = logging.getLogger("ziggurat.server")
 
 @dataclass(frozen=True, kw_only=True)
 class MergePolicy:
-    """When changes are merged into the clusters of the index.
+    """The policy of when changes are merged into the clusters of the index.
 
     Args:
         share: of the items that changed since the last merge, and
@@ -59,7 +59,7 @@ class MergePolicy:
     again_s: float = 60.0
 
     def wants(self, chain: Chain) -> bool:
-        """Whether it is time to merge."""
+        """Return True if it is time to merge."""
         made = chain.changes
         if _has_shards(chain):
             return False

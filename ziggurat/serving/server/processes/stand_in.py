@@ -93,7 +93,7 @@ class StandIn:
             self._close(connection)
 
     def close_inherited(self) -> None:
-        """In a child of the supervisor: close the connections, which are not its own."""
+        """Close the connections in a child of the supervisor, which does not own them."""
         for connection in self._until:
             connection.close()
 

@@ -64,7 +64,7 @@ _TO_CLOSE_S = 1.0  # for workers to take no more connections, when the server en
 
 
 class State(StrEnum):
-    """Where a worker is in its life."""
+    """The stage of a worker in its life cycle."""
 
     LOADING = "loading"
     READY = "ready"
@@ -242,7 +242,7 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ, child)
 
     def _become_worker(self, export: PrivateExport, slot: int, ours: socket.socket, theirs: socket.socket) -> None:
-        """In the child: let go of what is the supervisor's, and work."""
+        """Release in the child what belongs to the supervisor, and start work."""
         ours.close()
         self._let_go()
         if self.keeper is not None:
@@ -261,7 +261,7 @@ class Supervisor:
         work(task, control=Control(end=theirs))
 
     def _let_go(self) -> None:
-        """In a child: close what is the supervisor's."""
+        """Close in a child what belongs to the supervisor."""
         signal.set_wakeup_fd(-1)
         for child in self._children:
             child.control.close()  # else the end of this supervisor would not be seen by its workers
@@ -269,7 +269,7 @@ class Supervisor:
         self._selector.close()
 
     def _leave_orphaned(self) -> None:
-        """In a child that ends: delete what a dead supervisor left, if no other child is there."""
+        """Delete what a dead supervisor left, in a child that ends, if no other child is there."""
         self.own.leave_orphaned()
         self._private.leave_orphaned()
 

@@ -50,7 +50,7 @@ Load = Callable[[Path], Answerer]
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a worker says of the export that it has loaded.
+    """The description that a worker gives of the export that it has loaded.
 
     Args:
         version: of the export.
@@ -72,7 +72,7 @@ class Loaded:
 
     @staticmethod
     def of(info: Info) -> Loaded:
-        """What an export's description says."""
+        """Return the facts of an export's description."""
         routes = (*(["/recommend"] if info.can_recommend else []), *(["/rank"] if info.can_rank else []))
         return Loaded(
             version=info.version,
@@ -101,7 +101,7 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTask:
-    """What a worker is to do.
+    """The task of a worker.
 
     Args:
         load: makes the answerer of a folder.

@@ -79,7 +79,7 @@ class CostLine:
         return self.excess * (batches * fixed + slope * candidates)
 
     def candidates_within(self, seconds: float) -> float:
-        """How many candidates one batch may have to be done in time; infinite before the first batch."""
+        """Return how many candidates one batch may have to be done in time; infinite before the first batch."""
         fixed, slope = self.line()
         if slope <= 0:
             return float("inf") if fixed < seconds else 1.0

@@ -159,12 +159,12 @@ class Engine:
 
     @property
     def overloaded(self) -> bool:
-        """Whether a request with the default deadline would be refused now; costs next to nothing."""
+        """True if a request with the default deadline would be refused now; costs next to nothing."""
         queue = self._queue
         return bool(queue.jobs) and (len(queue.jobs) >= self.config.max_queue or self.wait_s() > self._deadline_s)
 
     def candidates_of(self, request: Request) -> int:
-        """How many candidates a request has; RequestError for one that cannot be answered, while careful."""
+        """Count the candidates of a request; raise RequestError for one that cannot be answered, while careful."""
         if time.monotonic() < self._careful_until:
             try:
                 return self.answerer.check(request)
@@ -294,7 +294,7 @@ class Engine:
         return batch, effort
 
     def _pressure(self, now: float, *, was_idle: bool) -> float:
-        """How much of the deadline the oldest request has waited, or those beyond the next batch will wait.
+        """Return the share of the deadline the oldest request has waited, or those beyond the next batch will wait.
 
         Time in which the thread had nothing to do counts not: the machine was late, and no less effort would help.
         """

@@ -58,7 +58,7 @@ class Ladder:
 
     @property
     def hold_s(self) -> float:
-        """How long it must be calm before the next step up."""
+        """The seconds of calm needed before the next step up."""
         return min(self._hold_s, _MOST_HOLD_S)
 
     def feel(self, pressure: float, *, now: float) -> Effort:

@@ -48,7 +48,7 @@ _BROKEN = (OSError, http.client.HTTPException)
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSettings:
-    """How shards are asked.
+    """Settings for asking shards.
 
     Args:
         addresses: host:port of each shard, in their order.
@@ -155,7 +155,7 @@ class ShardClient:
         ]
 
     def ask(self, question: ShardQuestion, *, items: Sequence[ShardItems]) -> list[PartFound | str]:
-        """What each shard finds, or why it gives no answer; see `Scatter.ask`."""
+        """Ask each shard, and return what it finds or why it gives no answer; see `Scatter.ask`."""
         body = encode_question(question)
         end = time.monotonic() + self.settings.deadline_s
         asked: dict[int, http.client.HTTPConnection] = {}

@@ -48,7 +48,7 @@ def load_front(
 
 
 def shards_of(answerer: Any) -> ShardClient | None:
-    """What asks the shards of an answerer, or None where it has none."""
+    """Return the client that asks the shards of an answerer, or None where the answerer has none."""
     index = getattr(getattr(answerer, "chain", None), "index", None)
     shards = None if index is None else index.shards
     return None if shards is None or not isinstance(shards.scatter, ShardClient) else shards.scatter

@@ -60,7 +60,7 @@ def decode_question(content: bytes) -> ShardQuestion:
 
 
 def encode_answer(found: PartFound) -> bytes:
-    """What a shard found, as bytes."""
+    """Encode what a shard found as bytes."""
     tensors = {"scores": found.main.scores.contiguous(), "positions": found.main.positions.contiguous()}
     if found.fresh is not None:
         tensors |= {"fresh_scores": found.fresh.scores.contiguous(), "fresh_numbers": found.fresh.positions}
@@ -68,7 +68,7 @@ def encode_answer(found: PartFound) -> bytes:
 
 
 def decode_answer(content: bytes) -> PartFound:
-    """What a shard found; raises RequestError for what no shard says."""
+    """Decode what a shard found; raise RequestError for bytes that no shard sends."""
     tensors, plain = _decode(content)
     try:
         fresh = None
@@ -81,7 +81,7 @@ def decode_answer(content: bytes) -> PartFound:
 
 
 def encode_change(change: ShardChange) -> bytes:
-    """How the items of a shard changed, as bytes."""
+    """Encode how the items of a shard changed, as bytes."""
     lines = io.BytesIO()
     change.items.write_ipc(lines)
     tensors = {"numbers": change.numbers, "vectors": change.vectors.contiguous(), "gone": change.gone}
@@ -89,7 +89,7 @@ def encode_change(change: ShardChange) -> bytes:
 
 
 def decode_change(content: bytes) -> ShardChange:
-    """How the items of a shard changed; raises RequestError."""
+    """Decode how the items of a shard changed; raise RequestError for damaged bytes."""
     tensors, _ = _decode(content)
     try:
         items = pl.read_ipc(io.BytesIO(tensors["lines"].numpy().tobytes()))

@@ -39,7 +39,7 @@ _TICK_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """What the process of a shard is to do.
+    """The task of the process of a shard.
 
     Args:
         shard: its number, from 0.
@@ -163,7 +163,7 @@ class ShardKeeper:
 
     @property
     def ready(self) -> bool:
-        """Whether all of them have loaded the export."""
+        """True if all shards have loaded the export."""
         return all(each.ready for each in self._kept)
 
     def tend(
@@ -202,7 +202,7 @@ class ShardKeeper:
                 os.kill(each.pid, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """In a child of the process that keeps: close what is the keeper's."""
+        """Close what belongs to the keeper, in a child of the keeper's process."""
         for each in self._kept:
             each.listener.close()
             if each.control is not None:

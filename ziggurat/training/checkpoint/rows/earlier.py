@@ -52,7 +52,7 @@ MOST_OVERRIDDEN = 0.5  # bytes of rows that are overridden, beside each byte of 
 
 
 class SavedRows(StrEnum):
-    """Which rows of tables on a disk a checkpoint writes."""
+    """The rows of tables on a disk that a checkpoint writes."""
 
     CHANGED = "changed"  # since the checkpoint before; the files of that one are linked
     ALL = "all"  # that were ever changed; no checkpoint shares a file with another
@@ -60,7 +60,7 @@ class SavedRows(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """What a checkpoint takes from an earlier one.
+    """The rows that a checkpoint takes from an earlier one.
 
     Args:
         step: of the earlier checkpoint; -1: it takes nothing, and writes all rows that were ever changed.
@@ -90,7 +90,7 @@ class RowsOfRank:
         self._distinct = tuple(dict.fromkeys(self._places.values()))
 
     def offer(self) -> dict[str, Any]:
-        """What the coordinator has to know of them."""
+        """Return what the coordinator has to know of this rank's rows."""
         changed = unsaved = 0
         for place in self._distinct:
             row_bytes = 8 + 4 * place.storage.disk.width
@@ -104,7 +104,7 @@ class RowsOfRank:
         }
 
     def to_save(self, earlier: Earlier, *, folder: Path) -> RowsToSave:
-        """What this rank writes; rows of merged generations among it, which count as changed from now on."""
+        """Return this rank's rows to write, with those of merged generations, which count as changed from now on."""
         if earlier.kept and earlier.merged:
             reader = CheckpointReader(retention.step_folder(folder, earlier.step), step=earlier.step)
             for stored in _stored(reader.manifest, earlier.merged):
@@ -126,12 +126,12 @@ class RowsOfRank:
 
 
 def name_of(reader: CheckpointReader) -> str:
-    """What tables remember of a checkpoint: its step, and the hash of its manifest."""
+    """Return the name that tables keep of a checkpoint: its step, and the hash of its manifest."""
     return f"{reader.manifest.step}:{reader.manifest_sha256()}"
 
 
 def num_kept(generations: Sequence[int], *, new: int, live: int) -> int:
-    """How many generations a checkpoint keeps, from the first on.
+    """Return how many generations a checkpoint keeps, from the first on.
 
     Args:
         generations: bytes of the rows of each, oldest first.
@@ -182,7 +182,7 @@ def choose(folder: Path, offers: Sequence[Mapping[str, Any]], *, step: int, rows
 def _taken_from(
     reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[str, Any]], into: Path, step: int
 ) -> Earlier:
-    """What is taken from a checkpoint, linked; or why nothing is."""
+    """Link and return what is taken from a checkpoint, or return why nothing is taken."""
     why = _why_not(reader, name=name, offers=offers)
     if why:
         return Earlier(why=why)
@@ -198,7 +198,7 @@ def _taken_from(
 def with_earlier(
     sparse: Mapping[str, SparseTensor], manifest: Manifest, kept: Sequence[int]
 ) -> dict[str, SparseTensor]:
-    """What the manifest says of names: the parts that were kept, and those of this checkpoint over them."""
+    """Return the manifest's entries of names: the parts that were kept, and those of this checkpoint over them."""
     stored = set(_stored(manifest, kept))
     return {
         name: replace(entry, parts=(*(p for p in manifest.sparse[name].parts if p.stored in stored), *entry.parts))
@@ -207,14 +207,14 @@ def with_earlier(
 
 
 def taken(manifest: Manifest, kept: Sequence[int]) -> Taken:
-    """What a manifest has of generations."""
+    """Return the tensors and files that a manifest has of generations."""
     names = {f"{stored}.{what}" for stored in _stored(manifest, kept) for what in ("ids", "numbers")}
     tensors = {name: tensor for name, tensor in manifest.tensors.items() if name in names}
     return Taken(tensors=tensors, files={name: manifest.files[name] for name in _files(manifest, kept)})
 
 
 def _why_not(reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[str, Any]]) -> str:
-    """Why nothing can be taken from a checkpoint."""
+    """Say why nothing can be taken from a checkpoint."""
     if not reader.folder.is_dir():
         return f"{reader.folder} is gone"
     if name_of(reader) != name:
@@ -248,7 +248,7 @@ def _kept(reader: CheckpointReader, *, offers: Sequence[Mapping[str, Any]], step
 
 
 def _stored(manifest: Manifest, generations: Sequence[int] | None) -> list[str]:
-    """What the names of the tensors of some generations begin with; None for all."""
+    """Return the prefixes of the names of the tensors of some generations; None for all."""
     found = dict.fromkeys(part.stored for entry in manifest.sparse.values() for part in entry.parts)
     if generations is None:
         return list(found)

@@ -57,7 +57,7 @@ def fill_all(
 
 
 def _is_whole(targets: list[_Target]) -> bool:
-    """Whether a checkpoint has weights and state of the rows."""
+    """Return True if a checkpoint has weights and state of the rows."""
     storage = targets[0][0].rows.storage
     assert isinstance(storage, DiskStorage)
     return {part.rows.key for part, _ in targets} == set(storage.disk.keys)
@@ -172,7 +172,7 @@ def _begin(
 
 
 def _initial(stored: SparseTensor, *, offsets: tuple[int, ...], shape: tuple[int, ...]) -> InitialRows | None:
-    """What a part of a table began as; None for one number."""
+    """Return the initial rows of a part of a table; None for one number."""
     initial = stored.initial()
     if initial is None or len(shape) != 2:
         return initial

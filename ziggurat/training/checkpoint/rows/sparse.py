@@ -44,7 +44,7 @@ _PIECE_ROWS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class RowsPart:
-    """Where some rows of a tensor lie.
+    """The place of some rows of a tensor.
 
     Args:
         stored: what the names of the two tensors begin with.
@@ -83,7 +83,7 @@ class SparseTensor:
         return torch.float32
 
     def initial(self) -> InitialRows | None:
-        """What the rows of the whole table began as; None for one number."""
+        """Return the initial rows of the whole table; None for one number."""
         if not self.table:
             return None
         config = EmbeddingConfig(init=self.init, init_std=self.init_std, init_draw=self.init_draw)
@@ -102,7 +102,7 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, T
 
 @dataclass(frozen=True)
 class RowsToSave:
-    """What a rank saves of tables on a disk.
+    """The rows of tables on a disk that a rank saves.
 
     Args:
         tensors: ids and numbers, read when they are written.
@@ -113,13 +113,13 @@ class RowsToSave:
     entries: dict[str, SparseTensor]
 
     def to_json(self) -> JSON:
-        """For the other ranks."""
+        """Return the entries as JSON for the other ranks."""
         return {name: to_json(entry) for name, entry in self.entries.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TablePlace:
-    """Where the rows of a table are that this rank saves.
+    """The place of the rows of a table that this rank saves.
 
     Args:
         storage: that holds them.
@@ -135,7 +135,7 @@ class TablePlace:
 
 
 def table_places(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> dict[str, TablePlace]:
-    """Where the rows of each name are; weights and state of a table have one place.
+    """Return the place of the rows of each name; weights and state of a table have one place.
 
     Args:
         sparse: by name.
@@ -184,7 +184,7 @@ def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlac
 
 
 def merged(replies: Sequence[Mapping[str, Any]]) -> dict[str, SparseTensor]:
-    """What the manifest says, from the entries of all ranks as JSON."""
+    """Merge the entries of all ranks, given as JSON, into those of the manifest."""
     found: dict[str, SparseTensor] = {}
     for reply in replies:
         for name, entry in entries_from_json(reply).items():
@@ -246,7 +246,7 @@ def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
 
 
 def entry_of(part: TablePart, *, parts: tuple[RowsPart, ...] = ()) -> SparseTensor:
-    """What the manifest says of a name: what its rows began as, and the parts that lie over that."""
+    """Return the manifest's entry of a name: what its rows began as, and the parts that lie over that."""
     storage = part.rows.storage
     shape = tuple(part.shape)
     assert isinstance(storage, DiskStorage)
