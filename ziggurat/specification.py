@@ -73,15 +73,17 @@ class Specification(metaclass=_Kind):
             ConfigError: another member has that name.
         """
         known = cls._members.get(member.name)
-        if known is not None and type(known) is not type(member):
+        if known is not None and _path_of(known) != _path_of(member):
             raise ConfigError(
                 expected=f"a {cls.kind} with a name of its own",
-                found=f"{type(member).__module__}.{type(member).__qualname__} and {type(known).__module__}."
-                f"{type(known).__qualname__}, both named {member.name!r}",
+                found=f"{_path_of(member)} and {_path_of(known)}, both named {member.name!r}",
                 where=f"{cls.__name__}.add",
                 ways_out="give one of them another name",
             )
-        member = cls._members.setdefault(member.name, member)
+        if type(known) is type(member):
+            member = known
+        # Else it is new, or the same class was defined again, as by a cell of a notebook that ran twice.
+        cls._members[member.name] = member
         setattr(cls, member.name.upper(), member)
         return member
 
@@ -115,6 +117,11 @@ class Specification(metaclass=_Kind):
 
     def __reduce__(self) -> tuple[Any, tuple[type[Specification], str]]:
         return _member, (type(self), self.name)
+
+
+def _path_of(member: Specification) -> str:
+    """Return the module and the class of a member."""
+    return f"{type(member).__module__}.{type(member).__qualname__}"
 
 
 def _member(cls: type[S], name: str) -> S:

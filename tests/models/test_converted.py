@@ -200,3 +200,49 @@ def test_products_that_say_why_they_stay_are_reported() -> None:
     converted = convert(wrap(Own(Stays())), Halves())
     assert list(converted.native.values()) == ["a probe must not change"]
     assert "native in 1 (a probe must not change)" in converted.line()
+
+
+class Wide(RoundedArithmetic):
+    """Rounds to another dtype than it got."""
+
+    name = "wide"
+
+    def rounded(self, operand: Tensor, *, dim: int) -> Tensor:
+        return operand.double()
+
+
+class Lost(Arithmetic):
+    """Loses the gradient."""
+
+    name = "lost"
+
+    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(left.detach(), right.detach())
+
+
+class Raising(Arithmetic):
+    """Fails."""
+
+    name = "raising"
+
+    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        raise RuntimeError("no such format")
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "found"),
+    [
+        (Wide(), "torch.float64"),
+        (Lost(), "a product without gradient"),
+        (Raising(), "RuntimeError: no such format"),
+        (Halves, "the class Halves"),
+    ],
+)
+def test_an_arithmetic_that_breaks_its_promise_is_refused_and_changes_nothing(
+    arithmetic: Arithmetic, found: str
+) -> None:
+    model = build_model(CONFIGS["dnn"], RICH, seed=0)
+    with pytest.raises(ConfigError) as caught:
+        convert(model, arithmetic)
+    assert found in str(caught.value)
+    assert all(each.arithmetic is NATIVE for each in model.modules() if isinstance(each, DenseProducts))

@@ -12,6 +12,7 @@ named on stderr and left out: a broken one must not take every command with it.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
@@ -42,9 +43,24 @@ def installed_verbs(known: Collection[str]) -> list[Verb]:
             _leave_out(point, f"it is {type(verb).__name__}, not a ziggurat.cli.verb.Verb")
         elif verb.name in known or verb.name in found:
             _leave_out(point, f"there is a verb {verb.name!r} already")
+        elif problem := _problem_of(verb):
+            _leave_out(point, problem)
         else:
             found[verb.name] = verb
     return list(found.values())
+
+
+def _problem_of(verb: Verb) -> str:
+    """Try to declare the arguments of a verb, and return what is wrong with it; "" if nothing is."""
+    if not verb.name or verb.name.split() != [verb.name] or verb.name.startswith("-"):
+        return f"its name {verb.name!r} is no word of a command line"
+    if not callable(verb.run):
+        return f"its run is {type(verb.run).__name__}, which cannot be called"
+    try:
+        verb.add_arguments(argparse.ArgumentParser(prog=verb.name))
+    except Exception as error:  # code of a package may fail in any way
+        return f"declaring its arguments: {type(error).__name__}: {error}"
+    return ""
 
 
 def load_extensions(modules: Iterable[str]) -> None:

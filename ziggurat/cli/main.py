@@ -67,9 +67,8 @@ def build_parser(verbs: Sequence[Verb] = OWN_VERBS) -> VerbParser:
     )
     parsers = parser.add_subparsers(dest="verb", metavar="verb", required=True)
     for verb in verbs:
-        verb.add_arguments(
-            parsers.add_parser(verb.name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
-        )
+        own = parsers.add_parser(verb.name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
+        verb.add_arguments(own)
     return parser
 
 

@@ -84,12 +84,15 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
         ConfigError: a product is computed outside of `DenseProducts`, and so cannot be reached; names the modules.
             The model is then as it was.
     """
-    choose = arithmetic if not isinstance(arithmetic, Arithmetic) else _always(arithmetic)
+    choose = _chooser(arithmetic)
     replaced = _take_plain_linears(model)
     reached = {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
     before = {name: module.arithmetic for name, module in reached.items()}
+    chosen = {name: choose(name, module) for name, module in reached.items()}
+    for each in {id(each): each for each in chosen.values()}.values():
+        check_arithmetic(each)
     for name, module in reached.items():
-        module.arithmetic = choose(name, module)
+        module.arithmetic = chosen[name]
     missed, native = unreached_products(model)
     if missed:
         for name, module in reached.items():
@@ -161,8 +164,52 @@ def unreached_products(model: Model) -> tuple[dict[str, str], dict[str, str]]:
     return missed, native
 
 
-def _always(arithmetic: Arithmetic) -> Choose:
-    return lambda name, module: arithmetic
+def _chooser(arithmetic: Arithmetic | Choose) -> Choose:
+    """Return what chooses an arithmetic for each module."""
+    if isinstance(arithmetic, Arithmetic):
+        return lambda name, module: arithmetic
+    if isinstance(arithmetic, type) or not callable(arithmetic):
+        raise ConfigError(
+            expected="an Arithmetic, or a function from the name of a module and the module to one",
+            found=f"the class {arithmetic.__name__}" if isinstance(arithmetic, type) else type(arithmetic).__name__,
+            where="conversion of dense products",
+            ways_out="an object: arithmetic = MyArithmetic(), with parentheses",
+        )
+    return arithmetic
+
+
+def check_arithmetic(arithmetic: Arithmetic) -> None:
+    """Try an arithmetic on small matrices, forward and backward.
+
+    Raises:
+        ConfigError: it is none; it fails; or a product has another shape or dtype than torch's, or no gradient.
+    """
+    left = torch.ones(2, 3, requires_grad=True)
+    right = torch.ones(3, 4, requires_grad=True)
+    problem = ""
+    try:
+        product = arithmetic.matmul(left, right)
+        if tuple(product.shape) != (2, 4) or product.dtype is not torch.float32:
+            problem = f"shape {tuple(product.shape)}, {product.dtype}"
+        elif not product.requires_grad:
+            problem = "a product without gradient"
+        else:
+            product.sum().backward()
+            for name, operand in (("left", left), ("right", right)):
+                if operand.grad is None or operand.grad.shape != operand.shape:
+                    problem = f"no gradient of the {name} operand"
+    except Exception as error:  # code of the user's own may fail in any way
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if problem:
+        raise ConfigError(
+            expected="of FP32 matrices (2, 3) and (3, 4) an FP32 product (2, 4), with gradients of both",
+            found=problem,
+            where=f"arithmetic {getattr(arithmetic, 'name', type(arithmetic).__name__)!r}",
+            ways_out=(
+                "correct matmul; or rounded(operand, *, dim), which returns the operand in its own shape and dtype",
+                "--training.precision fp32",
+            ),
+        )
 
 
 def _take_plain_linears(model: Model) -> dict[str, nn.Module]:
