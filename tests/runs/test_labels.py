@@ -20,6 +20,7 @@ from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.schema import MissingLabel, Task
 from ziggurat.models import Model, Outputs
 from ziggurat.recipes.catalogue import table_run
+from ziggurat.runs.export import ExportConfig
 from ziggurat.training.config import EarlyStopConfig, TrainingConfig
 from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import r2
@@ -221,3 +222,20 @@ def test_r2_is_the_explained_share_of_the_variance_and_below_zero_it_is_said() -
     assert np.isnan(r2([1.0, 2.0], [3.0, 3.0]))
     (line,) = suspicious({"r2": -0.2, "rmse": 3.0}, split="test")
     assert "worse than always saying the mean" in line
+
+
+@pytest.mark.parametrize("labels", [(DWELL,), (CLICK, DWELL)], ids=["alone", "beside a click"])
+def test_an_export_answers_numbers_with_all_their_digits(tmp_path: Path, labels: tuple[zg.Label, ...]) -> None:
+    frame = rows().with_columns(dwell=1e9 + (pl.col("dwell") - 40_000) / 12_812)
+    config = run_of(tmp_path, frame, *labels)
+    config = replace(config, table_schema=replace(config.table_schema, items=zg.Items(id="item", features=("item",))))
+    zg.train_run(config, folder=tmp_path / "run")
+    value = "" if len(labels) == 1 else "dwell"
+    zg.export_run(tmp_path / "run", out=tmp_path / "export", config=ExportConfig(value=value, compiled=False))
+    answering = zg.Recommender.load(tmp_path / "export")
+    run = zg.load_run(tmp_path / "run")
+    expected = run.predict(pl.DataFrame({"user": [3, 3, 3], "item": [1, 5, 7]}))["dwell"].to_list()
+    for items in (["1", "5", "7"], ["1", {"item": 5}, "7"], [{"item": 1}, {"item": 5}, {"item": 7}]):
+        ranked = answering.rank({"user": 3}, items)
+        found = {int(item.id): item.tasks["dwell"] for item in ranked.items}
+        assert [found[item] for item in (1, 5, 7)] == pytest.approx(expected, rel=0, abs=1e-4)

@@ -41,9 +41,11 @@ class GivenItems:
         """Merge the results of both kinds of items, in the order of the request."""
         if not self.rows:
             return known
-        found = torch.empty(self.size, *new.shape[1:], dtype=new.dtype)
-        found[[place for place in range(self.size) if place not in self.rows]] = known
-        found[list(self.rows)] = new
+        # Where nothing is of one kind, its empty scores are FP32; those of a label that is a number are FP64.
+        dtype = torch.promote_types(known.dtype, new.dtype)
+        found = torch.empty(self.size, *new.shape[1:], dtype=dtype)
+        found[[place for place in range(self.size) if place not in self.rows]] = known.to(dtype)
+        found[list(self.rows)] = new.to(dtype)
         return found
 
 
