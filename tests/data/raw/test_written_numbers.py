@@ -127,3 +127,19 @@ def test_settings_of_numbers_are_younger_than_prepared_data():
     assert "thousands" not in DataConfig().to_state()
     assert DataConfig(thousands=ThousandsMark.COMMA).to_state()["thousands"] == "comma"
     assert DataConfig(signs=NumberSigns.STRIP).text.numbers == WrittenNumbers(signs=NumberSigns.STRIP)
+
+
+def test_a_column_without_thousands_is_read_as_one_that_has_them() -> None:
+    """Prices below a thousand say nothing against the point that another column has between its thousands."""
+    columns = {
+        "Umsatz": pl.Series(["601,6", "1.683,0", "12.345,25", "7,5", "99,1", "2.000,0"]),
+        "Preis": pl.Series(["$26,94", "$12,50", "$7,00", "$950,10"]),
+    }
+    found = find_marks(columns, separator=";")
+    assert found.numbers == WrittenNumbers(
+        decimal=DecimalMark.COMMA, thousands=ThousandsMark.POINT, signs=NumberSigns.STRIP
+    )
+    assert found.marked == {"Umsatz", "Preis"}
+    assert not any("another way" in warning for warning in found.warnings)
+    assert found.numbers.cast(columns["Preis"]).to_list() == [26.94, 12.5, 7.0, 950.1]
+    assert found.numbers.cast(columns["Umsatz"]).to_list()[:3] == [601.6, 1683.0, 12345.25]

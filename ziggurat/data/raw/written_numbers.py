@@ -190,7 +190,7 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
     candidates = _in_order(separator)
     best = max(candidates, key=lambda marks: (_fit(known.values(), marks), -candidates.index(marks)))
     needy = {name: each for name, each in known.items() if each.needs_settings}
-    marked = {name: each for name, each in needy.items() if each.readings.get(best) in _LIKELY}
+    marked = {name: each for name, each in needy.items() if each.reading_by(best) in _LIKELY}
     signed = any(each.has_signs for each in marked.values())
     numbers = replace(best, signs=NumberSigns.STRIP if signed else NumberSigns.REFUSE)
     warnings: list[str] = []
@@ -292,9 +292,17 @@ class _Texts:
         """True if the plain settings do not read the column, or not likely as it is meant."""
         return bool(self.readings) and (self.has_signs or self.readings.get(PLAIN_NUMBERS) not in _LIKELY)
 
+    def reading_by(self, marks: WrittenNumbers) -> _Reading | None:
+        """Return how surely settings read the texts, also where no mark between thousands stands in one."""
+        if marks in self.readings or marks.thousands is ThousandsMark.NONE:
+            return self.readings.get(marks)
+        if self.unique.str.contains(_CHARACTERS[marks.thousands]).any():
+            return None
+        return self.readings.get(replace(marks, thousands=ThousandsMark.NONE))
+
     def is_read_by(self, marks: WrittenNumbers) -> bool:
         """Return whether settings read all texts, if only because none of their marks stands in one."""
-        if marks in self.readings:
+        if self.reading_by(marks) is not None:
             return True
         same_mark = marks.decimal is DecimalMark.POINT or not self.unique.str.contains(".", literal=True).any()
         return self.readings.get(PLAIN_NUMBERS) is _Reading.SURE and same_mark
@@ -382,7 +390,7 @@ def _fit(columns: Iterable[_Texts], marks: WrittenNumbers) -> tuple[int, int]:
     likely = 0
     read = 0
     for column in columns:
-        likely += column.is_read_by(marks) and column.readings.get(marks) is not _Reading.UNLIKELY
+        likely += column.is_read_by(marks) and column.reading_by(marks) is not _Reading.UNLIKELY
         read += column.is_read_by(marks)
     return likely, read
 
