@@ -308,7 +308,7 @@ def _take_over(finished: Path, folder: Path) -> None:
 
 
 def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Progress) -> str:
-    """Say what will be trained, and how long it takes at most, by the time of a few steps of each model."""
+    """Say what will be trained, and about how long it takes, by the time of a few steps of each model."""
     rows = prepared.train.num_rows
     total_s = 0.0
     longest_s = 0.0
@@ -321,12 +321,12 @@ def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Prog
         total_s += step_s * _most_steps(limited, rows)
         if limited != config:
             longest_s = max(longest_s, step_s * _most_steps(config, rows))
-    then = f"the best goes on, in {_about(longest_s)} at most" if longest_s else "the best is kept"
+    then = f"the best goes on, in {_about(longest_s)}" if longest_s else "the best is kept"
     names = ", ".join(candidate.name for candidate in candidates)
     most = min(max(candidate.config.training.epochs for candidate in candidates) * rows, BUDGET)
     return (
         f"no recipe is named: {len(candidates)} models are tried ({names}), up to {most:,} samples each, in "
-        f"{_about(total_s)} at most; then {then}"
+        f"{_about(total_s)}; then {then}"
     )
 
 
