@@ -80,7 +80,7 @@ class Specification(metaclass=_Kind):
                 where=f"{cls.__name__}.add",
                 ways_out="give one of them another name",
             )
-        if type(known) is type(member):
+        if known is not None and type(known) is type(member):
             member = known
         # Else it is new, or the same class was defined again, as by a cell of a notebook that ran twice.
         cls._members[member.name] = member
