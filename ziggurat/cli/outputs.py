@@ -27,17 +27,18 @@ from ziggurat.errors import ConfigError
 _READ = ("FILE", "FOLDER", "RUN", "PATH")  # what help calls a path that is read, beside positional arguments
 
 
-def add_output(parser: argparse.ArgumentParser, flag: str, **settings: Any) -> None:
+def add_output(parser: argparse.ArgumentParser, flag: str, *, suffix: str = "", **settings: Any) -> None:
     """Declare an argument that names a file or folder to write.
 
     Args:
         parser: of the verb.
         flag: with its dashes.
+        suffix: that the file must have, ".parquet"; "" where the verb takes several, or none.
         settings: as of `add_argument`.
     """
     action = parser.add_argument(flag, **settings)
-    declared = parser.get_default("outputs") or ()
-    parser.set_defaults(outputs=(*declared, action.dest))
+    declared: dict[str, str] = parser.get_default("outputs") or {}
+    parser.set_defaults(outputs={**declared, action.dest: suffix})
 
 
 @contextmanager
@@ -51,13 +52,13 @@ def replacing_is_said(options: argparse.Namespace, rest: Sequence[str]) -> Itera
     Raises:
         ConfigError: an output is what the verb reads.
     """
-    outputs = {dest: getattr(options, dest) for dest in getattr(options, "outputs", ())}
-    given = {dest: path for dest, path in outputs.items() if path}
+    suffixes: dict[str, str] = getattr(options, "outputs", {})
+    given = {dest: path for dest in suffixes if (path := getattr(options, dest))}
     read = _paths_read(options, rest) if given else []
     before = {}
     for dest, path in given.items():
         if os.path.isfile(path):
-            _refuse_what_is_read(f"--{dest.replace('_', '-')}", _new_name(options, dest, path), path, read)
+            _refuse_what_is_read(f"--{dest.replace('_', '-')}", _new_name(path, suffix=suffixes[dest]), path, read)
         before[path] = _identity(path)
     yield
     if os.environ.get("RANK", "0") != "0":
@@ -88,12 +89,10 @@ def _paths_read(options: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     return [path for part in parts if part for path in (glob.glob(part, recursive=True) or [part])]
 
 
-def _new_name(options: argparse.Namespace, dest: str, path: str) -> str:
+def _new_name(path: str, *, suffix: str) -> str:
     """Return a name that the verb takes in the place of one that it reads."""
     place = Path(path)
-    about = next((str(action.help) for action in options.parser._actions if action.dest == dest), "")
-    suffix = ".parquet" if about.startswith("Parquet file") else place.suffix
-    return place.with_name(f"{place.stem}_new{suffix}").name
+    return place.with_name(f"{place.stem}_new{suffix or place.suffix}").name
 
 
 def _refuse_what_is_read(flag: str, new: str, path: str, read: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time", metavar="COLUMN", default="", help="order within a session (default: as in the files)"
     )
-    add_output(parser, "--out", metavar="FILE", required=True, help="the Parquet file to write")
+    add_output(parser, "--out", suffix=".parquet", metavar="FILE", required=True, help="the Parquet file to write")
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database", metavar="DB", default="", help="a file of DuckDB or SQLite, or a URI (default: files it names)"
     )
-    add_output(parser, "--out", metavar="FILE", required=True, help="the Parquet file to write")
+    add_output(parser, "--out", suffix=".parquet", metavar="FILE", required=True, help="the Parquet file to write")
 
 
 def data(options: argparse.Namespace, rest: list[str]) -> int:

@@ -51,7 +51,7 @@ def add_embeddings_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `embeddings`."""
     parser.add_argument("run", help="folder of a trained run")
     parser.add_argument("feature", help="name of a feature with ids")
-    add_output(parser, "--out", metavar="FILE", required=True, help="Parquet file to write")
+    add_output(parser, "--out", suffix=".parquet", metavar="FILE", required=True, help="Parquet file to write")
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
 
