@@ -387,8 +387,9 @@ def fast_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def behind_faults(module: str, arguments: list[str]) -> list[Case]:
+def behind_faults(module: str, *, count: int, seed: int, seconds: float, verbs: str) -> list[Case]:
     """Run a module with the faults in front of libc, in a process of its own; return the cases that it prints."""
+    arguments = ["--count", str(count), "--seed", str(seed), "--seconds", str(seconds), "--verbs", verbs]
     with fast_folder() as folder:
         library = folder / "faults.so"
         source = Path(__file__).with_suffix(".cpp")
@@ -413,10 +414,16 @@ def inside_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def print_cases(cases: Callable[[Bench, argparse.Namespace], Iterator[Case]]) -> None:
+    """Try the cases in the process behind the faults, and print each for the one that started it."""
+    options = inside_options()
+    for case in cases(bench_inside(options), options):
+        print(json.dumps(asdict(case)), flush=True)
+
+
 def attack(*, count: int, seed: int, seconds: float, verbs: str = "") -> list[Case]:
     """Try `count` cases, or as many as fit in `seconds`."""
-    given = ["--count", str(count), "--seed", str(seed), "--seconds", str(seconds), "--verbs", verbs]
-    return behind_faults("tests.attacks.faults", given)
+    return behind_faults("tests.attacks.faults", count=count, seed=seed, seconds=seconds, verbs=verbs)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -426,8 +433,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if "--inside" in sys.argv:
-        options = inside_options()
-        for case in _cases(bench_inside(options), options):
-            print(json.dumps(asdict(case)), flush=True)
+        print_cases(_cases)
     else:
         sys.exit(main())

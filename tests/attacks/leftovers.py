@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.attacks.faults import (
@@ -36,10 +34,9 @@ from tests.attacks.faults import (
     Ended,
     Fault,
     behind_faults,
-    bench_inside,
     files_of,
-    inside_options,
     outcome_of,
+    print_cases,
 )
 from tests.attacks.files import Case, run_attack
 from tests.attacks.verbs import VERBS, verbs_in_turn
@@ -155,8 +152,7 @@ def _read_damaged(
 
 def attack(*, count: int, seed: int, seconds: float, verbs: str = "") -> list[Case]:
     """Try `count` cases, or as many as fit in `seconds`."""
-    given = ["--count", str(count), "--seed", str(seed), "--seconds", str(seconds), "--verbs", verbs]
-    return behind_faults("tests.attacks.leftovers", given)
+    return behind_faults("tests.attacks.leftovers", count=count, seed=seed, seconds=seconds, verbs=verbs)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,8 +162,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if "--inside" in sys.argv:
-        options = inside_options()
-        for case in _cases(bench_inside(options), options):
-            print(json.dumps(asdict(case)), flush=True)
+        print_cases(_cases)
     else:
         sys.exit(main())

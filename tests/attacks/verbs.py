@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.end_to_end.test_main_job import events
+from tests.serving.server.running import UnixConnection
 
 _TRAINING = (
     *("--training.loader.batch-size", "64", "--training.checkpoint-every", "3", "--training.precision", "fp32"),
@@ -139,17 +139,6 @@ def _one_output(
 # ----------------------------------------------------------------------------------------------------------- the server
 
 
-class _Admin(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=20)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
-        self.sock.connect(self.path)
-
-
 def _asked(connection: http.client.HTTPConnection, path: str, data: Any) -> list[Any]:
     connection.request("POST", path, json.dumps(data))
     answer = connection.getresponse()
@@ -170,12 +159,15 @@ def _ask_server(server: int) -> None:
         found = re.search(r"all routes: http://([^:]+):(\d+)", output.read_text(errors="replace"))
     with contextlib.suppress(OSError):
         if found:
-            host, port = found[1], int(found[2])
+            host = found[1]
+            port = int(found[2])
             request = {"user": {"user_id": 7}, "k": 3}
             for step in ("before", "swap", "after"):
                 try:
                     if step == "swap":
-                        said.append(_asked(_Admin("a.sock"), "/admin/swap", {"export": str(Path("other").resolve())}))
+                        said.append(
+                            _asked(UnixConnection("a.sock"), "/admin/swap", {"export": str(Path("other").resolve())})
+                        )
                     else:
                         said.append(_asked(http.client.HTTPConnection(host, port, timeout=20), "/recommend", request))
                 except (OSError, ValueError, http.client.HTTPException) as problem:
