@@ -81,7 +81,8 @@ def test_every_command_of_the_guide_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    before, served = [], []
+    before = []
+    served = []
     for command in commands():
         (served if served or command.startswith("ziggurat serve") else before).append(command)
     assert [command.split()[1] for command in before if command.startswith("ziggurat")] == [

@@ -149,7 +149,8 @@ def check(rank: int, plan_json: dict[str, object]) -> None:
     mine = slice(share * rank, share * (rank + 1))
     batch = random_batch(on_ranks.INPUTS, 12, seed=1)
     for step in range(3):
-        wanted, found = single.fields(batch), many.fields(batch.rows(mine.start, mine.stop))
+        wanted = single.fields(batch)
+        found = many.fields(batch.rows(mine.start, mine.stop))
         assert torch.allclose(found, wanted[mine], atol=1e-6)
         # Gradients are eighths, so that sums have the same bits in any order.
         factors = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(step)) / 8

@@ -37,11 +37,13 @@ def test_a_run_goes_on_bit_for_bit_and_verbs_read_it(
 ) -> None:
     monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
     config = override(config_of("log8", optimizer="lion"), {"model.embedding.kernel": "auto"})
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole = tmp_path / "whole"
+    resumed = tmp_path / "resumed"
     train_run(config, folder=whole)
     train_run(override(config, {"training.epochs": "1"}), folder=resumed)
     train_run(config, folder=resumed, resume=True)
-    first, again = load_run(whole), load_run(resumed)
+    first = load_run(whole)
+    again = load_run(resumed)
     for name in first.model.embeddings.tables.places:
         assert torch.equal(first.model.embeddings.table(name), again.model.embeddings.table(name)), name
     report = STARTUP.read(RunFolder(whole).startup)

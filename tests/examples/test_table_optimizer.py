@@ -48,13 +48,17 @@ def make(kind: TableOptimizerKind, **kept: Any) -> EmbeddingTables:
 @pytest.mark.parametrize("late", [None, True, False])
 def test_it_is_the_equation_row_by_row(lion: TableOptimizerKind, late: bool | None) -> None:
     draw = torch.Generator().manual_seed(1)
-    weight, momentum = torch.randn(9, 3, generator=draw), torch.randn(9, 3, generator=draw)
-    rows, grad = torch.tensor([4, 2, 7]), torch.randn(3, 3, generator=draw)
+    weight = torch.randn(9, 3, generator=draw)
+    momentum = torch.randn(9, 3, generator=draw)
+    rows = torch.tensor([4, 2, 7])
+    grad = torch.randn(3, 3, generator=draw)
     wanted = {"weight": weight.clone(), "momentum": momentum.clone()}
     rule = EmbeddingConfig(optimizer=lion, weight_decay=0.1, beta2=0.99).rule
     for place, row in enumerate(rows.tolist()):
         for column in range(3):
-            w, m, g = float(weight[row, column]), float(momentum[row, column]), 0.5 * float(grad[place, column])
+            w = float(weight[row, column])
+            m = float(momentum[row, column])
+            g = 0.5 * float(grad[place, column])
             if late is not False:
                 moved = w - 0.03 * (math.copysign(1.0, 0.9 * m + 0.1 * g) + 0.1 * w)
                 wanted["weight"][row, column] = moved

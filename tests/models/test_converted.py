@@ -62,7 +62,8 @@ CASES: dict[str, Callable[[], Model]] = {
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_product_of_every_model_goes_through_it_and_gives_the_same(name: str) -> None:
-    model, other = CASES[name]().eval(), CASES[name]().eval()
+    model = CASES[name]().eval()
+    other = CASES[name]().eval()
     counted = Counted()
     converted = convert(other, counted)
     assert all("attention" in why for why in converted.native.values())
@@ -117,7 +118,8 @@ def test_operands_of_all_three_products_are_rounded() -> None:
 def test_a_matrix_that_is_broadcast_gets_the_sum_of_its_gradients() -> None:
     torch.manual_seed(0)
     for left_shape, right_shape in (((2, 3), (5, 3, 4)), ((5, 2, 3), (3, 4)), ((6, 1, 2, 3), (1, 5, 3, 4))):
-        left, right = torch.randn(left_shape, requires_grad=True), torch.randn(right_shape, requires_grad=True)
+        left = torch.randn(left_shape, requires_grad=True)
+        right = torch.randn(right_shape, requires_grad=True)
         exact = torch.matmul(left, right)
         expected = torch.autograd.grad(exact.square().sum(), (left, right))
 

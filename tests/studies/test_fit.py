@@ -86,7 +86,8 @@ def test_without_a_model_the_same_is_tried_as_by_train_auto(monkeypatch: pytest.
     assert main(["data", "inspect", "table.parquet", "--label", "bought", "--write-schema", "s.toml"]) == 0
     with pytest.raises(AttributeError):  # nothing was trained: there is no result to print
         main(["train", "auto", "--data.train", "table.parquet", "--schema", "s.toml", "--out", "cli"])
-    ours, theirs = asked["runs/fit"], asked["cli"]
+    ours = asked["runs/fit"]
+    theirs = asked["cli"]
     assert [each.name for each in ours] == [each.name for each in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert one.config.data.train == (str(Path("runs/fit/raw/train.parquet").absolute()),)

@@ -1,4 +1,4 @@
-"""What packages of the user's own add to the command line: verbs, and members of the kinds that settings name.
+"""Load what packages of the user's own add to the command line: verbs, and members of kinds that settings name.
 
     [project.entry-points."ziggurat.verbs"]             a `Verb`, listed by `ziggurat --help` like ours
     curve = "my_package.curve:CURVE"

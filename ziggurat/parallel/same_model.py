@@ -123,7 +123,7 @@ def _dense_values(model: Model) -> Iterator[tuple[str, Tensor]]:
 
 
 def _floating_values(model: Model) -> dict[str, Tensor]:
-    """What is drawn: weights, and the first rows of tables, by name."""
+    """Return what is drawn: weights, and the first rows of tables, by name."""
     found = {f"weight {name}": value for name, value in _dense_values(model) if value.is_floating_point()}
     tables = model.embeddings.tables
     if not tables.is_open:

@@ -72,7 +72,8 @@ def _table(*, padded: bool, spaces: bool) -> pl.DataFrame:
 def test_inspect_finds_padding_and_spaces_and_the_same_is_prepared_as_without(tmp_path: Path):
     _table(padded=True, spaces=True).write_parquet(tmp_path / "t.parquet")
     found = inspect_file(tmp_path / "t.parquet")
-    history, genres = found.schema.feature("hist_items"), found.schema.feature("genres")
+    history = found.schema.feature("hist_items")
+    genres = found.schema.feature("genres")
     assert isinstance(history, Sequence)
     assert isinstance(genres, MultiHot)
     assert (history.padding, genres.separator, genres.spaces) == ("0", "|", Spaces.STRIP)

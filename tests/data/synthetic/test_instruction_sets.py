@@ -25,7 +25,8 @@ CONFIG = SyntheticConfig(
 
 def digest() -> str:
     """Of all that a file gets of one block."""
-    block, found = BlockMaker(CONFIG).block(3), hashlib.sha256()
+    block = BlockMaker(CONFIG).block(3)
+    found = hashlib.sha256()
     for values in block.columns.values():
         plain = values if isinstance(values, np.ndarray) else values.values.to_numpy()
         found.update(np.ascontiguousarray(plain).tobytes())

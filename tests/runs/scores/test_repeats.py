@@ -38,7 +38,8 @@ SETTINGS = [text for name, value in (SIZES | LIMITS | TRAINING).items() for text
 
 def favourites(*, users: int = 400, items: int = 300) -> pl.DataFrame:
     """Users with six favourites each, of which they take one after the other at random."""
-    rng, rows = random.Random(0), []
+    rng = random.Random(0)
+    rows = []
     for user in range(users):
         mine = rng.sample(range(items), 6)
         rows += [(f"u{user}", f"i{rng.choice(mine)}", 978_300_000 + 60 * step) for step in range(20)]
@@ -67,9 +68,11 @@ def test_evaluation_is_of_the_answers_that_are_given(
     cache_with_kernels(tmp_path / "cache", monkeypatch)
     folder = trained(tmp_path, repeats=repeats)
     said = capsys.readouterr()
-    run, log = load_run(folder), favourites()
+    run = load_run(folder)
+    log = favourites()
     is_last = pl.int_range(pl.len()).over("user") == pl.len().over("user") - 1
-    before, targets = log.filter(~is_last), log.filter(is_last)
+    before = log.filter(~is_last)
+    targets = log.filter(is_last)
     metrics = run.evaluate_split("test").metrics
     of_answers = share_found(run.next_items(before, k=10), targets)
     repeated = targets.join(before, on=["user", "item"], how="semi").height / targets.height
@@ -91,7 +94,8 @@ def test_evaluation_is_of_the_answers_that_are_given(
 def check_export(folder: Path, *, repeats: str, out: Path) -> None:
     """An export answers as its run does, unless a request says otherwise."""
     zg.export_run(folder, out=out)
-    rec, run = Recommender.load(out), load_run(folder)
+    rec = Recommender.load(out)
+    run = load_run(folder)
     mine = favourites().filter(pl.col("user") == "u7")
     had = set(mine["item"])
     found = [item.id for item in rec.recommend({"user": "u7"}, k=10).items]

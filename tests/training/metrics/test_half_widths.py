@@ -39,7 +39,8 @@ def test_auc_and_log_loss_have_the_error_that_formulas_give() -> None:
     labels, scores = binary(4000, seed=1)
     found = filled(labels, scores)
     auc = found.compute()["auc"]
-    positives, negatives = labels.sum(), (~labels).sum()
+    positives = labels.sum()
+    negatives = (~labels).sum()
     q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)  # Hanley and McNeil, 1982
     variance = auc * (1 - auc) + (positives - 1) * (q1 - auc**2) + (negatives - 1) * (q2 - auc**2)
     assert found.half_width("auc") == pytest.approx(1.96 * math.sqrt(variance / (positives * negatives)), rel=0.35)

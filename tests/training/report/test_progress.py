@@ -24,7 +24,8 @@ class Clock:
 
 def watched(*, verbose: bool, seconds: int) -> list[str]:
     """The lines of a phase of so many seconds, one unit a second."""
-    stream, clock = io.StringIO(), Clock()
+    stream = io.StringIO()
+    clock = Clock()
     progress = LineProgress(stream, verbose=verbose, clock=clock)
     progress.begin("epoch 1/1", total=seconds)
     for second in range(seconds + 1):
@@ -52,7 +53,8 @@ def test_lines_of_a_long_phase_come_ever_later_but_every_minute() -> None:
 
 
 def test_phases_that_follow_one_another_share_the_time_to_the_first_line() -> None:
-    stream, clock = io.StringIO(), Clock()
+    stream = io.StringIO()
+    clock = Clock()
     progress = LineProgress(stream, clock=clock)
     for number in range(4):
         progress.begin(f"epoch {number}", total=3)

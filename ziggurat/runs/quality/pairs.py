@@ -1,4 +1,4 @@
-"""What pairs of features add to a trained model, measured on the model alone.
+"""Measure what pairs of features add to a trained model, on the model alone.
 
     z(x)   its logit
     g(x) = Σ_f mean_b z(x_f, b without f)          b: a few rows, the same for every x; feature f of x, the rest of b

@@ -1,4 +1,4 @@
-"""How far a metric may lie from its true value by chance: the delete-a-block jackknife.
+"""Estimate how far a metric may lie from its true value by chance: the delete-a-block jackknife.
 
     m₋ᵦ     = the metric without block β                  samples of a group (a user) are in one block
     se²     = (K − 1)/K · Σᵦ (m₋ᵦ − mean of m₋ᵦ)²         K = 20 blocks
