@@ -1,7 +1,9 @@
 """An answerer without a model: answers tell who asked and which version answered, and take as long as they are told to.
 
 `python -m tests.serving.server.fake FOLDER CONFIG.json` serves it as `ziggurat serve` would a real export; the folder
-holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "load_s": …, "can_rank": true, "bad": false}.
+holds fake.json, {"version": …, "base_ms": …, "candidate_us": …, "load_s": …, "can_rank": true, "bad": false}. With a
+third argument, a file, its processes write there which of them accepted which connection, so that a test knows who had
+a request that was lost.
 """
 
 from __future__ import annotations
@@ -167,6 +169,29 @@ def send_to_supervisor(content: bytes) -> None:
     time.sleep(5)
 
 
+def record_accepted(path: str) -> None:
+    """Write "time process port" for each connection that this process, or one that it forks, accepts.
+
+    Before it looks for one it writes "time process ?", so that a process that was killed in between is known, too.
+    """
+    record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    accept = socket.socket.accept
+
+    def accept_and_write(self: socket.socket) -> tuple[socket.socket, Any]:
+        if self.family == socket.AF_UNIX:
+            return accept(self)
+        os.write(record, f"{time.monotonic()} {os.getpid()} ?\n".encode())
+        port = "none"
+        try:
+            connection, address = accept(self)
+            port = str(address[1])
+        finally:
+            os.write(record, f"{time.monotonic()} {os.getpid()} {port}\n".encode())
+        return connection, address
+
+    socket.socket.accept = accept_and_write
+
+
 def load_fake(folder: Path) -> FakeAnswerer:
     if (folder / "full").exists():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics/counter.db")
@@ -192,6 +217,8 @@ def main() -> None:
     from ziggurat.serving.server.config import ServerConfig
     from ziggurat.serving.server.serve import serve
 
+    if len(sys.argv) > 3:
+        record_accepted(sys.argv[3])
     config = from_json(ServerConfig, json.loads(Path(sys.argv[2]).read_text()), where="config")
 
     def say(address: str, loaded: Any) -> None:

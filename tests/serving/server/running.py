@@ -105,14 +105,25 @@ def write_export(folder: Path, **settings: Any) -> Path:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, export: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
-    """A server of the fake answerer, from its first answer to the end of the block."""
+def running(
+    folder: Path, *, export: dict[str, Any] | None = None, accepted: Path | None = None, **settings: Any
+) -> Iterator[Running]:
+    """Start a server of the fake answerer, and end it with the block.
+
+    Args:
+        folder: for the export, the settings and the log.
+        export: what its answerer is like; see `fake.py`.
+        accepted: file to which its processes write who accepted which connection; None for no such file.
+        settings: of the server.
+    """
     place = write_export(folder / "export", **(export or {}))
     config = folder / "config.json"
     config.write_text(json.dumps({"port": 0, "linger_s": 0.3, "deadline_ms": 5000} | settings))
     log = folder / "log.txt"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.serving.server.fake", str(place), str(config)]
+    if accepted is not None:
+        command.append(str(accepted))
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, cwd=ROOT)
     try:

@@ -82,6 +82,20 @@ def test_a_sighup_while_a_swap_loads_is_done_after_it(tmp_path: Path) -> None:
         wait_until(lambda: server.recommend()[1]["version"] == "v1")
 
 
+def test_a_swap_whose_worker_is_killed_names_the_export_of_the_swap(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        wait_until(lambda: len(server.workers) == 2)
+        before = server.workers
+        slow = write_export(tmp_path / "slow", version="v2", load_s=30)
+        swap = Later(server.admin, "/admin/swap", {"export": str(slow)})
+        wait_until(lambda: len(server.workers) == 3)
+        (loading,) = set(server.workers) - set(before)
+        os.kill(loading, signal.SIGKILL)
+        status, answer = swap.wait()
+        assert (status, answer["error"]["where"]) == (409, str(slow))
+        assert server.recommend()[1]["version"] == "v1"
+
+
 def everybody(server: Running, number: int) -> None:
     for pid in (server.process.pid, *server.workers):
         os.kill(pid, number)

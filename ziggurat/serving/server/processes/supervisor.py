@@ -384,10 +384,12 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         if child.state is State.LOADING and not self._ending:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+            swap = self._swap
+            export = swap.export if swap is not None and child.generation == swap.generation else self.export
             error = ConfigError(
                 expected="a worker that loads the export",
                 found=f"one that ended with {how}",
-                where=str(self.export),
+                where=str(export),
                 ways_out=("see the messages above", "the machine may lack memory"),
             )
             self._could_not_load(child, error)
