@@ -345,6 +345,33 @@ def test_whole_numbers_that_pandas_made_floats(tmp_path: Path):
     assert "90 distinct whole numbers" in found.explanations["brand_id"]
 
 
+@pytest.mark.parametrize(
+    ("suffix", "texts"),
+    [
+        (".csv", ["1000000164.25", "6247.70", "6.8e-08"]),
+        (".parquet", ["1000000164.25", "6247.7", "0.000000068"]),
+    ],
+)
+def test_examples_are_shown_as_the_file_says_them(tmp_path: Path, suffix: str, texts: list[str]):
+    num = 50
+    columns = {
+        "large": [1000000164.25 + place for place in range(num)],
+        "price": [6247.7 + place for place in range(num)],
+        "small": [6.8e-8 * (1 + place) for place in range(num)],
+        "click": [0, 1] * (num // 2),
+    }
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".csv":
+        rows = zip(*columns.values(), strict=True)
+        lines = [f"{large},{price:.2f},{small:.1e},{click}" for large, price, small, click in rows]
+        path.write_text("\n".join(["large,price,small,click", *lines]))
+    else:
+        pl.DataFrame(columns).write_parquet(path)
+    found = {each.column: each for each in inspect_file(path).columns}
+    assert [found[name].examples[0] for name in ("large", "price", "small")] == texts
+    assert "from 1000000164 to 1000000213" in found["large"].reason
+
+
 def test_missing_numbers_count_as_the_median_and_infinite_ones_are_warned_of(tmp_path: Path):
     values = [None if n % 3 == 0 else 100.0 + RNG.normal() for n in range(ROWS)]
     values[1] = float("inf")

@@ -8,11 +8,13 @@ zeros stay text. In Parquet the writer's choice of text is respected.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+import numpy as np
 import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
@@ -25,6 +27,7 @@ NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-", "#n/
 _WHOLE_NUMBER = r"^[+-]?\d+$"
 _MANY_DIGITS = r"\d{17}"
 _LEADING_ZERO = r"^[+-]?0\d"
+_LONGEST_EXAMPLE = 30
 
 
 class Values(StrEnum):
@@ -58,6 +61,7 @@ class ColumnFacts:
         date_order: what stands first in its dates like 01/03/2024; AUTO if there are none, None if nothing shows it.
         lacks_zones: some of its dates name a time zone, and others do not.
         is_marked: its numbers have marks between thousands, or signs around them: they measure, and are no ids.
+        examples: up to three distinct values, in order of appearance, as the file says them.
     """
 
     name: str
@@ -72,6 +76,7 @@ class ColumnFacts:
     date_order: DateOrder | None = DateOrder.AUTO
     lacks_zones: bool = False
     is_marked: bool = False
+    examples: tuple[str, ...] = ()
 
     @property
     def num_sampled(self) -> int:
@@ -83,20 +88,6 @@ class ColumnFacts:
         """The sample without nulls and NaN."""
         values = self.values.drop_nulls()
         return values.drop_nans() if values.dtype.is_float() else values
-
-    @cached_property
-    def examples(self) -> tuple[str, ...]:
-        """Up to three distinct values, in order of appearance."""
-        found: list[str] = []
-        for value in self.present.head(200).to_list():
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            text = text.replace("\r", "\\r").replace("\n", "\\n")
-            text = text if len(text) <= 30 else text[:27] + "…"
-            if text not in found:
-                found.append(text)
-            if len(found) == 3:
-                break
-        return tuple(found)
 
     @cached_property
     def minimum(self) -> float:
@@ -138,6 +129,11 @@ def number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
+def short_number(value: float) -> str:
+    """Write a number in some six digits, and all digits before the point: 1000000999 is not 1e+09."""
+    return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:g}"
+
+
 def percent(share: float) -> str:
     """A share in per cent with enough digits to be told from 0 and 100."""
     if share in (0.0, 1.0):
@@ -166,6 +162,7 @@ def measure(
         is_marked: those of this column need that, whatever type the file gives it.
     """
     dtype = "text" if from_text else str(series.dtype)
+    in_file = series
     missing: tuple[str, ...] = ()
     if isinstance(series.dtype, pl.Categorical | pl.Enum):
         series = series.cast(pl.String)
@@ -207,7 +204,33 @@ def measure(
         date_order=order,
         lacks_zones=zones.are_mixed,
         is_marked=is_marked,
+        examples=_examples(in_file.filter(series.is_not_null())),
     )
+
+
+def _examples(present: pl.Series) -> tuple[str, ...]:
+    """Return up to three distinct values, in order of appearance, as the file says them."""
+    values = present.drop_nans() if present.dtype.is_float() else present
+    if isinstance(values.dtype, pl.Decimal) or values.dtype == pl.Float32:
+        values = as_float64(values)
+    found: list[str] = []
+    for value in values.head(200).to_list():
+        text = _float_text(value) if isinstance(value, float) else str(value)
+        text = text.replace("\r", "\\r").replace("\n", "\\n")
+        text = text if len(text) <= _LONGEST_EXAMPLE else text[: _LONGEST_EXAMPLE - 3] + "…"
+        if text not in found:
+            found.append(text)
+        if len(found) == 3:
+            break
+    return tuple(found)
+
+
+def _float_text(value: float) -> str:
+    """Write the shortest decimal of a number, with an exponent only where it is too long without."""
+    if not math.isfinite(value):
+        return str(value)
+    text = np.format_float_positional(value, trim="-")
+    return text if len(text) <= _LONGEST_EXAMPLE else repr(value)
 
 
 def find_marks_in(frame: pl.DataFrame, *, separator: str) -> MarksFound:

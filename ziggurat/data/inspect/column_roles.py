@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent, short_number
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
 from ziggurat.data.preprocess.values.time_units import two_units
 from ziggurat.data.raw.dates import DateOrder
@@ -185,7 +185,7 @@ def _two_values(facts: ColumnFacts) -> RoleGuess | None:
     if _is_binary(facts):
         return RoleGuess(facts.name, _rate(facts), Label(name=facts.name))
     if facts.kind in (Values.WHOLE, Values.NUMBERS):
-        why = f"two values, 1 from {facts.maximum:g} on"
+        why = f"two values, 1 from {short_number(facts.maximum)} on"
         return RoleGuess(facts.name, why, Label(name=facts.name, positive_from=facts.maximum))
     if facts.kind is not Values.TEXT:
         return None
@@ -217,7 +217,8 @@ def _rating(facts: ColumnFacts) -> RoleGuess:
     least = scale[0] + 0.75 * (scale[-1] - scale[0])
     start = next(value for value in scale if value >= least)
     liked = number((facts.present >= start).mean())
-    why = f"a rating; {start:g} and more of {scale[0]:g} to {scale[-1]:g} counts as liked, {liked:.1%} of the rows"
+    range_text = f"{short_number(scale[0])} to {short_number(scale[-1])}"
+    why = f"a rating; {short_number(start)} and more of {range_text} counts as liked, {liked:.1%} of the rows"
     return RoleGuess(facts.name, why, Label(name="like", column=facts.name, positive_from=start))
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent, short_number
 from ziggurat.data.preprocess.values.list_ends import find_padding, has_spaces
 from ziggurat.features.schema import (
     Categorical,
@@ -293,10 +293,10 @@ def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
     bottom, low, middle, high, top = (number(values.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
     skewed = max(top - middle, middle - bottom) > 10 * max(high - low, 1e-9)
     transform = NumericTransform.LOG1P_STANDARDISE if skewed else NumericTransform.STANDARDISE
-    missing = 0.0 if skewed or facts.null_share == 0 else float(f"{middle:.6g}")
-    shape = f"from {facts.minimum:g} to {facts.maximum:g}, half below {middle:g}"
+    missing = 0.0 if skewed or facts.null_share == 0 else float(f"{middle:.10g}")
+    shape = f"from {short_number(facts.minimum)} to {short_number(facts.maximum)}, half below {short_number(middle)}"
     step = "log1p, as the extremes are far out" if skewed else "no log, as no value is far out"
-    filled = "" if facts.null_share == 0 else f"; missing ones count as {missing:g}"
+    filled = "" if facts.null_share == 0 else f"; missing ones count as {short_number(missing)}"
     infinite = len(values) < len(facts.present)
     warnings = (f"{facts.name!r}: infinite values are bad rows",) if infinite else ()
     return FeatureGuess(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from ziggurat.data.inspect.column_facts import ColumnFacts, Values
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, short_number
 from ziggurat.data.inspect.column_rules import FeatureGuess, words
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
@@ -139,7 +139,10 @@ def _pairs(
         return None
     chosen = counts[0]
     becomes[user] = ("categorical, group", "the user: what users had is told apart by it")
-    becomes[chosen.name] = ("label", f"{chosen.minimum:g} or more in every row: each was chosen (positive_only)")
+    becomes[chosen.name] = (
+        "label",
+        f"{short_number(chosen.minimum)} or more in every row: each was chosen (positive_only)",
+    )
     for facts in others:
         becomes.setdefault(facts.name, ("left out", "add it to the schema if it describes the user or the item"))
     label = Label(name="chosen", column=chosen.name, positive_from=chosen.minimum, outcomes=Outcomes.POSITIVE_ONLY)
