@@ -130,6 +130,7 @@ def _demo_serve(options: argparse.Namespace) -> int:
 
 def train(options: argparse.Namespace, rest: list[str]) -> int:
     """Train a recipe, a config, or resume."""
+    from ziggurat.features.labels import linear_model_name
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.execute import train_run
@@ -164,7 +165,8 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.baseline:
         _train_baseline(options, folder)
     elif _has_baseline(config):
-        print_line(f"next     better than logistic regression? ziggurat report {pasted(folder)} --baseline")
+        name = linear_model_name(label.task for label in config.table_schema.labels)
+        print_line(f"next     better than {name}? ziggurat report {pasted(folder)} --baseline")
     _print_files(result)
     return 0
 
@@ -197,10 +199,10 @@ def train_files(rest: Sequence[str]) -> str:
 
 def _print_result(result: RunResult, *, verbose: bool) -> None:
     """Print metrics, steps and the end of a run."""
-    from ziggurat.training.evaluation.evaluate import metrics_line, result_line, unknown_text
+    from ziggurat.training.evaluation.evaluate import result_line, unknown_text
 
     for split, evaluation in result.evaluations.items():
-        shown = metrics_line(evaluation.metrics) if verbose else result_line(evaluation, metric=result.metric)
+        shown = evaluation.line() if verbose else result_line(evaluation, metric=result.metric)
         print_line(f"{split:<7}  {shown}")
         if unknown := unknown_text(evaluation.unknown):
             print_line(f"{'':<7}  {unknown}")
@@ -275,23 +277,27 @@ def _has_baseline(config: RunConfig) -> bool:
 
 
 def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
-    """Logistic regression on the rows of a run, and how the run compares."""
+    """Train the linear model on the rows of a run, and print how the run compares."""
     from ziggurat.runs.quality.baselines import train_baseline
-    from ziggurat.training.evaluation.evaluate import metrics_line, versus_baseline
+    from ziggurat.training.evaluation.evaluate import versus_baseline
     from ziggurat.training.records.run_folder import CONFIG, RunFolder, read_evaluation
     from ziggurat.training.report.progress import show_progress
 
     run = RunFolder(folder)
     found = train_baseline(folder, models=own_models(options), progress=show_progress(verbose=options.verbose))
-    print_line(f"logistic regression on the same rows, {found.epochs:.1f} passes ({found.seconds:.1f} s):")
+    print_line(f"{found.name} on the same rows, {found.epochs:.1f} passes ({found.seconds:.1f} s):")
     metric = CONFIG.read(run.config)["training"]["early_stop"]["metric"]
     for split, evaluation in found.evaluations.items():
-        print_line(f"  {split:<6} {metrics_line(evaluation.metrics)}")
+        print_line(f"  {split:<6} {evaluation.line()}")
     split = "test" if "test" in found.evaluations else "valid"
     if split in found.evaluations and run.evaluation(split).exists():
         ours = read_evaluation(run.evaluation(split))["metrics"]
         text = versus_baseline(
-            ours, found.evaluations[split].metrics, metric=metric, half_widths=found.half_widths.get(split)
+            ours,
+            found.evaluations[split].metrics,
+            metric=metric,
+            name=found.name,
+            half_widths=found.half_widths.get(split),
         )
         print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
 
@@ -549,7 +555,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     _rank_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     parser.add_argument(
-        "--baseline", action="store_true", help="afterwards also logistic regression on the same rows, for the report"
+        "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     add_verbose(parser)
@@ -584,7 +590,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         action="store_true",
-        help="first train logistic regression on the run's rows, unless it was",
+        help="first train a linear model on the run's rows, unless it was",
     )
     add_model_argument(parser)
     add_verbose(parser)

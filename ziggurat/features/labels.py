@@ -130,6 +130,14 @@ def is_number(label: Label) -> bool:
     return label.task is Task.REGRESSION
 
 
+def linear_model_name(tasks: Iterable[Task]) -> str:
+    """Return the name of a model that adds one weight a feature, by the tasks of the labels that it learns."""
+    of_numbers = {task is Task.REGRESSION for task in tasks}
+    if len(of_numbers) != 1:
+        return "a linear model"
+    return "linear regression" if True in of_numbers else "logistic regression"
+
+
 def is_what_came_next(name: str, *, moments: Collection[str]) -> bool:
     """Return True if a label is the one of samples that are made of events without labels.
 

@@ -43,7 +43,7 @@ def plot_html(folder: Path) -> str:
 def result_text(folder: Path, *, end: str, evaluations: Mapping[str, Evaluation]) -> str:
     """Format the results of a finished training, one line each."""
     lines = [f"RunResult({str(folder)!r}, {end}"]
-    lines += [f"    {split}: {metrics_line(evaluation.metrics)}" for split, evaluation in evaluations.items()]
+    lines += [f"    {split}: {evaluation.line()}" for split, evaluation in evaluations.items()]
     return "\n".join(lines) + ")"
 
 

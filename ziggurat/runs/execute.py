@@ -63,7 +63,7 @@ from ziggurat.runs.tables.memory_limit import with_rungs
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
-from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
+from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import has_repeats, repeats_lines
@@ -334,7 +334,7 @@ def train_run(
         if plateau:
             progress.say(plateau)
         for split, evaluation in evaluations.items():
-            progress.detail(f"{split}  {metrics_line(evaluation.metrics)}")
+            progress.detail(f"{split}  {evaluation.line()}")
         progress.detail(f"end  {fit.end}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(

@@ -16,7 +16,10 @@ import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.events import Events
 from ziggurat.features.inputs import InputSpec, LabelSpec
+from ziggurat.features.items import Items
+from ziggurat.features.labels import Outcomes, Task
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DINConfig, LogisticRegressionConfig, TwoTowerConfig
 from ziggurat.recipes.catalogue import table_run
@@ -63,7 +66,9 @@ def test_a_run_and_its_baseline(
     page = Path("runs/a/report.html").read_text()
     half_widths = VERSUS.read(RunFolder(Path("runs/a")).versus)["test"]
     assert 0.0 < half_widths["auc"] < 0.2
-    verdict = versus_baseline(ours["metrics"], theirs["metrics"], metric="auc", half_widths=half_widths)
+    verdict = versus_baseline(
+        ours["metrics"], theirs["metrics"], metric="auc", name="logistic regression", half_widths=half_widths
+    )
     for words in (verdict, f"logistic regression {theirs['metrics']['auc']:.5f}"):
         assert words in page
         assert words in shown
@@ -89,20 +94,24 @@ def test_a_run_and_its_baseline(
 
 def test_the_verdict_follows_the_direction_of_the_metric() -> None:
     ours, theirs = {"auc": 0.7, "log_loss": 0.5}, {"auc": 0.7, "log_loss": 0.6}
-    assert "no difference" in versus_baseline(ours, theirs, metric="auc")
-    assert "(-0.10000, better)" in versus_baseline(ours, theirs, metric="log_loss")
-    assert versus_baseline(ours, {}, metric="auc") == ""
+    assert "no difference" in versus_baseline(ours, theirs, metric="auc", name="logistic regression")
+    assert "(-0.10000, better)" in versus_baseline(ours, theirs, metric="log_loss", name="logistic regression")
+    assert versus_baseline(ours, {}, metric="auc", name="logistic regression") == ""
 
 
 def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> None:
     ours = {"auc": 0.70764, "gauc": 0.61, "calibration": 1.2, "log_loss": 0.5}
     theirs = {"auc": 0.70, "gauc": 0.63, "calibration": 1.0, "log_loss": 0.5}
     half = {"auc": 0.008, "gauc": 0.005, "calibration": 0.01, "log_loss": 0.01}
-    line = versus_baseline(ours, theirs, metric="auc", half_widths=half)
+    line = versus_baseline(ours, theirs, metric="auc", name="logistic regression", half_widths=half)
     assert "(+0.00764 ± 0.00800, no difference that these rows can show" in line
     assert line.endswith("; worse by gauc -0.02000 ± 0.00500")
-    assert "better" in versus_baseline(ours, theirs, metric="auc", half_widths={"auc": 0.001})
-    far_below = versus_baseline({"auc": 0.39}, {"auc": 0.685}, metric="auc", half_widths={"auc": 0.01})
+    assert "better" in versus_baseline(
+        ours, theirs, metric="auc", name="logistic regression", half_widths={"auc": 0.001}
+    )
+    far_below = versus_baseline(
+        {"auc": 0.39}, {"auc": 0.685}, metric="auc", name="logistic regression", half_widths={"auc": 0.01}
+    )
     assert "worse than a sum of weights" in far_below
     assert "learned no more" not in far_below
 
@@ -132,6 +141,21 @@ def test_what_has_no_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         check_baseline(table_run(LogisticRegressionConfig(), SCHEMA))
     with pytest.raises(ConfigError, match="finds no items among all"):
         check_baseline(table_run(TwoTowerConfig(), SCHEMA))
+    chosen = ziggurat.Label(name="click", outcomes=Outcomes.POSITIVE_ONLY)
+    with pytest.raises(ConfigError) as refused:
+        check_baseline(table_run(TwoTowerConfig(), dataclasses.replace(SCHEMA, labels=(chosen,))))
+    assert refused.value.ways_out == ("leave --baseline out",)  # a ranker learns nothing from rows of one class
+    log = ziggurat.Schema(
+        features=(ziggurat.Categorical(name="item"),),
+        labels=(),
+        group="user_id",
+        time="timestamp",
+        items=Items(id="item", features=("item",)),
+        events=Events(),
+    )
+    with pytest.raises(ConfigError, match="no order of events") as refused:
+        check_baseline(table_run(DINConfig(), log))
+    assert "ziggurat compare RUN OTHER" in refused.value.ways_out[1]
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="ziggurat report RUN --baseline"):
         check_baseline(table_run(DINConfig(), SCHEMA))
@@ -149,3 +173,28 @@ def test_lists_that_are_read_one_by_one_are_summed() -> None:
     assert found.training.early_stop.metric == "auto"  # a function of the user's own is not at hand
     assert (found.training.seed, found.training.early_stop.patience) == (7, 1)
     found.check()
+
+
+def test_numbers_to_predict_are_compared_with_linear_regression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = events(600)
+    table = table.with_columns(spent=table["price"].cast(float) * 2.0)
+    table.drop("click").write_parquet("events.parquet")
+    label = ziggurat.Label(name="spent", task=Task.REGRESSION)
+    ziggurat.write_schema(dataclasses.replace(SCHEMA, labels=(label,)), "my.toml")
+    train = ["train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/a"]
+    assert main([*train, "--epochs", "1", *SMALL, *TINY, "--verbose"]) == 0
+    shown = capsys.readouterr().out
+    assert "better than linear regression?" in shown
+    width = EVALUATION.read(RunFolder(Path("runs/a")).evaluation("test"))["half_widths"]["rmse"]
+    assert f" ± {width:.5f}" in next(line for line in shown.splitlines() if line.startswith("test "))
+
+    assert main(["report", "runs/a", "--baseline"]) == 0
+    shown = capsys.readouterr().out
+    page = Path("runs/a/report.html").read_text()
+    assert "linear regression on the same rows" in shown
+    assert "linear regression" in page
+    assert "logistic" not in shown
+    assert "logistic" not in page.replace("table_logistic", "")

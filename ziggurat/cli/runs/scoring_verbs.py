@@ -144,7 +144,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
     from ziggurat.runs.quality.slices import SliceConfig
-    from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
+    from ziggurat.training.evaluation.evaluate import unknown_text
     from ziggurat.training.metrics.full_ranking import repeats_lines
     from ziggurat.training.records.run_folder import EVALUATION, RunFolder
     from ziggurat.training.report.page import write_report
@@ -172,7 +172,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
         if run.team.is_first:
             what = f"{options.split} rows of the run" if options.split else "rows"
             print_line(f"{evaluation.num_rows:,} {what}, checkpoint of step {run.step:,}")
-            print_line(metrics_line(evaluation.metrics))
+            print_line(evaluation.line())
             items = run.config.table_schema.items
             for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
                 print_line(line)

@@ -31,6 +31,7 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.labels import Outcomes, linear_model_name
 from ziggurat.features.schema import MultiHot, Pooling, Schema
 from ziggurat.features.schema import Sequence as SequenceFeature
 from ziggurat.models import LogisticRegressionConfig
@@ -91,15 +92,17 @@ class Popularity:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """Logistic regression beside a run.
+    """A linear model beside a run: logistic regression, or linear regression where labels are numbers.
 
     Args:
+        name: what it is called.
         evaluations: by split, as those of the run.
         epochs: passes over the training rows, in all.
         seconds: of this call; a finished baseline is only evaluated again.
         half_widths: by split and metric, half of the 95 % interval of the run's metric minus the baseline's.
     """
 
+    name: str
     evaluations: dict[str, Evaluation]
     epochs: float
     seconds: float
@@ -143,6 +146,7 @@ def train_baseline(
     write_report(run.path)
     steps_per_epoch = -(-prepared.train.num_rows // wanted.training.loader.batch_size)
     return Baseline(
+        name=linear_model_name(label.task for label in config.table_schema.labels),
         evaluations=result.evaluations,
         epochs=result.fit.steps / max(1, steps_per_epoch),
         seconds=time.perf_counter() - begin,
@@ -189,25 +193,26 @@ def check_baseline(config: RunConfig) -> None:
             where="baseline",
             ways_out="leave --baseline out",
         )
-    if getattr(config.model, "finds_items", False):
+    schema = config.table_schema
+    if schema.events is not None:
         raise ConfigError(
-            expected="a model that scores samples: logistic regression finds no items among all",
-            found=f"{config.recipe or type(config.model).__name__}, which is judged by how it ranks all items",
-            where="baseline",
-            ways_out=(
-                "leave --baseline out",
-                "train a ranker on the same rows: ziggurat train table_dlrm … --baseline",
-            ),
-        )
-    if config.table_schema.events is not None:
-        raise ConfigError(
-            expected="a run on samples: logistic regression has no order of events to learn from",
+            expected="a run on samples: a linear model has no order of events to learn from",
             found="a schema with [events]",
             where="baseline",
             ways_out=(
                 "leave --baseline out",
-                "compare with ziggurat train movielens_dlrm, or another model of samples",
+                "train another model on the same events, table_sasrec or table_hstu, then: ziggurat compare RUN OTHER",
             ),
+        )
+    if getattr(config.model, "finds_items", False):
+        chosen_alone = any(label.outcomes is Outcomes.POSITIVE_ONLY for label in schema.labels)
+        ranker = "train a ranker on the same rows: ziggurat train table_dlrm … --baseline"
+        raise ConfigError(
+            expected="a model that scores samples: a linear model finds no items among all",
+            found=f"{config.recipe or type(config.model).__name__}, which is judged by how it ranks all items",
+            where="baseline",
+            # Where every row was chosen, a ranker has nothing to tell chosen items from.
+            ways_out=("leave --baseline out", *(() if chosen_alone else (ranker,))),
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(

@@ -119,7 +119,11 @@ class Evaluation:
     pairs: PairsGain | None = None
 
     def __repr__(self) -> str:
-        return f"Evaluation({self.num_rows:,} rows: {metrics_line(self.metrics)})"
+        return f"Evaluation({self.num_rows:,} rows: {self.line()})"
+
+    def line(self) -> str:
+        """Write all metrics in one line, with the errors that are known."""
+        return metrics_line(self.metrics, half_widths=self.half_widths)
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{escape(name)}</td><td>{value:.5f}</td></tr>" for name, value in self.metrics.items())
@@ -149,9 +153,19 @@ _FIRST_LOOK = ("auc", "log_loss", "gauc", "calibration", "rmse", "mae", "r2", "f
 _MOST_SHOWN = 4
 
 
-def metrics_line(metrics: Mapping[str, float]) -> str:
-    """Metrics in one line, for people; – where one is undefined."""
-    return "  ".join(f"{name} {value:.5f}" if math.isfinite(value) else f"{name} –" for name, value in metrics.items())
+def metrics_line(metrics: Mapping[str, float], *, half_widths: Mapping[str, float] | None = None) -> str:
+    """Write metrics in one line, for people; – where one is undefined.
+
+    Args:
+        metrics: by name, in the order that is shown.
+        half_widths: by metric, half of its 95 % interval, of those that have one.
+    """
+    known = half_widths or {}
+    parts: list[str] = []
+    for name, value in metrics.items():
+        shown = f"{value:.5f}" if math.isfinite(value) else "–"
+        parts.append(f"{name} {shown}" + (f" ± {known[name]:.5f}" if name in known else ""))
+    return "  ".join(parts)
 
 
 def unknown_text(unknown: Mapping[str, float]) -> str:
@@ -178,12 +192,7 @@ def result_line(evaluation: Evaluation, *, metric: str) -> str:
     metrics = evaluation.metrics
     others = [name for name in metrics if name != metric and name.partition("/")[0] in _FIRST_LOOK]
     names = [*([metric] if metric in metrics else []), *others][:_MOST_SHOWN]
-    parts: list[str] = []
-    for name in names or metrics:
-        value = f"{metrics[name]:.5f}" if math.isfinite(metrics[name]) else "–"
-        width = evaluation.half_widths.get(name)
-        parts.append(f"{name} {value}" + (f" ± {width:.5f}" if width is not None else ""))
-    return "  ".join(parts)
+    return metrics_line({name: metrics[name] for name in names or metrics}, half_widths=evaluation.half_widths)
 
 
 def versus_baseline(
@@ -191,14 +200,16 @@ def versus_baseline(
     baseline: Mapping[str, float],
     *,
     metric: str,
+    name: str,
     half_widths: Mapping[str, float] | None = None,
 ) -> str:
-    """Compare a model with logistic regression on the same rows, in one line; "" where one has no such metric.
+    """Compare a model with a linear one on the same rows, in one line; "" where one has no such metric.
 
     Args:
         metrics: of the model.
-        baseline: of logistic regression.
+        baseline: of the linear model.
         metric: to compare by.
+        name: of the linear model, by `linear_model_name`.
         half_widths: by metric, half of the 95 % interval of the difference; what is smaller is no difference. With it
             the line also names metrics that are worse.
     """
@@ -214,11 +225,11 @@ def versus_baseline(
     else:
         verdict = "better" if gain > 0 else "worse than a sum of weights"
     bar = f" ± {half_width:.5f}" if metric in known and math.isfinite(half_width) else ""
-    line = f"{metric} {ours:.5f}, logistic regression {theirs:.5f} ({ours - theirs:+.5f}{bar}, {verdict})"
+    line = f"{metric} {ours:.5f}, {name} {theirs:.5f} ({ours - theirs:+.5f}{bar}, {verdict})"
     worse = [
-        f"{name} {metrics[name] - baseline[name]:+.5f} ± {half:.5f}"
-        for name, half in known.items()
-        if name != metric and _is_worse(name, metrics, baseline, half_width=half)
+        f"{other} {metrics[other] - baseline[other]:+.5f} ± {half:.5f}"
+        for other, half in known.items()
+        if other != metric and _is_worse(other, metrics, baseline, half_width=half)
     ]
     return line + (f"; worse by {', '.join(worse)}" if worse else "")
 

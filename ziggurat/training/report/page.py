@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.features.items import Repeats
+from ziggurat.features.labels import Task, linear_model_name
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
@@ -70,8 +71,8 @@ def write_report(folder: str | Path) -> Path:
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
-        _metrics_table(evaluations, baseline=baseline),
-        _baseline_text(run, evaluations, baseline=baseline, metric=_stop_metric(config)),
+        _metrics_table(evaluations, baseline=baseline, linear=_linear_model(config)),
+        _baseline_text(run, evaluations, baseline=baseline, config=config),
         _repeats_text(evaluations, config=config),
         _slices_section(evaluations),
         "<h2>Training</h2><div class=plots>",
@@ -162,12 +163,18 @@ def _repeats_text(evaluations: dict[str, Any], *, config: dict[str, Any]) -> str
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> str:
-    """One line a metric, one column a split: narrow, however many labels there are; logistic regression beside it."""
+def _linear_model(config: dict[str, Any]) -> str:
+    """Return the name of the linear model that learns the labels of a run."""
+    schema = config.get("table_schema") or {}
+    return linear_model_name(Task(label.get("task", Task.BINARY)) for label in schema.get("labels", ()))
+
+
+def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any], linear: str) -> str:
+    """Write one line a metric, one column a split: narrow, however many labels there are; the baseline beside it."""
     if not evaluations:
         return ""
     shown = dict(evaluations)
-    shown |= {f"logistic regression, {split}": value for split, value in baseline.items() if split in evaluations}
+    shown |= {f"{linear}, {split}": value for split, value in baseline.items() if split in evaluations}
     names = list(dict.fromkeys(name for value in evaluations.values() for name in value["metrics"]))
     head = "".join(f"<th class=n>{html.escape(split)}" for split in shown)
     counts = "".join(f"<td class=n>{value['num_rows']:,}" for value in shown.values())
@@ -209,14 +216,20 @@ def _pairs_text(gain: PairsGain) -> str:
     return f"pairs of features add {gain.text()}"
 
 
-def _baseline_text(run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], metric: str) -> str:
-    """Say how the run compares with logistic regression, and in what the two were computed differently."""
+def _baseline_text(
+    run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], config: dict[str, Any]
+) -> str:
+    """Say how the run compares with the linear model, and in what the two were computed differently."""
     split = next((name for name in ("test", "valid") if name in evaluations and name in baseline), "")
     if not split:
         return ""
     half_widths = VERSUS.read(run.versus).get(split) if run.versus.exists() else None
     text = versus_baseline(
-        evaluations[split]["metrics"], baseline[split]["metrics"], metric=metric, half_widths=half_widths
+        evaluations[split]["metrics"],
+        baseline[split]["metrics"],
+        metric=_stop_metric(config),
+        name=_linear_model(config),
+        half_widths=half_widths,
     )
     notes = difference_notes([computed_with(run), computed_with(RunFolder(run.baseline))])
     quiet = "".join(f"<p class=quiet>{html.escape(note)}</p>" for note in notes)
