@@ -29,6 +29,7 @@ KINDS = {
     "TableOptimizerKind": "ops/table_optimizers/",
     "WireFormat": "parallel/exchange/wire.py",
     "Precision": "precision/",
+    "Metric": "training/metrics/",
 }
 
 

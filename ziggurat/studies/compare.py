@@ -31,6 +31,7 @@ import torch
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.labels import Task
 from ziggurat.models import build_model
 from ziggurat.recipes.protocols import (
     Protocol,
@@ -50,15 +51,13 @@ from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run, tes
 from ziggurat.studies.compare_settings import VARIANTS, ModelSettings, settings_of_all, variant
 from ziggurat.studies.compare_statistics import (
     PairedDifference,
-    delong,
-    mean_difference,
+    RowTest,
     paired_difference,
-    placements,
-    squared_errors,
+    row_test_of,
 )
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.metric import deciding, higher_is_better
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, checked
@@ -102,7 +101,7 @@ class CompareConfig:
     def metric(self) -> str:
         """The metric that models are judged by."""
         if not isinstance(self.data, OwnData):
-            return "auc"
+            return deciding(Task.BINARY).name
         return self.data.metric or main_metric(self.data.run.table_schema)
 
     def __post_init__(self) -> None:
@@ -269,8 +268,16 @@ def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: Prep
             ) from error
 
 
+def _row_parts(model: ComparedModel, row_test: RowTest) -> Any:
+    """Return what a test over rows takes of one model: its runs scored the same rows."""
+    loaded = [test_scores(folder) for folder in model.folders]
+    known = ~np.isnan(loaded[0][1])
+    scores = [each[known] for each, _ in loaded]
+    return row_test.parts(scores, loaded[0][1][known])
+
+
 def differences(
-    models: Sequence[ComparedModel], *, metric: str = "auc", over_rows: bool = True
+    models: Sequence[ComparedModel], *, metric: str, over_rows: bool = True
 ) -> dict[tuple[str, str], PairedDifference]:
     """Paired differences of the test metric between all models, over seeds and over rows.
 
@@ -279,21 +286,16 @@ def differences(
         metric: AUC is tested over rows by DeLong's test, RMSE by the paired squared errors; others over seeds alone.
         over_rows: False where no test over rows is right.
     """
-    name = metric.partition("/")[0]
+    row_test = row_test_of(metric) if over_rows else None
     parts: dict[str, Any] = {}
-    for model in models if over_rows and name in ("auc", "rmse") else ():
-        loaded = [test_scores(folder) for folder in model.folders]
-        known = ~np.isnan(loaded[0][1])
-        scores = [each[known] for each, _ in loaded]
-        labels = loaded[0][1][known]
-        parts[model.name] = placements(scores, labels) if name == "auc" else squared_errors(scores, labels)
+    if row_test is not None:
+        parts = {model.name: _row_parts(model, row_test) for model in models}
     found = {}
     for index, first in enumerate(models):
         for second in models[index + 1 :]:
             over_seeds = paired_difference(first.values(metric), second.values(metric))
-            if parts:
-                test = delong if name == "auc" else mean_difference
-                _, error, p = test(parts[first.name], parts[second.name])
+            if row_test is not None:
+                _, error, p = row_test.compare(parts[first.name], parts[second.name])
                 over_seeds = dataclasses.replace(over_seeds, rows_p=p, rows_error=error)
             found[first.name, second.name] = over_seeds
     return found

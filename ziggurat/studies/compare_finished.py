@@ -33,12 +33,13 @@ from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.load import load_run
 from ziggurat.runs.planning.plan_inputs import prepared_data
 from ziggurat.studies.compare_own import main_metric
-from ziggurat.studies.compare_report import p_text, shown
+from ziggurat.studies.compare_report import p_text
 from ziggurat.studies.compare_runs import label_index
-from ziggurat.studies.compare_statistics import delong, mean_difference, placements, squared_errors
+from ziggurat.studies.compare_statistics import row_test_of
 from ziggurat.training.computed_with import computed_with, difference_notes, differing
+from ziggurat.training.early_stop import best_of
 from ziggurat.training.evaluation.evaluate import ordered_batches, scores_of
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.metric import OverRows, higher_is_better, metric_of, shown_name
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import RunFolder, read_evaluation
 
@@ -126,12 +127,12 @@ class FinishedComparison:
             )
             for run in sorted(self.runs, key=lambda each: sign * each.test.get(self.metric, math.nan))
         ]
-        yield ("run", "model", *(f"test {shown(name)}" for name in names), "best step"), rows
+        yield ("run", "model", *(f"test {shown_name(name)}" for name in names), "best step"), rows
         tests = [
             (f"{each.first} − {each.second}", f"{each.difference:+.5f} ± {each.error:.5f}", p_text(each.p))
             for each in self.tests
         ]
-        what = "mean squared error" if self.metric.startswith("rmse") else f"test {shown(self.metric)}"
+        what = "mean squared error" if _by_errors(self.metric) else f"test {shown_name(self.metric)}"
         yield ("pair", f"difference of {what}, ± standard error over rows", "p"), tests
         yield ("setting that differs", *(run.name for run in self.runs)), [tuple(row) for row in self.settings]
 
@@ -201,8 +202,7 @@ def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
     records = [record for record in read_records(run.metrics) if record["kind"] == "valid"]
     metric = config.training.early_stop.metric
     known = [record for record in records if metric in record]
-    sign = 1.0 if higher_is_better(metric) else -1.0
-    best = max(known, key=lambda record: sign * record[metric])["step"] if known else 0
+    best = best_of(((record["step"], record[metric]) for record in known), stop=config.training.early_stop)
     return FinishedRun(
         name=str(folder),
         config=config,
@@ -272,6 +272,12 @@ def _other_data(runs: Sequence[FinishedRun], found: str) -> ConfigError:
     )
 
 
+def _by_errors(name: str) -> bool:
+    """Return whether the test of a metric compares squared errors."""
+    metric = metric_of(name)
+    return metric is not None and metric.over_rows is OverRows.SQUARED_ERRORS
+
+
 def _refuse_other_vocabulary(folders: Sequence[Path], runs: Sequence[FinishedRun]) -> None:
     """Equal schemas that were fitted to other values: the files changed between the runs."""
     found: dict[str, Preprocessing] = {}
@@ -292,9 +298,9 @@ def _tests(
     models: Sequence[type[Any]] = (),
 ) -> Iterator[RowsTest]:
     """Tests over rows for every pair; nothing where rows are weighted or runs have other inputs."""
-    name = metric.partition("/")[0]
+    row_test = row_test_of(metric)
     same_features = len({str(run.config.table_schema) for run in runs}) == 1
-    if data.test is None or not same_features or runs[0].config.table_schema.weight:
+    if row_test is None or data.test is None or not same_features or runs[0].config.table_schema.weight:
         return
     parts: list[Any] = []
     for folder in folders:
@@ -308,12 +314,10 @@ def _tests(
         ]
         labels, scores = (np.concatenate(each) for each in zip(*kept, strict=True))
         known = ~np.isnan(labels)
-        make = placements if name == "auc" else squared_errors
-        parts.append(make([scores[known]], labels[known]))
-    test = delong if name == "auc" else mean_difference
+        parts.append(row_test.parts([scores[known]], labels[known]))
     for index, first in enumerate(runs):
         for other in range(index + 1, len(runs)):
-            difference, error, p = test(parts[index], parts[other])
+            difference, error, p = row_test.compare(parts[index], parts[other])
             yield RowsTest(first=first.name, second=runs[other].name, difference=difference, error=error, p=p)
 
 

@@ -17,7 +17,7 @@ another question of the same log (`compare_questions.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.metrics.accumulator import has_metrics
+from ziggurat.training.metrics.metric import Metric, deciding, loss_metric
 
 _METRIC_SETTING = "training.early_stop.metric"
 
@@ -130,17 +131,17 @@ def main_metric(schema: Schema) -> str:
     """Choose the metric to judge by: AUC of the first label, RMSE if it is a number; hit rate at 10 of a next item."""
     if schema.events is not None and not schema.labels:
         return "full_recall@10"
-    return _of_first_label(schema, binary="auc", number="rmse")
+    return _of_first_label(schema, deciding)
 
 
 def main_loss(schema: Schema) -> str:
     """Name what falls by a law as models grow: the log loss of the first label, or its RMSE if it is a number."""
-    return _of_first_label(schema, binary="log_loss", number="rmse")
+    return _of_first_label(schema, loss_metric)
 
 
-def _of_first_label(schema: Schema, *, binary: str, number: str) -> str:
+def _of_first_label(schema: Schema, choose: Callable[[Task], Metric]) -> str:
     first = next(filter(has_metrics, schema.labels), schema.labels[0])
-    name = binary if first.task is Task.BINARY else number
+    name = choose(first.task).name
     return name if len(schema.labels) == 1 else f"{name}/{first.name}"
 
 

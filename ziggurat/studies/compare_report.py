@@ -11,18 +11,17 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ziggurat.features.labels import Task
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.studies.compare_statistics import row_test_of
+from ziggurat.training.metrics.metric import higher_is_better, loss_metric, metric_of, shown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_SHOWN = {"auc": "AUC", "gauc": "GAUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "ne": "NE"}
-_SHOWN |= {f"full_{name}@10": f"{shown} at 10" for name, shown in (("recall", "hit rate"), ("ndcg", "NDCG"))}
 
 # BARS, Frappe_x1: mean ± sd of five runs where BARS has five, else its single run.
 PUBLISHED_FRAPPE = {
@@ -39,27 +38,27 @@ PUBLISHED_FRAPPE = {
 }
 
 
-def shown(metric: str) -> str:
-    """A metric's name for people: `log_loss/click` is "log loss of click"."""
-    name, _, label = metric.partition("/")
-    return _SHOWN.get(name, name) + (f" of {label}" if label else "")
-
-
 def model_columns(comparison: Comparison) -> tuple[str, ...]:
     """Headings of the table of models."""
     metric = comparison.config.metric
     other = _second_metric(comparison)
-    name = shown(metric)
-    second = f"test {shown(other)}" if other else ""
+    name = shown_name(metric)
+    second = f"test {shown_name(other)}" if other else ""
     rest = ("parameters", "FLOPs a sample", "samples/s", "epochs")
     return ("model", f"test {name}", second, _gauc_heading(comparison), f"valid {name}", f"published {name}", *rest)
 
 
 def difference_columns(comparison: Comparison) -> tuple[str, ...]:
     """Headings of the table of differences."""
-    name = comparison.config.metric.partition("/")[0]
-    over_rows = {"auc": "DeLong over rows, p", "rmse": "squared errors over rows, p"}.get(name, "over rows, p")
-    return ("pair", f"difference of test {shown(comparison.config.metric)}", "paired t, p", "Wilcoxon, p", over_rows)
+    row_test = row_test_of(comparison.config.metric)
+    over_rows = "over rows, p" if row_test is None else row_test.title
+    return (
+        "pair",
+        f"difference of test {shown_name(comparison.config.metric)}",
+        "paired t, p",
+        "Wilcoxon, p",
+        over_rows,
+    )
 
 
 def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -75,7 +74,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 model.name + (f" (variant {model.variant})" if model.variant else ""),
                 _mean_sd(*model.mean_sd(metric)),
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
-                _mean_sd(*model.mean_sd("gauc" + metric.removeprefix("auc"))) if _gauc_heading(comparison) else "",
+                _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),
                 published.get(model.name, ""),
                 short(cost.table_parameters + cost.dense_parameters),
@@ -163,7 +162,7 @@ def _plot_one(axes: Any, comparison: Comparison) -> None:
     axes.grid(alpha=0.3)
     axes.set_xlabel("FLOPs of a sample, forward")
     config = comparison.config
-    axes.set_ylabel(f"test {shown(config.metric)} (mean ± sd over seeds)")
+    axes.set_ylabel(f"test {shown_name(config.metric)} (mean ± sd over seeds)")
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds")
 
@@ -186,17 +185,29 @@ def _published(comparison: Comparison) -> dict[str, str]:
 def _second_metric(comparison: Comparison) -> str:
     """A second metric of the same label: log loss beside AUC, MAE beside RMSE, NDCG beside hits; "" without one."""
     name, slash, label = comparison.config.metric.partition("/")
-    other = {"rmse": "mae", "log_loss": "auc", "full_recall@10": "full_ndcg@10"}.get(name, "log_loss") + slash + label
+    metric = metric_of(name)
+    beside = loss_metric(Task.BINARY) if metric is None else metric_of(metric.beside)
+    if beside is None:
+        return ""
+    places = "".join(name.partition("@")[1:]) if beside.has_places else ""
+    other = beside.name + places + slash + label
     return other if all(other in run.test for model in comparison.models for run in model.runs) else ""
 
 
 def _gauc_heading(comparison: Comparison) -> str:
     """Name the AUC inside users of a log's rankers judged by AUC, where test data has users with both answers."""
-    config, (name, slash, label) = comparison.config, comparison.config.metric.partition("/")
-    gauc = f"gauc{slash}{label}"
+    config = comparison.config
+    gauc = _within_groups(config.metric)
     values = [run.test.get(gauc, math.nan) for model in comparison.models for run in model.runs]
     of_log = isinstance(config.data, OwnData) and config.data.run.table_schema.events is not None
-    return f"test {shown(gauc)}" if of_log and name == "auc" and not any(map(math.isnan, values)) else ""
+    return f"test {shown_name(gauc)}" if of_log and gauc and not any(map(math.isnan, values)) else ""
+
+
+def _within_groups(name: str) -> str:
+    """Return the name of the same metric inside each group, "" where there is none."""
+    metric = metric_of(name)
+    within = "" if metric is None else metric.within_groups
+    return within and within + "".join(name.partition("/")[1:])
 
 
 def _mean_sd(mean: float, deviation: float, *, digits: int = 5) -> str:

@@ -17,7 +17,7 @@ The first says whether another seed would come out the same way, the second whet
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ziggurat.errors import DataError
+from ziggurat.training.metrics.metric import OverRows, metric_of
 
 MAX_EXACT = 14
 
@@ -166,3 +167,36 @@ def delong(first: Placements, second: Placements) -> tuple[float, float, float]:
     if error == 0.0:
         return difference, error, 1.0 if difference == 0.0 else 0.0
     return difference, error, math.erfc(abs(difference) / error / math.sqrt(2.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTest:
+    """A test of two models on the same rows.
+
+    Args:
+        title: heading of its p.
+        parts: what it takes of one model: scores of each run, and labels.
+        compare: difference of two models, its standard error, and the two-sided p.
+    """
+
+    title: str
+    parts: Callable[[Sequence[NDArray[np.floating]], NDArray[np.floating]], Any]
+    compare: Callable[[Any, Any], tuple[float, float, float]]
+
+
+_ROW_TESTS = {
+    OverRows.PLACEMENTS: RowTest(title="DeLong over rows, p", parts=placements, compare=delong),
+    OverRows.SQUARED_ERRORS: RowTest(
+        title="squared errors over rows, p", parts=squared_errors, compare=mean_difference
+    ),
+}
+
+
+def row_test_of(name: str) -> RowTest | None:
+    """Return the test over rows of a metric; None where there is none, so that it is compared over seeds alone.
+
+    Args:
+        name: as an evaluation has it, with or without `/label`.
+    """
+    metric = metric_of(name)
+    return None if metric is None else _ROW_TESTS.get(metric.over_rows)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_figure, write_text
-from ziggurat.studies.compare_report import short, shown
+from ziggurat.studies.compare_report import short
 from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
+from ziggurat.training.metrics.metric import shown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ def point_columns(config: ScaleConfig) -> tuple[str, ...]:
         "FLOPs a sample",
         "dense parameters",
         "seeds",
-        *(f"test {shown(m)}" for m in config.metrics),
+        *(f"test {shown_name(m)}" for m in config.metrics),
     )
 
 
@@ -107,7 +108,7 @@ def plot(scaled: Sequence[ScaledModel], config: ScaleConfig) -> Figure:
     axes.set_xscale("log")
     axes.grid(alpha=0.3)
     axes.set_xlabel("FLOPs of a sample, forward")
-    axes.set_ylabel(f"test {shown(config.metrics[0])}")
+    axes.set_ylabel(f"test {shown_name(config.metrics[0])}")
     axes.set_title(f"{config.data_name}, one pass: loss against compute, with the fitted law")
     axes.legend()
     return figure

@@ -21,6 +21,7 @@ import torch
 
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
+from ziggurat.features.labels import Task
 from ziggurat.models import (
     BuiltInConfig,
     CrossConfig,
@@ -40,6 +41,7 @@ from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
+from ziggurat.training.metrics.metric import deciding, loss_metric
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
 
@@ -98,7 +100,7 @@ class ScaleConfig:
     def metrics(self) -> tuple[str, ...]:
         """The metric that falls by a law, and the one that models are judged by besides."""
         if not isinstance(self.data, OwnData):
-            return ("log_loss", "auc")
+            return (loss_metric(Task.BINARY).name, deciding(Task.BINARY).name)
         schema = self.data.run.table_schema
         return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 
 from ziggurat.commands import pasted
@@ -22,12 +23,41 @@ from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.metrics.accumulator import has_metrics, metric_names
-from ziggurat.training.metrics.directions import has_direction, higher_is_better
+from ziggurat.training.metrics.metric import deciding, has_direction, higher_is_better, metric_of
 
 
 def improves_upwards(config: EarlyStopConfig) -> bool:
     """Return True if the metric that decides is better when it is higher."""
     return higher_is_better(config.metric) if config.better is Better.AUTO else config.better is Better.HIGHER
+
+
+def is_improvement(value: float, best: float, *, stop: EarlyStopConfig, is_equal_enough: bool = False) -> bool:
+    """Return whether a value of the metric that decides is better than the best one before it.
+
+    Args:
+        value: finite.
+        best: the value to beat.
+        stop: names the metric, and how much is an improvement.
+        is_equal_enough: an equal value takes the place of the best one.
+    """
+    gain = (value - best) * (1.0 if improves_upwards(stop) else -1.0)
+    return gain > -stop.min_delta if is_equal_enough else gain >= stop.min_delta
+
+
+def best_of(evaluations: Iterable[tuple[int, float]], *, stop: EarlyStopConfig) -> int:
+    """Return the step of the best evaluation, by the rule of training: of equal ones the first; 0 without any.
+
+    Args:
+        evaluations: step and value of the metric that decides, in the order of steps; what is NaN is left out.
+        stop: as training has it.
+    """
+    found = 0
+    best = math.nan
+    for step, value in evaluations:
+        if math.isfinite(value) and (not found or is_improvement(value, best, stop=stop)):
+            found = step
+            best = value
+    return found
 
 
 def stop_metric(
@@ -54,8 +84,7 @@ def stop_metric(
         return more[0]
     if config.metric == AUTO_METRIC:
         return _metric_of(_first_judged(labels), several=len(labels) > 1)
-    known = [name for name in metric_names(labels, has_groups=has_groups) if not name.startswith("calibration")]
-    known += [name for name in more if has_direction(name)]
+    known = [name for name in (*metric_names(labels, has_groups=has_groups), *more) if has_direction(name)]
     mine = metric_names(labels, has_groups=has_groups, own=own)[len(metric_names(labels, has_groups=has_groups)) :]
     if config.metric in mine:
         if config.better is Better.AUTO:
@@ -104,7 +133,7 @@ def decision_lines(
     known = "as is known of it" if config.better is Better.AUTO else "as early-stop.better says"
     several = len(inputs.labels) > 1
     why = "as the settings say"
-    if asked.metric == AUTO_METRIC and not config.metric.startswith("full_"):
+    if asked.metric == AUTO_METRIC and not _ranks_all(config.metric):
         first = _first_judged(inputs.labels)
         kind = "is binary" if first.task is Task.BINARY else "is a number"
         why = f"chosen because the {'first ' if several else ''}label {first.name!r} {kind}"
@@ -120,8 +149,13 @@ def decision_lines(
     }
 
 
+def _ranks_all(name: str) -> bool:
+    metric = metric_of(name)
+    return metric is not None and metric.ranks_all
+
+
 def _metric_of(label: Label | LabelSpec, *, several: bool) -> str:
-    metric = "auc" if label.task is Task.BINARY else "rmse"
+    metric = deciding(label.task).name
     return f"{metric}/{label.name}" if several else metric
 
 

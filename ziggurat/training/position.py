@@ -13,7 +13,7 @@ from typing import Any
 
 from ziggurat.errors import CheckpointError
 from ziggurat.training.config import EarlyStopConfig
-from ziggurat.training.early_stop import improves_upwards
+from ziggurat.training.early_stop import is_improvement
 from ziggurat.typed import Reader
 
 _OLDER = ("load an older checkpoint", "load it with the release of ziggurat that saved it")
@@ -123,5 +123,5 @@ def _improves(entry: dict[str, Any], best: dict[str, Any] | None, *, stop: Early
     value = entry["metrics"].get(stop.metric, math.nan)
     if not math.isfinite(value) or best is None:
         return math.isfinite(value)
-    gain = (value - best["metrics"][stop.metric]) * (1.0 if improves_upwards(stop) else -1.0)
-    return gain > -stop.min_delta if best.get("extra", False) else gain >= stop.min_delta
+    before = best["metrics"][stop.metric]
+    return is_improvement(value, before, stop=stop, is_equal_enough=best.get("extra", False))

@@ -40,6 +40,7 @@ from ziggurat.training.evaluation.first_look import drawn_negatives, first_look
 from ziggurat.training.feed import Fed
 from ziggurat.training.judging import Judge, MadeStep
 from ziggurat.training.metrics.accumulator import MetricFunction
+from ziggurat.training.metrics.metric import is_loss
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.records.run_lock import RunLock
@@ -373,7 +374,7 @@ class Trainer:
         if self._is_undefined_said:
             return
         self._is_undefined_said = True
-        others = [name for name, value in metrics.items() if math.isfinite(value) and name.startswith("log_loss")]
+        others = [name for name, value in metrics.items() if math.isfinite(value) and is_loss(name)]
         ways = [f"--training.early-stop.metric {name}" for name in others[:1]]
         why = "rows have one class" if others else "rows have one class, or no weight"
         self.progress.say(

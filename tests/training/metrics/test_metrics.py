@@ -28,7 +28,7 @@ from ziggurat.training.metrics.accumulator import (
     normalised_entropy,
     rmse,
 )
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.metrics.scored_samples import scored_samples
 
 NUM_CASES = 1000

@@ -13,7 +13,7 @@ from ziggurat.errors import ConfigError, DataError, NumericsError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.training.metrics.accumulator import MetricAccumulator, metric_names
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.metrics.ranking import ranking_metrics
 
 

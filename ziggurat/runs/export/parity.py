@@ -31,6 +31,7 @@ from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.plain_values import plain
 from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.metrics.functions import auc, rmse
+from ziggurat.training.metrics.metric import metric_of
 
 TOLERANCE = 1e-5
 METRIC_TOLERANCE = 1e-4
@@ -149,9 +150,10 @@ def is_kept(name: str, *, run: float, change: float) -> bool:
         run: the metric of the run.
         change: the metric of the export less that of the run. NaN is not kept.
     """
-    is_auc = name.startswith("auc")
-    loss = -change if is_auc else change
-    return loss <= METRIC_TOLERANCE * (1.0 if is_auc else max(run, 1e-12))
+    metric = metric_of(name)
+    if metric is None:
+        return True
+    return metric.loss_of(change) <= metric.most_lost(run, tolerance=METRIC_TOLERANCE)
 
 
 def largest_difference(first: np.ndarray, second: np.ndarray) -> float:

@@ -64,8 +64,7 @@ class BelowChance:
         reasons: dict[str, str] = {}
         for name in low:
             label = self._label(name)
-            kind = name.partition("/")[0]
-            is_auc = kind == "auc"
+            is_auc = label.task is Task.BINARY
             reasons[name] = (
                 (is_auc and self._few_rows(metrics[name], label))
                 or (is_auc and _turned(metrics[name], trained=trained.get(name, math.nan)))

@@ -45,7 +45,7 @@ from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.evaluate import evaluate_batches
 from ziggurat.training.metrics.accumulator import metric_names
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.metric import has_direction, higher_is_better
 from ziggurat.training.report.plots import importance_figure
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
@@ -278,11 +278,7 @@ def _metric(run: Run, config: ImportanceConfig) -> str:
         if stop.metric in (AUTO_METRIC, *known):
             return stop_metric(stop, labels=inputs.labels, has_groups=inputs.has_groups)
         return known[0]  # training stopped by a metric of the user's own, which is code and not in the folder
-    known = [
-        name
-        for name in metric_names(inputs.labels, has_groups=inputs.has_groups)
-        if not name.startswith("calibration")  # best in the middle
-    ]
+    known = [name for name in metric_names(inputs.labels, has_groups=inputs.has_groups) if has_direction(name)]
     if config.metric not in known:
         near = [name for name in known if name.partition("/")[0] == config.metric]
         near = near or [*nearest_names(config.metric, known), known[0]]

@@ -42,6 +42,7 @@ from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.quality.paired import paired_differences
 from ziggurat.training.evaluation.evaluate import PairsGain, scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
+from ziggurat.training.metrics.metric import with_floor
 
 _SAMPLES = 131_072  # through the model, in all
 _MOST_ROWS, _FEWEST_ROWS = 4096, 1000
@@ -85,7 +86,7 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
             mixed = permuted(batch, inputs=inputs, features=others, order=order)
             single += _logits(model, mixed, column=column, label=label) / num_backgrounds
     single += whole.mean() - single.mean()
-    metric = "auc" if label.task is Task.BINARY else "r2"
+    metric = with_floor(label.task).name
     one_label = replace(inputs, labels=(label,))
     accumulators: list[MetricAccumulator] = []
     for logits in (whole, single):

@@ -380,8 +380,8 @@ def _has_auc(metrics: dict[str, float]) -> bool:
 
 def _is_within(changes: dict[str, float], *, run: dict[str, float]) -> bool:
     """Return whether no AUC falls, and no RMSE rises, further than an export takes; what is NaN is left out."""
-    judged = [name for name in changes if name.partition("/")[0] in ("auc", "rmse") and math.isfinite(changes[name])]
-    return all(is_kept(name, run=run[name], change=changes[name]) for name in judged)
+    defined = [name for name in changes if math.isfinite(changes[name])]
+    return all(is_kept(name, run=run[name], change=changes[name]) for name in defined)
 
 
 def _without_own(metrics: dict[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ziggurat.runs.tables.quantisation import FormatCost, QuantisationReport
-from ziggurat.training.metrics.directions import higher_is_better
+from ziggurat.training.metrics.metric import higher_is_better
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

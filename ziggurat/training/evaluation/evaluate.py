@@ -29,7 +29,7 @@ from ziggurat.precision.choice import whole_products
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
-from ziggurat.training.metrics.directions import has_direction, higher_is_better
+from ziggurat.training.metrics.metric import has_direction, higher_is_better, metric_of
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
 
@@ -149,7 +149,6 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-_FIRST_LOOK = ("auc", "log_loss", "gauc", "calibration", "rmse", "mae", "r2", "full_ndcg@10", "full_mrr")
 _MOST_SHOWN = 4
 
 
@@ -166,6 +165,12 @@ def metrics_line(metrics: Mapping[str, float], *, half_widths: Mapping[str, floa
         shown = f"{value:.5f}" if math.isfinite(value) else "–"
         parts.append(f"{name} {shown}" + (f" ± {known[name]:.5f}" if name in known else ""))
     return "  ".join(parts)
+
+
+def _is_first_look(name: str) -> bool:
+    metric = metric_of(name)
+    plain = name.partition("/")[0]
+    return metric is not None and metric.is_first_look and plain == metric.name_at(DEFAULT_RANKING_K)
 
 
 def unknown_text(unknown: Mapping[str, float]) -> str:
@@ -190,7 +195,7 @@ def result_line(evaluation: Evaluation, *, metric: str) -> str:
         metric: that decided which weights are kept; shown first.
     """
     metrics = evaluation.metrics
-    others = [name for name in metrics if name != metric and name.partition("/")[0] in _FIRST_LOOK]
+    others = [name for name in metrics if name != metric and _is_first_look(name)]
     names = [*([metric] if metric in metrics else []), *others][:_MOST_SHOWN]
     return metrics_line({name: metrics[name] for name in names or metrics}, half_widths=evaluation.half_widths)
 

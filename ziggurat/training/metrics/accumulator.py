@@ -39,8 +39,6 @@ from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.hashing import mix
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.labels import Label, Outcomes, Task
-from ziggurat.training.metrics import functions
-from ziggurat.training.metrics.calibration import curve_of, error_of
 from ziggurat.training.metrics.functions import accuracy as accuracy
 from ziggurat.training.metrics.functions import auc as auc
 from ziggurat.training.metrics.functions import calibration as calibration
@@ -51,7 +49,8 @@ from ziggurat.training.metrics.functions import normalised_entropy as normalised
 from ziggurat.training.metrics.functions import r2 as r2
 from ziggurat.training.metrics.functions import rmse as rmse
 from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
-from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, ranking_metrics, ranking_names
+from ziggurat.training.metrics.metric import Judged, Metric, judging, metric_of
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, check_places
 from ziggurat.training.metrics.scored_samples import (
     ScoredSamples,
     ScoreScale,
@@ -90,12 +89,12 @@ def metric_names(
         ranking_k: places that count in ndcg@k and recall@k.
         own: names of the user's own metrics, which come after all others.
     """
-    grouped = ["gauc", *ranking_names(ranking_k)] if has_groups else []
+    check_places(ranking_k)
     names: list[str] = []
     for label in labels:
         if not has_metrics(label):
             continue
-        built_in = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *grouped]
+        built_in = [metric.name_at(ranking_k) for metric in judging(label.task, has_groups=has_groups)]
         names += [f"{metric}/{label.name}" for metric in built_in] if len(labels) > 1 else built_in
     return names + [f"{metric}/{label.name}" if len(labels) > 1 else metric for label in labels for metric in own]
 
@@ -106,7 +105,8 @@ def check_own_metrics(metrics: Mapping[str, MetricFunction]) -> None:
     Raises:
         ConfigError: there is one.
     """
-    taken = [name for name in metrics if name in {*_BINARY, *_REGRESSION, "gauc"} or "/" in name or not name]
+    known = {metric.name for metric in Metric if not metric.has_places}
+    taken = [name for name in metrics if name in known or "/" in name or not name]
     if taken:
         raise ConfigError(
             expected="names of their own for metrics, without a slash",
@@ -114,21 +114,6 @@ def check_own_metrics(metrics: Mapping[str, MetricFunction]) -> None:
             where="metrics",
             ways_out="rename them",
         )
-
-
-_BINARY: dict[str, Callable[[ScoredSamples], float]] = {
-    "auc": functions.auc_of,
-    "log_loss": functions.log_loss_of,
-    "ne": functions.normalised_entropy_of,
-    "calibration": functions.calibration_of,
-    "ece": lambda samples: error_of(curve_of(samples)),
-    "accuracy": functions.accuracy_of,
-}
-_REGRESSION: dict[str, Callable[[ScoredSamples], float]] = {
-    "rmse": functions.rmse_of,
-    "mae": functions.mae_of,
-    "r2": functions.r2_of,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,18 +255,10 @@ class MetricAccumulator:
 
     def _one(self, columns: _Columns, name: str) -> float:
         """Compute one built-in metric by its full name."""
-        metric, _, label_name = name.partition("/")
+        label_name = name.partition("/")[2]
         index = [label.name for label in self.inputs.labels].index(label_name) if label_name else 0
-        plain = (_BINARY | _REGRESSION).get(metric)
-        if plain is not None:
-            return plain(self._samples(columns, index))
-        values = dict(zip(self._label_names(index), self._metrics(columns, index), strict=True))
-        return values[metric]
-
-    def _label_names(self, index: int) -> list[str]:
-        """The names of the built-in metrics of one label, without the label's."""
-        label = self.inputs.labels[index]
-        return metric_names([label], has_groups=self.inputs.has_groups, ranking_k=self.ranking_k)
+        metric = metric_of(name)
+        return math.nan if metric is None else metric.compute(self._judged(columns, index))
 
     def _named(self, columns: _Columns) -> dict[str, float]:
         values = [value for index in range(len(self.inputs.labels)) for value in self._metrics(columns, index)]
@@ -336,19 +313,14 @@ class MetricAccumulator:
     def _metrics(self, columns: _Columns, index: int) -> list[float]:
         if not has_metrics(self.inputs.labels[index]):
             return []
-        task = self.inputs.labels[index].task
-        labels = columns.labels[:, index]
-        samples = self._samples(columns, index)
-        groups = columns.groups[~np.isnan(labels)] if self.inputs.has_groups else None
-        plain = _BINARY if task is Task.BINARY else _REGRESSION
-        result = [metric(samples) for metric in plain.values()]
-        if task is Task.BINARY and groups is not None:
-            known = groups != NO_GROUP
-            result.append(functions.grouped_auc_of(samples.at(known), groups=groups[known]))
-            has = known & (samples.weights > 0)  # a sample without weight is nobody
-            ranking = ranking_metrics(samples.scores[has], samples.labels[has], groups[has], k=self.ranking_k)
-            result += ranking.values()
-        return result
+        judged = self._judged(columns, index)
+        metrics = judging(self.inputs.labels[index].task, has_groups=self.inputs.has_groups)
+        return [metric.compute(judged) for metric in metrics]
+
+    def _judged(self, columns: _Columns, index: int) -> Judged:
+        known = ~np.isnan(columns.labels[:, index])
+        groups = columns.groups[known] if self.inputs.has_groups else None
+        return Judged(self._samples(columns, index), groups, self.ranking_k)
 
     def _gather(self) -> _Columns:
         """All samples so far: of this process, or on the group's first rank those of all (on the others none)."""

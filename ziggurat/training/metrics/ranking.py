@@ -31,15 +31,14 @@ from ziggurat.training.metrics.scored_samples import ScoreScale, check_labels, c
 DEFAULT_RANKING_K = 10
 
 
-def ranking_names(k: int) -> tuple[str, str, str]:
-    """The names of the metrics at `k` places.
+def check_places(k: int) -> None:
+    """Refuse fewer than one place.
 
     Raises:
         ConfigError: k is not positive.
     """
     if k < 1:
         raise ConfigError(expected="at least one place", found=str(k), where="ranking metrics, k", ways_out="k = 10")
-    return f"ndcg@{k}", f"recall@{k}", "mrr"
 
 
 def ranking_metrics(
@@ -70,7 +69,8 @@ def ranking_metrics(
         )
     check_scores(s, scale=ScoreScale.ANY, where="ranking metrics")
     check_labels(y, task=Task.BINARY, where="ranking metrics")
-    names = ranking_names(k)
+    check_places(k)
+    names = (f"ndcg@{k}", f"recall@{k}", "mrr")
     is_known = ~np.isnan(y)
     s = s[is_known]
     y = y[is_known]

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ziggurat.training.metrics.metric import metric_of
+
 _TOO_GOOD = 0.99
-_FLOORS = {
-    "auc": (0.5, "worse than chance", "is the label turned round, or does this split differ from the training rows?"),
-    "r2": (0.0, "worse than always saying the mean of these rows", "do they differ from the training rows?"),
-}
 
 
 def floor_of(metric: str) -> float:
     """Return what a metric has without a model; −∞ where nobody knows."""
-    kind = metric.partition("/")[0]
-    return _FLOORS[kind][0] if kind in _FLOORS else -math.inf
+    known = metric_of(metric)
+    return -math.inf if known is None or known.floor is None else known.floor
 
 
 def suspicious(metrics: Mapping[str, float], *, split: str, reasons: Mapping[str, str] | None = None) -> list[str]:
@@ -33,14 +31,13 @@ def suspicious(metrics: Mapping[str, float], *, split: str, reasons: Mapping[str
     """
     lines: list[str] = []
     for name, value in metrics.items():
-        kind = name.partition("/")[0]
-        if kind not in _FLOORS:
+        metric = metric_of(name)
+        if metric is None or metric.floor is None:
             continue
-        floor, verdict, question = _FLOORS[kind]
         if value > _TOO_GOOD:
             why = "hardly any real task allows that: does a feature tell the label, or is a row in both splits?"
             lines.append(f"{split} {name} is {value:.5f}: {why}")
-        elif value < floor:
-            reason = (reasons or {}).get(name) or question
-            lines.append(f"{split} {name} is {value:.5f}, {verdict}: {reason}")
+        elif value < metric.floor:
+            reason = (reasons or {}).get(name) or metric.question
+            lines.append(f"{split} {name} is {value:.5f}, {metric.below}: {reason}")
     return lines

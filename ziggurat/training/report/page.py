@@ -28,7 +28,7 @@ from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
-from ziggurat.training.early_stop import improves_upwards
+from ziggurat.training.early_stop import best_of
 from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.records.log import read_records
@@ -125,12 +125,11 @@ def title_of(run: RunFolder, config: dict[str, Any]) -> str:
 def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
     """The step of the best evaluation by the metric that training stops by; 0 without one."""
     stop = config.get("training", {}).get("early_stop", {})
-    metric, better = _stop_metric(config), Better(stop.get("better", Better.AUTO))
+    metric = _stop_metric(config)
     valid = [record for record in records if record["kind"] == "valid" and record.get(metric) is not None]
-    if not valid:
-        return 0
-    sign = 1.0 if improves_upwards(EarlyStopConfig(metric=metric, better=better)) else -1.0
-    return max(valid, key=lambda record: sign * record[metric])["step"]
+    least = stop.get("min_delta", EarlyStopConfig.min_delta)
+    rule = EarlyStopConfig(metric=metric, better=Better(stop.get("better", Better.AUTO)), min_delta=least)
+    return best_of(((record["step"], record[metric]) for record in valid), stop=rule) if valid else 0
 
 
 def _stop_metric(config: dict[str, Any]) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ziggurat.training.metrics.metric import metric_of, shown_name
+
 INK, SECOND, BEST = "#2563a8", "#c2571a", "#3a7d44"
-_PLOTTED = ("auc", "gauc", "rmse", "mae")
-_NAMES = {"auc": "AUC", "gauc": "GAUC", "rmse": "RMSE", "mae": "MAE", "log_loss": "log loss"}
 
 
 def training_figures(records: Sequence[dict[str, Any]], *, best_step: int = 0) -> list[Figure]:
@@ -28,18 +28,18 @@ def training_figures(records: Sequence[dict[str, Any]], *, best_step: int = 0) -
     train = [record for record in records if record["kind"] == "train"]
     valid = [record for record in records if record["kind"] == "valid"]
     names = list(dict.fromkeys(name for record in valid for name in record))
-    losses = [name for name in names if name.split("/")[0] == "log_loss"]
+    losses = [name for name in names if (metric := metric_of(name)) and metric.is_loss and not metric.is_plotted]
     figures: list[Figure] = []
     loss_curves = {"training": _points(train, "loss")} if train else {}
     loss_curves |= {_label(name, losses, "validation"): _points(valid, name) for name in losses}
     if loss_curves:
         figures.append(_curves(loss_curves, title="Loss", unit="log loss" if losses else "loss", best_step=best_step))
     for name in names:
-        if name.split("/")[0] in _PLOTTED:
-            shown = {"validation": _points(valid, name)}
-            kind, _, label = name.partition("/")
-            title = f"Validation {_NAMES[kind]}" + (f" of {label}" if label else "")
-            figures.append(_curves(shown, title=title, unit=_NAMES[kind], best_step=best_step))
+        metric = metric_of(name)
+        if metric is not None and metric.is_plotted:
+            points = {"validation": _points(valid, name)}
+            unit = shown_name(name.partition("/")[0])
+            figures.append(_curves(points, title=f"Validation {shown_name(name)}", unit=unit, best_step=best_step))
     if train:
         rates = {"learning rate": _points(train, "lr")}
         figures.append(_curves(rates, title="Learning rate of the dense network", unit="rate", best_step=best_step))
