@@ -13,17 +13,21 @@ every one of them. A specification carries its meaning. Other code asks the obje
 
 A member is one object: it is compared by identity and keeps it through `copy`, `pickle` and other processes. A package
 of the user's own adds members in the same way; a process that reads their names has to have imported that package.
+
+Where each use has settings of its own (every feature of a schema has a name and a column), the object is made by who
+uses it, and a kind lists classes: a `Family` of frozen dataclasses, told apart by their field `kind`.
 """
 
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ziggurat.errors import ConfigError
 
 S = TypeVar("S", bound="Specification")
+F = TypeVar("F", bound="Family")
 
 
 class _Kind(ABCMeta):
@@ -73,13 +77,8 @@ class Specification(metaclass=_Kind):
             ConfigError: another member has that name.
         """
         known = cls._members.get(member.name)
-        if known is not None and _path_of(known) != _path_of(member):
-            raise ConfigError(
-                expected=f"a {cls.kind} with a name of its own",
-                found=f"{_path_of(member)} and {_path_of(known)}, both named {member.name!r}",
-                where=f"{cls.__name__}.add",
-                ways_out="give one of them another name",
-            )
+        if known is not None:
+            _refuse_another(type(known), type(member), name=member.name, what=cls.kind, where=f"{cls.__name__}.add")
         if known is not None and type(known) is type(member):
             member = known
         # Else it is new, or the same class was defined again, as by a cell of a notebook that ran twice.
@@ -119,9 +118,60 @@ class Specification(metaclass=_Kind):
         return _member, (type(self), self.name)
 
 
-def _path_of(member: Specification) -> str:
-    """Return the module and the class of a member."""
-    return f"{type(member).__module__}.{type(member).__qualname__}"
+class Family:
+    """Dataclasses of which there are kinds, each a class that is listed once and found by its field `kind`.
+
+        class Feature(Family, family="kind of feature"): the questions, and what most kinds answer
+        class Dense(Feature): kind: Literal["dense"] = "dense"; …   a kind: its settings and its answers
+        Feature.add(Dense)                               listed once
+
+    A field that takes a `Feature` reads a dict by its `kind` (`typed.py`).
+    """
+
+    kind: str
+    family: ClassVar[str]
+    _kinds: ClassVar[dict[str, type]]
+
+    def __init_subclass__(cls, *, family: str = "", **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if family:
+            cls.family = family
+            cls._kinds = {}
+
+    @classmethod
+    def add(cls, member: type[F]) -> type[F]:
+        """List a class, so that it is found by its kind; returns it, so that it may stand above the class.
+
+        Raises:
+            ConfigError: another class has that kind.
+        """
+        known = cls._kinds.get(member.kind)
+        if known is not None:  # the same class may be defined again, as by a cell of a notebook that ran twice
+            _refuse_another(known, member, name=member.kind, what=cls.family, where=f"{cls.__name__}.add")
+        cls._kinds[member.kind] = member
+        return member
+
+    @classmethod
+    def kinds(cls: type[F]) -> Mapping[str, type[F]]:
+        """Return the listed classes by their kind, in the order of their listing."""
+        return dict(cls._kinds)
+
+
+def _refuse_another(known: type, other: type, *, name: str, what: str, where: str) -> None:
+    """Refuse a class that takes the name of another one."""
+    if _path_of(known) == _path_of(other):
+        return
+    raise ConfigError(
+        expected=f"a {what} with a name of its own",
+        found=f"{_path_of(other)} and {_path_of(known)}, both named {name!r}",
+        where=where,
+        ways_out="give one of them another name",
+    )
+
+
+def _path_of(cls: type) -> str:
+    """Return the module and the name of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _member(cls: type[S], name: str) -> S:

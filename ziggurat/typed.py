@@ -10,6 +10,7 @@ an error in four parts names the field:
     tuple[X, ...]            a tuple or a list of X;  dict[str, X], list[X] likewise
     X | None                 None, or X
     dataclass                one, or a dict with its fields; of a union the one whose `kind` is given
+    Family                   one of its classes, or a dict with the fields of the one whose `kind` is given
     Annotated[P, Kinds(…)]   any dataclass that fulfils P; from a dict the one of these whose `kind` is given
 
 A dataclass that renamed a field keeps `FORMERLY: ClassVar[Mapping[str, str]]`, old name to new: files with the old name
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.specification import Specification
+from ziggurat.specification import Family, Specification
 
 T = TypeVar("T")
 
@@ -155,6 +156,8 @@ class Reader:
             return {name: self.read(arguments[1], item, f"{path}.{name}") for name, item in data.items()}
         if isinstance(hint, type) and issubclass(hint, enum.Enum | Specification):
             return self._member(hint, data, path)
+        if isinstance(hint, type) and issubclass(hint, Family) and "_kinds" in vars(hint):
+            return data if isinstance(data, hint) else self._of_family(hint, data, path)
         if dataclasses.is_dataclass(hint):
             return data if isinstance(data, typing.cast(type, hint)) else self.build(hint, data, path)
         if hint in (int, float, bool, str):
@@ -284,10 +287,7 @@ class Reader:
                 instead=f"use one of these words (in a file in quotes): {', '.join(choices)}",
             )
             if issubclass(hint, Specification):
-                near = (
-                    *near,
-                    f"ziggurat --extension MODULE …, or import MODULE, if that adds a {hint.kind} of this name",
-                )
+                near = (*near, extension_way(hint.kind))
             raise self.error(
                 expected="one of " + ", ".join(choices), found=quoted(data), where=self.place(path), ways_out=near
             ) from None
@@ -311,6 +311,25 @@ class Reader:
             near = nearest(str(kind), list(kinds), instead="name the kind")
             raise self.wrong(f"{path}.kind".lstrip("."), "one of " + ", ".join(sorted(kinds)), kind, *near)
         return self.build(kinds[kind], data, path)
+
+    def _of_family(self, family: type[Family], data: Any, path: str) -> Any:
+        """Build the member of a family that the `kind` of a dict names."""
+        known = family.kinds()
+        kind = data.get("kind") if isinstance(data, dict) else data
+        if isinstance(kind, str) and kind in known:
+            return self.build(known[kind], data, path)
+        raise self.wrong(
+            f"{path}.kind".lstrip("."),
+            "one of " + ", ".join(sorted(known)),
+            kind,
+            *nearest(str(kind), list(known), instead="name the kind"),
+            extension_way(family.family),
+        )
+
+
+def extension_way(what: str) -> str:
+    """Say how a name becomes known that a module of the user's own adds."""
+    return f"ziggurat --extension MODULE …, or import MODULE, if that adds a {what} of this name"
 
 
 def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T]:

@@ -36,14 +36,18 @@ What becomes of the events is told in `ziggurat/data/events`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ziggurat.config import JSON, to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.items import Items
 from ziggurat.typed import CountOrNone, Length, checked
+
+if TYPE_CHECKING:
+    from ziggurat.features.kinds import Feature
 
 # Features of the samples that are made of events, beside the item: of what came next.
 HISTORY = "history"  # items, latest last; what was done with them is in `history_ACTION`
@@ -141,7 +145,7 @@ class Events:
 
     def check(
         self,
-        kinds: Mapping[str, str],
+        by_name: Mapping[str, Feature],
         *,
         items: Items | None,
         roles: Mapping[str, str],
@@ -152,7 +156,7 @@ class Events:
         """Refuse events that lack a part, or that have one too many.
 
         Args:
-            kinds: the kind of every feature, by name.
+            by_name: every feature.
             items: which features describe the item.
             roles: columns by role: `group`, `time`.
             taken: parts of a schema that events cannot have, and whether they are there.
@@ -179,8 +183,8 @@ class Events:
                 ),
             )
         assert items is not None
-        _refuse_our_names(kinds, group=roles["group"], labels=labels)
-        self._check_features(kinds, items)
+        _refuse_our_names(by_name, group=roles["group"], labels=labels)
+        self._check_features(by_name, items)
         before = {columns[name]: name for name in (*items.features, *self.context)}
         for name, column in labels.items():
             if column in before or column in (roles["time"], roles["group"], *before.values()):
@@ -205,17 +209,20 @@ class Events:
                 ),
             )
 
-    def _check_features(self, kinds: Mapping[str, str], items: Items) -> None:
+    def _check_features(self, by_name: Mapping[str, Feature], items: Items) -> None:
         """Each feature is categorical, and has one place."""
         places = (items.features, self.actions, self.context)
         known = [name for place in places for name in place]
-        other = [name for name in kinds if name not in known] + [name for name in known if name not in kinds]
-        plural = [name for name in known if name in kinds and kinds[name] != "categorical"]
+        other = [name for name in by_name if name not in known] + [name for name in known if name not in by_name]
+        of_known = [by_name[name] for name in known if name in by_name]
+        plural = [feature for feature in of_known if not feature.is_id]
         twice = sorted({name for name in known if known.count(name) > 1})
         if other or plural or twice:
             raise SchemaError(
                 expected="categorical features alone, each of the item ([items], features), an action or of context",
-                found=", ".join([*(f"{name!r}" for name in other), *(f"{name!r}, {kinds[name]}" for name in plural)])
+                found=", ".join(
+                    [*(f"{name!r}" for name in other), *(f"{feature.name!r}, {feature.kind}" for feature in plural)]
+                )
                 or f"{twice}, in more than one place",
                 where="schema, events",
                 ways_out=(
@@ -227,10 +234,10 @@ class Events:
             )
 
 
-def _refuse_our_names(kinds: Mapping[str, str], *, group: str, labels: Mapping[str, str]) -> None:
+def _refuse_our_names(features: Collection[str], *, group: str, labels: Mapping[str, str]) -> None:
     """Samples have columns of our own beside the user, the features and the columns of labels."""
-    ours = {HISTORY, HISTORY_TIMES, ASKED_AT, EARLIER, NEXT_ITEM, QUESTION, *map(of_history, kinds)}
-    taken = sorted(ours & {*kinds, group, *labels, *labels.values()}) or sorted({group} & set(kinds))
+    ours = {HISTORY, HISTORY_TIMES, ASKED_AT, EARLIER, NEXT_ITEM, QUESTION, *map(of_history, features)}
+    taken = sorted(ours & {*features, group, *labels, *labels.values()}) or sorted({group} & set(features))
     if taken:
         raise SchemaError(
             expected=f"other names than {', '.join(sorted(ours))}, and a user who is no feature",

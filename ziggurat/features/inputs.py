@@ -14,8 +14,8 @@ from typing import Any
 
 from ziggurat.features.growing import Growing
 from ziggurat.features.items import Items
-from ziggurat.features.labels import Outcomes, with_outcomes
-from ziggurat.features.schema import Pooling, Task
+from ziggurat.features.labels import Outcomes, Task, with_outcomes
+from ziggurat.features.pooling import Pooling
 from ziggurat.typed import Dim, DimOrDefault, Length, PositiveFloat, Rows, checked
 
 
@@ -32,6 +32,13 @@ class TableSpec:
     num_rows: Rows
     embedding_dim: DimOrDefault = 0  # 0: the model's
     growing: Growing | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberSpec:
+    """A feature that is one number a sample; `InputSpec.dense` lists their names."""
+
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,13 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import SchemaError
 from ziggurat.typed import checked, nearest
+
+if TYPE_CHECKING:
+    from ziggurat.features.kinds import Feature
 
 
 class Repeats(StrEnum):
@@ -88,23 +92,23 @@ class Items:
         if self.id not in self.features:
             object.__setattr__(self, "features", (self.id, *self.features))
 
-    def check(self, kinds: Mapping[str, str]) -> None:
+    def check(self, by_name: Mapping[str, Feature]) -> None:
         """Refuse items that the features do not have.
 
         Args:
-            kinds: the kind of every feature, by name.
+            by_name: every feature.
 
         Raises:
             SchemaError: a name is no feature, or stands twice, or `id` is no categorical feature.
         """
         where = "schema, items"
         for name in self.features:
-            if name not in kinds:
+            if name not in by_name:
                 raise SchemaError(
-                    expected="names of features: " + ", ".join(list(kinds)[:20]),
+                    expected="names of features: " + ", ".join(list(by_name)[:20]),
                     found=f"{name!r}",
                     where=where,
-                    ways_out=nearest(name, kinds, instead=f"take {name!r} out, or add a feature of that name"),
+                    ways_out=nearest(name, by_name, instead=f"take {name!r} out, or add a feature of that name"),
                 )
         if len(set(self.features)) < len(self.features):
             raise SchemaError(
@@ -113,10 +117,10 @@ class Items:
                 where=where,
                 ways_out="name each feature once",
             )
-        if kinds[self.id] != "categorical":
+        if not by_name[self.id].is_id:
             raise SchemaError(
                 expected="id = the name of a categorical feature: one id for each item",
-                found=f"id = {self.id!r}, which is {kinds[self.id]}",
+                found=f"id = {self.id!r}, which is {by_name[self.id].kind}",
                 where=where,
                 ways_out=("name the feature with the item's id", f'make {self.id!r} kind = "categorical"'),
             )

@@ -5,6 +5,8 @@ A schema names *features* (model inputs), *labels* (what is predicted) and a few
 `ziggurat data inspect FILE --write-schema my.toml`, and saved with every run, so that evaluation, prediction and
 serving turn the same raw values into the same rows.
 
+What a feature may be, `kinds/` says, a file each; what a table is, `tables.py`.
+
 Words: an *id* is the raw value in the file; a *row* is where it lands in its embedding table. The first three rows
 of every table are reserved, whatever the encoding:
 
@@ -19,251 +21,44 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import Events
-from ziggurat.features.growing import Evict
 from ziggurat.features.items import Items, Repeats
+from ziggurat.features.kinds import Categorical as Categorical
+from ziggurat.features.kinds import Dense as Dense
+from ziggurat.features.kinds import Feature as Feature
+from ziggurat.features.kinds import Moments as Moments
+from ziggurat.features.kinds import MultiHot as MultiHot
+from ziggurat.features.kinds import NumericTransform as NumericTransform
+from ziggurat.features.kinds import Sequence as Sequence
+from ziggurat.features.kinds import Spaces as Spaces
+from ziggurat.features.kinds import Vector as Vector
 from ziggurat.features.labels import Label as Label
 from ziggurat.features.labels import MissingLabel as MissingLabel
 from ziggurat.features.labels import Outcomes as Outcomes
 from ziggurat.features.labels import Task as Task
 from ziggurat.features.labels import is_what_came_next
-from ziggurat.features.schema_checks import (
-    refuse_doubles,
-    refuse_impossible_table,
-    refuse_our_columns,
-    refuse_too_many_columns,
-)
-from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, Rows, checked
+from ziggurat.features.pooling import Pooling as Pooling
+from ziggurat.features.schema_checks import refuse_doubles, refuse_our_columns, refuse_too_many_columns
+from ziggurat.features.tables import MISSING_ROW as MISSING_ROW
+from ziggurat.features.tables import NUM_RESERVED_ROWS as NUM_RESERVED_ROWS
+from ziggurat.features.tables import PADDING_ROW as PADDING_ROW
+from ziggurat.features.tables import UNKNOWN_ROW as UNKNOWN_ROW
+from ziggurat.features.tables import Encoding as Encoding
+from ziggurat.features.tables import OutOfRange as OutOfRange
+from ziggurat.features.tables import Table as Table
+from ziggurat.typed import checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
 # say otherwise (`missing = [...]`); a Schema made in Python names its own.
 MISSING_TEXTS = ("NULL", "null", "N/A", "n/a", "NA", "NaN", "nan", "None", "\\N", "-")
 
-PADDING_ROW = 0
-UNKNOWN_ROW = 1
-MISSING_ROW = 2
-NUM_RESERVED_ROWS = 3
-
-
-_checked = functools.partial(checked, error=SchemaError)
-
-
-class Encoding(StrEnum):
-    """Ways in which a table turns raw ids into rows."""
-
-    VOCABULARY = "vocabulary"  # fitted on the training data: one row for each id seen min_count times
-    HASHING = "hashing"  # a stable 64-bit hash modulo num_rows; no fitting, collisions possible
-    IDENTITY = "identity"  # the ids are already 0 … num_rows-1
-    GROWING = "growing"  # training admits ids as they come, num_rows at a time; see docs/guides/growing-vocabularies.md
-
-
-class OutOfRange(StrEnum):
-    """Ways to treat an id outside 0 … num_rows-1 of an `identity` table."""
-
-    ERROR = "error"
-    UNKNOWN = "unknown"  # counted, and sent to the unknown row
-    CLAMP = "clamp"  # counted, and moved to the nearest valid id
-
-
-class NumericTransform(StrEnum):
-    """Transforms of a number before it reaches the model."""
-
-    IDENTITY = "identity"
-    LOG1P = "log1p"  # sign(x)·ln(1+|x|)
-    STANDARDISE = "standardise"  # (x − mean) / sd of the training data
-    LOG1P_STANDARDISE = "log1p_standardise"
-    QUANTILE = "quantile"  # rank in the training data, uniform in [0, 1]
-    QUANTILE_BUCKETS = "quantile_buckets"  # becomes a categorical field of num_buckets rows
-    CRITEO_BUCKETS = "criteo_buckets"  # floor(ln(x)²) for x > 2, else int(x); a categorical field with a vocabulary
-
-    @property
-    def makes_rows(self) -> bool:
-        """True if the feature becomes a field with an embedding table, instead of a number."""
-        return self in (NumericTransform.QUANTILE_BUCKETS, NumericTransform.CRITEO_BUCKETS)
-
-
-class Pooling(StrEnum):
-    """Ways to pool the embeddings of a list into one."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    NONE = "none"  # not at all: a model that reads sequences gets one vector for each row
-
-
-class Spaces(StrEnum):
-    """Ways to treat spaces around the ids of a list."""
-
-    KEEP = "keep"  # they are part of the ids
-    STRIP = "strip"
-
 
 @dataclass(frozen=True, kw_only=True)
-@_checked
-class Table:
-    """An embedding table with the rows that one or more features share.
-
-    Args:
-        name: unique among tables.
-        encoding: see `Encoding`.
-        num_rows: rows for ids (without the reserved ones); refused for vocabulary, needed for all others.
-        min_count: a vocabulary keeps ids seen at least this often in the training data; a growing one admits an id when
-            training has seen it so often.
-        max_rows: a vocabulary keeps at most this many ids, the most frequent ones. 0: no limit.
-        out_of_range: what an `identity` table does with ids outside its range.
-        embedding_dim: columns of this table; 0 takes the model's.
-        evict: which id of a full growing table makes room for another one.
-
-    Example:
-        >>> zg.Table(name="item", min_count=5).min_count
-        5
-    """
-
-    name: str
-    encoding: Encoding = Encoding.VOCABULARY
-    num_rows: Rows = 0
-    min_count: Count = 1
-    max_rows: Rows = 0
-    out_of_range: OutOfRange = OutOfRange.ERROR
-    embedding_dim: DimOrDefault = 0
-    evict: Evict = Evict.LEAST_FREQUENT
-
-    def __post_init__(self) -> None:
-        refuse_impossible_table(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class Dense:
-    """A feature that is a number. Null and NaN become `missing` before the transform; infinities are bad rows.
-
-    Example:
-        >>> zg.Dense(name="price", missing=1.0).kind
-        'dense'
-    """
-
-    kind: Literal["dense"] = "dense"
-    name: str
-    column: str = ""
-    transform: NumericTransform = NumericTransform.LOG1P_STANDARDISE
-    missing: Float32 = 0.0
-    num_buckets: Buckets = 64
-    min_count: Count = 1  # for criteo_buckets
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class Categorical:
-    """One id a row: string, integer, boolean or categorical column. `table` defaults to one of its own.
-
-    Example:
-        >>> zg.Categorical(name="item", table="items").kind
-        'categorical'
-    """
-
-    kind: Literal["categorical"] = "categorical"
-    name: str
-    column: str = ""
-    table: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class MultiHot:
-    """A list of ids a row, order without meaning; a list column, or text split at `separator`.
-
-    Lists longer than `max_length` keep their first ids. Pooled inside the lookup, unless `pooling` is none. An id
-    `padding` at the ends of a list fills it up, and is none of its ids.
-
-    Example:
-        >>> zg.MultiHot(name="tags", separator="|").kind
-        'multi_hot'
-    """
-
-    kind: Literal["multi_hot"] = "multi_hot"
-    name: str
-    column: str = ""
-    table: str = ""
-    separator: str = ""
-    max_length: Length = 1000
-    pooling: Pooling = Pooling.MEAN
-    padding: str = ""
-    spaces: Spaces = Spaces.KEEP
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class Sequence:
-    """A list of ids a row in order of time, latest last. Lists longer than `max_length` keep their last ids.
-
-    An id `padding` at the ends of a list fills it up, and is none of its ids.
-
-    Example:
-        >>> zg.Sequence(name="history", table="item", max_length=50).kind
-        'sequence'
-    """
-
-    kind: Literal["sequence"] = "sequence"
-    name: str
-    column: str = ""
-    table: str = ""
-    separator: str = ""
-    max_length: Length = 100
-    pooling: Pooling = Pooling.MEAN
-    padding: str = ""
-    spaces: Spaces = Spaces.KEEP
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class Vector:
-    """A pretrained vector a row: a (fixed-size) list column of `dim` floats. Null becomes zeros.
-
-    Example:
-        >>> zg.Vector(name="title", dim=384).dim
-        384
-    """
-
-    kind: Literal["vector"] = "vector"
-    name: str
-    column: str = ""
-    dim: Dim
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class Moments:
-    """A list of times a row, latest last: whole numbers of 64 bits, kept exactly, with no table and no embedding.
-
-    Lists longer than `max_length` keep their last times. `seen` is the earliest and the latest time of training, where
-    that is known: a time of another unit, by its size, is then a bad row.
-    """
-
-    kind: Literal["moments"] = "moments"
-    name: str
-    column: str = ""
-    max_length: Length = 1000
-    seen: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.seen and (len(self.seen) != 2 or self.seen[0] > self.seen[1]):
-            raise SchemaError(
-                expected="the earliest and the latest time that training has seen, or nothing",
-                found=f"seen = {list(self.seen)}",
-                where=f"moments {self.name!r}",
-                ways_out=("seen = [978300760, 1046454590]", "leave it out"),
-            )
-
-
-Feature = Dense | Categorical | MultiHot | Sequence | Vector | Moments
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
+@functools.partial(checked, error=SchemaError)
 class Schema:
     """Features, tables and labels of one data set, checked to agree.
 
@@ -321,15 +116,15 @@ class Schema:
                 where="schema",
                 ways_out="let `ziggurat data inspect FILE --write-schema my.toml` guess one",
             )
+        by_name = {feature.name: feature for feature in self.features}
         if self.items is not None:
-            self.items.check({feature.name: feature.kind for feature in self.features})
+            self.items.check(by_name)
         if self.events is not None:
             roles = {"group": self.group, "time": self.time}
             taken = {"weight": bool(self.weight), "session": bool(self.session)}
-            kinds = {feature.name: feature.kind for feature in self.features}
             columns, labels = ({each.name: column_of(each) for each in some} for some in (self.features, self.labels))
-            self.events.check(kinds, items=self.items, roles=roles, taken=taken, labels=labels, columns=columns)
-        object.__setattr__(self, "_by_name", {feature.name: feature for feature in self.features})
+            self.events.check(by_name, items=self.items, roles=roles, taken=taken, labels=labels, columns=columns)
+        object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_tables", {table.name: table for table in self.tables})
         used = {table_of(feature) for feature in self.features}
         for table in self.tables:
@@ -350,9 +145,7 @@ class Schema:
         if name in self._tables:
             return self._tables[name]
         feature = self._by_name.get(name)
-        if isinstance(feature, Dense):
-            return Table(name=name, min_count=feature.min_count)
-        return Table(name=name)
+        return Table(name=name) if feature is None or feature.table_name != name else feature.default_table()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -374,18 +167,10 @@ class Schema:
         for table in state["tables"]:
             if table["encoding"] != Encoding.GROWING:
                 del table["evict"]
-        for feature in state["features"]:
-            if feature.get("padding") == "":
-                del feature["padding"]
-            if feature.get("spaces") == Spaces.KEEP:
-                del feature["spaces"]
-        moments = [feature for feature in state["features"] if feature["kind"] == "moments"]
-        for feature in moments:
-            del feature["seen"]  # of the data, whose files count anyway
+        state["features"] = [feature.state() for feature in self.features]
+        times = [feature.name for feature in self.features if feature.holds_times]
         for label in state["labels"]:
-            if label["outcomes"] == Outcomes.ANY or is_what_came_next(
-                label["name"], moments=[feature["name"] for feature in moments]
-            ):
+            if label["outcomes"] == Outcomes.ANY or is_what_came_next(label["name"], moments=times):
                 del label["outcomes"]
             for name in ("positive", "negative"):
                 if not label[name]:
@@ -405,8 +190,4 @@ def column_of(item: Feature | Label) -> str:
 
 def table_of(feature: Feature) -> str:
     """The embedding table of a feature, or "" for features without one."""
-    if isinstance(feature, Dense):
-        return feature.name if feature.transform.makes_rows else ""
-    if isinstance(feature, Vector | Moments):
-        return ""
-    return feature.table or feature.name
+    return feature.table_name

@@ -30,9 +30,9 @@ A file whose rows are events of users has a block `[events]` as well; see `event
 Above the first block, `missing = ["NULL", "?"]` says which texts mean that there is no value; left out, those of
 `schema.MISSING_TEXTS` do, and `missing = []` takes every text as it is.
 
-Every key is checked against the dataclasses of `schema.py`: an unknown key, a value of the wrong type or an unknown
-choice is an error that names the file, the block and the nearest valid name. `schema_from_toml(schema_to_toml(s)) == s`
-for every schema. Needs neither torch nor polars.
+Every key is checked against the dataclasses of `schema.py` and `kinds/`: an unknown key, a value of the wrong type or
+an unknown choice is an error that names the file, the block and the nearest valid name.
+`schema_from_toml(schema_to_toml(s)) == s` for every schema. Needs neither torch nor polars.
 """
 
 from __future__ import annotations
@@ -56,29 +56,15 @@ from ziggurat.features.events import Events
 from ziggurat.features.items import Items, Repeats
 from ziggurat.features.schema import (
     MISSING_TEXTS,
-    Categorical,
-    Dense,
     Feature,
     Label,
-    Moments,
-    MultiHot,
     Schema,
-    Sequence,
     Table,
-    Vector,
     column_of,
 )
 from ziggurat.files import check_version, parse_toml, read_text, write_text
-from ziggurat.typed import Reader, nearest, quoted
+from ziggurat.typed import Reader, extension_way, nearest, quoted
 
-KINDS: dict[str, type[Feature]] = {
-    "dense": Dense,
-    "categorical": Categorical,
-    "multi_hot": MultiHot,
-    "sequence": Sequence,
-    "vector": Vector,
-    "moments": Moments,
-}
 ROLES = ("weight", "group", "session", "time")
 BLOCKS = ("missing", "feature", "label", "table", "roles", "items", "events")
 VERSION = 1  # of the file; `version = 1` may stand at its top
@@ -255,25 +241,29 @@ def _entries(data: Mapping[str, object], block: str, where: str) -> Iterable[tup
 
 
 def _read_feature(entry: dict[str, object], where: str) -> Feature:
+    kinds = Feature.kinds()
     kind = entry.get("kind")
     if "kind" not in entry:
-        known = {field.name for feature in KINDS.values() for field in fields(feature)}
+        known = {field.name for feature in kinds.values() for field in fields(feature)}
         for name in entry:
             if name not in known and difflib.get_close_matches(name.lower(), ["kind"], cutoff=0.5):
                 raise SchemaError(
-                    expected=f"a key kind, one of {', '.join(KINDS)}",
+                    expected=f"a key kind, one of {', '.join(kinds)}",
                     found=f"unknown key {name!r}",
                     where=f"{where}, key {name!r}",
                     ways_out=f"write kind = {quoted(entry[name])}: that is the nearest key",
                 )
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str) or kind not in kinds:
         raise SchemaError(
-            expected=f"kind = one of {', '.join(KINDS)}",
+            expected=f"kind = one of {', '.join(kinds)}",
             found=f"kind = {quoted(kind)}" if "kind" in entry else "no kind",
             where=where,
-            ways_out=nearest(str(kind), KINDS, instead='add kind = "categorical" or another of these'),
+            ways_out=(
+                *nearest(str(kind), kinds, instead='add kind = "categorical" or another of these'),
+                *([extension_way(Feature.family)] if isinstance(kind, str) else []),
+            ),
         )
-    return _read_item(KINDS[kind], entry, where)
+    return _read_item(kinds[kind], entry, where)
 
 
 _ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table)

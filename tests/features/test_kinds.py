@@ -1,0 +1,87 @@
+"""Kinds of feature: one list of them, which files, configs and messages follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.inputs import VectorSpec
+from ziggurat.features.kinds import Cells, Feature, Parsed, RequestReader
+from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Table, table_of
+from ziggurat.features.schema_io import schema_from_toml, schema_to_toml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair(Feature):
+    """Two numbers that a column has side by side."""
+
+    kind: Literal["pair"] = "pair"
+    scale: float = 1.0
+
+    def spec(self) -> VectorSpec:
+        return VectorSpec(name=self.name, dim=2)
+
+    def parse(self, cells: Cells) -> Parsed:
+        return cells.vectors(2) * self.scale
+
+    def of_request(self, value: Any, read: RequestReader) -> Any:
+        return read.numbers(value)
+
+    def request_type(self) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def pair() -> Iterator[type[Pair]]:
+    yield Feature.add(Pair)
+    del Feature._kinds["pair"]
+
+
+def test_a_kind_of_ones_own_is_read_from_toml_and_json(pair: type[Pair]) -> None:
+    schema = Schema(features=(Dense(name="x"), pair(name="at", column="place", scale=2.0)))
+    text = schema_to_toml(schema)
+    assert 'kind = "pair"\ncolumn = "place"\nscale = 2.0' in text
+    assert schema_from_toml(text, "test") == schema
+    assert from_json(Schema, to_json(schema), where="test") == schema
+    assert schema.to_state()["features"][1] == {"kind": "pair", "name": "at", "column": "place", "scale": 2.0}
+
+
+def test_a_kind_that_nobody_imported_is_refused_with_the_way_to_import_it(pair: type[Pair]) -> None:
+    schema = Schema(features=(pair(name="at"),))
+    text = schema_to_toml(schema)
+    data = to_json(schema)
+    del Feature._kinds["pair"]
+    for read in (lambda: schema_from_toml(text, "test"), lambda: from_json(Schema, data, where="test")):
+        with pytest.raises((SchemaError, ConfigError), match="ziggurat --extension MODULE"):
+            read()
+    Feature.add(pair)
+
+
+def test_two_kinds_of_one_name_are_refused(pair: type[Pair]) -> None:
+    assert Feature.add(pair) is pair, "the same class may be listed again, as by a cell that runs twice"
+
+    class Other(Pair):
+        pass
+
+    with pytest.raises(ConfigError, match=r"both named 'pair'"):
+        Feature.add(Other)
+    assert Feature.kinds()["pair"] is pair
+
+
+def test_what_is_no_feature_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"features\[0\]"):
+        Schema(features=(Table(name="x"),))  # type: ignore[arg-type]
+
+
+def test_tables_follow_from_the_features() -> None:
+    buckets = Dense(name="x", transform="criteo_buckets", min_count=7)  # type: ignore[arg-type]
+    schema = Schema(
+        features=(buckets, Dense(name="y", min_count=5), Categorical(name="z", table="y"), MultiHot(name="l"))
+    )
+    assert [table_of(each) for each in schema.features] == ["x", "", "y", "l"]
+    assert (schema.table("x").min_count, schema.table("y").min_count) == (7, 1)

@@ -1,0 +1,50 @@
+"""Kinds of feature: what a column may mean to a model. One file each; this is the one list of them.
+
+    dense         a number, transformed; or a row, by its bucket
+    categorical   one id, looked up in a table
+    multi_hot     a list of ids, order without meaning
+    sequence      a list of ids, latest last
+    vector        a pretrained vector
+    moments       a list of times, latest last
+
+A kind of your own derives from `Feature` and is listed by `Feature.add` (docs/guides/extending.md).
+"""
+
+from __future__ import annotations
+
+from ziggurat.features.kinds.categorical import Categorical
+from ziggurat.features.kinds.dense import Dense
+from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.features.kinds.id_lists import IdLists, Spaces
+from ziggurat.features.kinds.moments import Moments
+from ziggurat.features.kinds.multi_hot import MultiHot
+from ziggurat.features.kinds.numbers import FittedNumbers, NumberFit, NumericTransform
+from ziggurat.features.kinds.sequence import Sequence
+from ziggurat.features.kinds.vector import Vector
+
+Feature.add(Dense)
+Feature.add(Categorical)
+Feature.add(MultiHot)
+Feature.add(Sequence)
+Feature.add(Vector)
+Feature.add(Moments)
+
+__all__ = [
+    "Categorical",
+    "Cells",
+    "Dense",
+    "Encoded",
+    "Feature",
+    "Fitted",
+    "FittedNumbers",
+    "IdLists",
+    "Moments",
+    "MultiHot",
+    "NumberFit",
+    "NumericTransform",
+    "Parsed",
+    "RequestReader",
+    "Sequence",
+    "Spaces",
+    "Vector",
+]

@@ -1,0 +1,87 @@
+"""Dense: a number a row, transformed by what the training rows have taught; or a row of a table, by its bucket."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ziggurat.errors import SchemaError
+from ziggurat.features.inputs import NumberSpec, SingleSpec
+from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.features.kinds.numbers import FittedNumbers, NumericTransform
+from ziggurat.features.tables import Table
+from ziggurat.typed import Buckets, Count, Float32, checked
+
+
+@dataclass(frozen=True, kw_only=True)
+@functools.partial(checked, error=SchemaError)
+class Dense(Feature):
+    """A feature that is a number. Null and NaN become `missing` before the transform; infinities are bad rows.
+
+    Example:
+        >>> zg.Dense(name="price", missing=1.0).kind
+        'dense'
+    """
+
+    kind: Literal["dense"] = "dense"
+    transform: NumericTransform = NumericTransform.LOG1P_STANDARDISE
+    missing: Float32 = 0.0
+    num_buckets: Buckets = 64
+    min_count: Count = 1  # for criteo_buckets
+
+    reads_numbers: ClassVar[bool] = True
+    json_schema: ClassVar[dict[str, Any]] = {"type": ["number", "string", "boolean", "null"]}
+
+    @property
+    def table_name(self) -> str:
+        """The feature's own name where numbers become rows."""
+        return self.name if self.transform.makes_rows else ""
+
+    @property
+    def owns_table(self) -> bool:
+        """True where numbers become rows: they are buckets, and no ids of another column."""
+        return self.transform.makes_rows
+
+    @property
+    def num_rows(self) -> int | None:
+        """The buckets between quantiles; those of Criteo are counted as ids are."""
+        return self.num_buckets if self.transform.is_bucketed else None
+
+    def default_table(self) -> Table:
+        """Return a table that keeps buckets seen `min_count` times."""
+        return Table(name=self.name, min_count=self.min_count)
+
+    def spec(self) -> NumberSpec | SingleSpec:
+        """Return a number, or a row where numbers become rows."""
+        if self.transform.makes_rows:
+            return SingleSpec(name=self.name, table=self.name)
+        return NumberSpec(name=self.name)
+
+    def parse(self, cells: Cells) -> Parsed:
+        """Return numbers, or the buckets of Criteo as ids."""
+        numbers = cells.numbers()
+        return cells.ids_of_buckets(numbers) if self.transform.makes_ids else numbers
+
+    @property
+    def fitted_numbers(self) -> FittedNumbers:
+        """Its own numbers."""
+        return self
+
+    def encode(self, parsed: Parsed, fitted: Fitted) -> Encoded:
+        """Return transformed numbers, or rows."""
+        if self.transform.makes_ids:
+            return fitted.rows(parsed)
+        if self.transform.is_bucketed:
+            return fitted.bucket_rows(parsed)
+        return fitted.transformed(parsed)
+
+    def of_request(self, value: Any, read: RequestReader) -> float | None:
+        """Return the number."""
+        return read.number(value)
+
+    def request_type(self) -> Any:
+        """Return 64-bit floats."""
+        import polars as pl
+
+        return pl.Float64

@@ -1,0 +1,235 @@
+"""Feature: what a column means to a model, and everything that follows from it.
+
+Each feature of a schema is an object with the settings that the schema gives it; its class is its *kind*. The rest of
+the package asks the object
+
+    what it reads       `reads_numbers`, `is_id`, `id_lists`       readers of files, inspection, exports
+    what it looks up    `table_name`, `default_table`, `num_rows`  tables, vocabularies, plans
+    what a batch holds  `spec`                                     inputs of models, encoded data, loaders
+    from cells          `parse`                                    preprocessing: bad cells are named here
+    what is learned     `fitted_numbers`                           fitting, in one pass over the training rows
+    to tensors          `encode`                                   training, evaluation, prediction, serving
+    a request           `of_request`, `request_type`, `json_schema`  servers
+    and for people      `state`, `pooled`                          fingerprints, baselines
+
+and never which kind it is. A value goes this way, in training and in serving alike:
+
+    raw cells ──parse──► parsed: numbers, ids, lists, vectors, times ──encode──► one encoded column ──► a tensor
+
+The encoded column has the name of the feature and one of five forms, which `spec` chooses:
+
+    NumberSpec     a number a sample                      (N,) float32
+    SingleSpec     a row of a table a sample              (N,) int32
+    JaggedSpec     any number of rows of a table          values and lengths
+    VectorSpec     `dim` numbers a sample                 (N, dim) float32
+    MomentsSpec    any number of times                    values and lengths, int64
+
+Loaders, caches, exchanges between ranks and models know these forms alone, so a kind that is added from outside needs
+nothing of them. The arithmetic over many cells at once (canonical texts, hashes, exact statistics) is the reader's,
+`Cells` and `Fitted`, which `data/preprocess` gives; a kind says which of it is wanted, or brings its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+from ziggurat.config import JSON, to_json
+from ziggurat.features.inputs import JaggedSpec, MomentsSpec, NumberSpec, SingleSpec, VectorSpec
+from ziggurat.features.tables import Table
+from ziggurat.specification import Family
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+    from jaxtyping import Float32, Float64
+
+    from ziggurat.features.kinds.id_lists import IdLists
+    from ziggurat.features.kinds.numbers import FittedNumbers
+
+# The values of a feature in a chunk of rows: numbers, (N,) float64 with NaN where missing; vectors, (N, dim) float32;
+# ids, lists of ids and times as `Cells` gives them.
+Parsed: TypeAlias = Any
+# What `encode` makes of them: (N,) numbers or rows, (N, dim) vectors, or lists as (values, lengths).
+Encoded: TypeAlias = Any
+Spec: TypeAlias = NumberSpec | SingleSpec | JaggedSpec | VectorSpec | MomentsSpec
+
+
+class Cells(Protocol):
+    """The raw column of one feature in a chunk of N rows, and ways to read it.
+
+    Every way names the cells that it cannot read, whose rows are then bad rows; a column of a type that it cannot read
+    at all is a `SchemaError`.
+    """
+
+    @property
+    def series(self) -> pl.Series:
+        """The raw column, of whatever type the file has; texts that mean nothing are null."""
+        ...
+
+    def numbers(self) -> Float64[np.ndarray, " N"]:
+        """Return a number a row, NaN where missing."""
+        ...
+
+    def ids(self) -> Parsed:
+        """Return an id a row, by its canonical text."""
+        ...
+
+    def ids_of_buckets(self, numbers: Float64[np.ndarray, " N"]) -> Parsed:
+        """Return the number of Criteo's bucket of each number as an id."""
+        ...
+
+    def id_lists(self, settings: IdLists, *, keep_last: bool) -> Parsed:
+        """Return a list of ids a row, cut to its first or its last ids."""
+        ...
+
+    def vectors(self, dim: int) -> Float32[np.ndarray, "N dim"]:
+        """Return a vector a row, zeros where missing."""
+        ...
+
+    def times(self, *, max_length: int, seen: tuple[int, ...]) -> Parsed:
+        """Return a list of times a row, cut to its last times."""
+        ...
+
+    def refuse(self, row: int, *, expected: str, ways_out: tuple[str, ...] = ()) -> None:
+        """Note that the cell in a row cannot be read: its row is a bad row."""
+        ...
+
+
+class Fitted(Protocol):
+    """What was learned from the training rows, for one feature."""
+
+    def rows(self, ids: Parsed) -> np.ndarray:
+        """Return the rows of ids in the table of the feature."""
+        ...
+
+    def transformed(self, numbers: Float64[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
+        """Return numbers after the transform that `fitted_numbers` names."""
+        ...
+
+    def bucket_rows(self, numbers: Float64[np.ndarray, " N"]) -> np.ndarray:
+        """Return the rows of the quantile buckets that numbers fall into."""
+        ...
+
+
+class RequestReader(Protocol):
+    """Ways to read one value of a request; what they cannot read is a `RequestError` that names the column."""
+
+    def number(self, value: Any) -> float | None:
+        """Return the number that a value of any type that JSON has means."""
+        ...
+
+    def id(self, value: Any) -> str | None:
+        """Return the text of an id of any type that JSON has."""
+        ...
+
+    def ids(self, value: Any, *, separator: str) -> list[str | None] | None:
+        """Return the texts of the ids of a list, or of a text that is divided."""
+        ...
+
+    def numbers(self, value: Any) -> list[float | None]:
+        """Return the numbers of a list."""
+        ...
+
+    def times(self, value: Any, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
+        """Return the times of a list."""
+        ...
+
+    def refused(self, value: Any, *, expected: str) -> Exception:
+        """Return the error for a value that cannot be, to be raised."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature(Family, ABC, family="kind of feature"):
+    """A feature of a schema. See the module's docstring.
+
+    Args:
+        kind: the name of the class in schemas and files.
+        name: unique among features.
+        column: the raw column; "" is the name.
+
+    Attributes:
+        reads_numbers: the column is numbers, read as such and as nothing else.
+        is_id: the column is one id a row.
+        holds_times: the feature is a list of times.
+        json_schema: what values a request may have, as JSON Schema says it.
+    """
+
+    kind: str = ""
+    name: str
+    column: str = ""
+
+    reads_numbers: ClassVar[bool] = False
+    is_id: ClassVar[bool] = False
+    holds_times: ClassVar[bool] = False
+    json_schema: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def id_lists(self) -> IdLists | None:
+        """Settings of lists of ids, of features that are one."""
+        return None
+
+    @property
+    def table_name(self) -> str:
+        """The table that the feature looks up, or "" for none."""
+        return ""
+
+    @property
+    def owns_table(self) -> bool:
+        """True if nothing else may look up the table, whose rows are no ids of a raw column."""
+        return False
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the table (but the reserved ones), where the feature says it and no vocabulary is fitted."""
+        return None
+
+    def default_table(self) -> Table:
+        """Return the table that the feature looks up where the schema lists none of that name."""
+        return Table(name=self.table_name)
+
+    @abstractmethod
+    def spec(self) -> Spec:
+        """Say what the feature is in a batch."""
+
+    @abstractmethod
+    def parse(self, cells: Cells) -> Parsed:
+        """Read the raw cells of a chunk of rows."""
+
+    @property
+    def fitted_numbers(self) -> FittedNumbers | None:
+        """What is to be learned of the parsed numbers from the training rows; None: nothing."""
+        return None
+
+    def encode(self, parsed: Parsed, fitted: Fitted) -> Encoded:
+        """Return the encoded column of parsed values; by default they are it."""
+        del fitted
+        return parsed
+
+    @abstractmethod
+    def of_request(self, value: Any, read: RequestReader) -> Any:
+        """Return a value of a request, which is not None, as a cell that `parse` reads."""
+
+    @abstractmethod
+    def request_type(self) -> Any:
+        """Return the polars type of a column of such cells."""
+
+    def pooled(self) -> Feature:
+        """Return the feature for models that read no sequences."""
+        return self
+
+    @property
+    def seen_times(self) -> tuple[int, ...]:
+        """The earliest and the latest time of training, of features that hold times and know it."""
+        return ()
+
+    def with_seen_times(self, seen: tuple[int, ...]) -> Feature:
+        """Return the feature with what training has seen of its times, if it holds any."""
+        del seen
+        return self
+
+    def state(self) -> dict[str, JSON]:
+        """Return plain data that fingerprints are made of: all that decides what is encoded."""
+        return to_json(self)
