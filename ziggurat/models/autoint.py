@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -32,6 +32,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
@@ -66,6 +67,8 @@ class AutoIntConfig:
         >>> type(zg.build_model(zg.AutoIntConfig(), small_inputs(), seed=0)).__name__
         'AutoInt'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["autoint"] = "autoint"
     embedding_dim: Dim = 16

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.precision.products import Linear
@@ -103,6 +104,8 @@ class DCNv2Config:
         >>> type(zg.build_model(zg.DCNv2Config(), small_inputs(), seed=0)).__name__
         'DCNv2'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["dcn_v2"] = "dcn_v2"
     embedding_dim: Dim = 16

@@ -14,7 +14,7 @@ Cost: that of the MLP; the second-order term needs n·d operations (`blocks/inte
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from ziggurat.models.blocks.interactions.second_order import sum_of_pairs
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import Dim, checked
 
@@ -50,6 +51,8 @@ class DeepFMConfig:
         >>> type(zg.build_model(zg.DeepFMConfig(), small_inputs(), seed=0)).__name__
         'DeepFM'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["deepfm"] = "deepfm"
     embedding_dim: Dim = 16

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -47,6 +47,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, forgets_c
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
@@ -110,6 +111,8 @@ class DHENConfig:
         >>> type(zg.build_model(zg.DHENConfig(), small_inputs(), seed=0)).__name__
         'DHEN'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["dhen"] = "dhen"
     embedding_dim: Dim = 16

@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -46,6 +46,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.sequence.rankers.history import History, HistoryInput, pairs_of, refuse_unread
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
@@ -90,6 +91,8 @@ class DINConfig:
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
     """
+
+    reads: ClassVar[Reads] = Reads.A_HISTORY
 
     kind: Literal["din"] = "din"
     embedding_dim: Dim = 16

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ from ziggurat.models.blocks.fields import FieldAlignment
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise, padding_columns
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
@@ -83,6 +84,8 @@ class DLRMConfig:
         >>> type(zg.build_model(zg.DLRMConfig(), small_inputs(), seed=0)).__name__
         'DLRM'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["dlrm"] = "dlrm"
     embedding_dim: Dim = 16

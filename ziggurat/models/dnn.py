@@ -11,7 +11,7 @@ Cost: 2·d·h FLOPs a sample for the first layer (d = F·D), then those of the r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
@@ -47,6 +48,8 @@ class DNNConfig:
         >>> type(zg.build_model(zg.DNNConfig(), small_inputs(), seed=0)).__name__
         'DNN'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["dnn"] = "dnn"
     embedding_dim: Dim = 16

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.interactions.bilinear import BilinearFusion
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import Dim, checked
 
@@ -70,6 +71,8 @@ class FinalMLPConfig:
         >>> type(zg.build_model(zg.FinalMLPConfig(), small_inputs(), seed=0)).__name__
         'FinalMLP'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["finalmlp"] = "finalmlp"
     embedding_dim: Dim = 16

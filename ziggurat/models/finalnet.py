@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,7 @@ from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.losses import LossSums, labelled_weights, numbers_of_labels
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.precision.products import Linear
@@ -103,6 +104,8 @@ class FinalNetConfig:
         >>> type(zg.build_model(zg.FinalNetConfig(), small_inputs(), seed=0)).__name__
         'FinalNet'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["finalnet"] = "finalnet"
     embedding_dim: Dim = 16

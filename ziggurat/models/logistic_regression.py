@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import Init, initialise
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.precision.products import Linear
 from ziggurat.typed import checked
@@ -42,6 +43,9 @@ class LogisticRegressionConfig:
         >>> type(zg.build_model(zg.LogisticRegressionConfig(), small_inputs(), seed=0)).__name__
         'LogisticRegression'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
+    is_linear: ClassVar[bool] = True
 
     kind: Literal["logistic_regression"] = "logistic_regression"
     init: Init = Init.TORCH

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from ziggurat.models.blocks.mlp import Activation, Init, MLPConfig, Normalizatio
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.precision.products import Linear
@@ -73,6 +74,8 @@ class MaskNetConfig:
         >>> type(zg.build_model(zg.MaskNetConfig(), small_inputs(), seed=0)).__name__
         'MaskNet'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["masknet"] = "masknet"
     embedding_dim: Dim = 16

@@ -27,7 +27,7 @@ Cost of a layer, FLOPs a sample forward: 4·n_i·k·d (FM) + 2·(n_i·k·h + …
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, forgets_c
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
@@ -94,6 +95,8 @@ class WukongConfig:
         >>> type(zg.build_model(zg.WukongConfig(), small_inputs(), seed=0)).__name__
         'Wukong'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["wukong"] = "wukong"
     embedding_dim: Dim = 16

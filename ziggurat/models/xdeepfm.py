@@ -13,7 +13,7 @@ Cost: 2·d·n·H_k·H_{k+1} FLOPs a sample for each layer of the CIN, usually se
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from ziggurat.models.blocks.interactions.compressed import CompressedInteraction
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
@@ -52,6 +53,8 @@ class XDeepFMConfig:
         >>> type(zg.build_model(zg.XDeepFMConfig(), small_inputs(), seed=0)).__name__
         'XDeepFM'
     """
+
+    reads: ClassVar[Reads] = Reads.SAMPLES
 
     kind: Literal["xdeepfm"] = "xdeepfm"
     embedding_dim: Dim = 16

@@ -31,27 +31,21 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding, Schema
 from ziggurat.models import (
     MODEL_CONFIGS,
-    BSTConfig,
     CrossConfig,
     DCNv2Config,
     DeepFMConfig,
-    DIENConfig,
-    DINConfig,
     DLRMConfig,
     Init,
     LogisticRegressionConfig,
     MLPConfig,
     ModelConfig,
-    OneTransConfig,
-    SequenceRankerConfig,
-    TransActConfig,
     TwoTowerConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
+from ziggurat.models.contract.reads import Reads, is_linear, reads_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
-from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
@@ -78,8 +72,6 @@ _LEAST_STEPS, _MOST_STEPS = 1_500, 2_500  # of small data: before patience count
 _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
 _SMALL_EPOCHS = (20, 40)
 _ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
-_OF_SEQUENCES = (DINConfig, DIENConfig, BSTConfig, TransActConfig, OneTransConfig)
-_NEEDS_MORE = (*_OF_SEQUENCES, TwoTowerConfig, NextItemConfig, SequenceRankerConfig)  # a sequence, items, events
 _SIZES: dict[type[Any], tuple[ModelConfig, ModelConfig]] = {
     DLRMConfig: (SMALL_DLRM, DATA_DLRM),
     DCNv2Config: (SMALL_DCN_V2, DATA_DCN_V2),
@@ -172,7 +164,7 @@ def _criteo(model: ModelConfig) -> RunConfig:
 
 def _faster_tables_alone(training: TrainingConfig, model: ModelConfig) -> TrainingConfig:
     """Logistic regression learns by its tables alone, and they take larger steps."""
-    return replace(training, table_learning_rate=0.1) if isinstance(model, LogisticRegressionConfig) else training
+    return replace(training, table_learning_rate=0.1) if is_linear(model) else training
 
 
 def mlperf_dlrm() -> RunConfig:
@@ -275,7 +267,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     rows = RawSource(config.data.train, format=config.data.format, text=config.data.text).num_rows_hint()
     if rows is None or rows > MEDIUM_ROWS:
         return config
-    if isinstance(config.model, LogisticRegressionConfig):
+    if is_linear(config.model):
         return replace(config, training=logistic_training(config.training, rows=rows))
     small, large = _SIZES.get(type(config.model), (None, None))
     model = small if rows <= SMALL_ROWS and small is not None and config.model == large else config.model
@@ -291,7 +283,8 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
 
 def _is_fitted(config: RunConfig) -> bool:
     """Return whether a run is one of a recipe whose settings follow the rows."""
-    is_ranker = not isinstance(config.model, TwoTowerConfig | NextItemConfig | SequenceRankerConfig)
+    reads = reads_of(config.model)
+    is_ranker = reads is None or reads.is_any_row or reads is Reads.A_HISTORY
     recipe = f"table_{getattr(config.model, 'kind', '')}"
     if not is_ranker or config.recipe != recipe or config.table_schema.events is not None:
         return False
@@ -376,12 +369,8 @@ def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
         return table_run(table_model(cls), schema)
 
     name = cls.__name__.removesuffix("Config")
-    needs = dict.fromkeys(_OF_SEQUENCES, " with a sequence") | {
-        TwoTowerConfig: " whose schema has [items]",
-        SequenceRankerConfig: " whose schema has [events] and a [[label]]",
-    }
     recipe.__name__ = recipe.__qualname__ = f"table_{kind_of(cls)}"
-    recipe.__doc__ = f"{name} on any table of yours{needs.get(cls, '')}: --data.train FILE --schema my.toml."
+    recipe.__doc__ = f"{name} on any table of yours{cls.reads.wanted}: --data.train FILE --schema my.toml."
     return recipe
 
 
@@ -416,15 +405,11 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
         for kind, about in BARS_MODELS
     ),
     *(_recipe("frappe", model, run=_frappe, about=_FRAPPE) for model in (DATA_DLRM, DATA_DCN_V2)),
-    *(
-        _recipe("criteo", table_model(cls), run=_criteo, about=_CRITEO)
-        for cls in MODEL_CONFIGS
-        if cls not in _NEEDS_MORE
-    ),
+    *(_recipe("criteo", table_model(cls), run=_criteo, about=_CRITEO) for cls in MODEL_CONFIGS if cls.reads.is_any_row),
     mlperf_dlrm,
     mlperf_dcn_v2,
     *(_recipe("synthetic", model, run=_synthetic, about=_SYNTHETIC) for model in (DATA_DLRM, DATA_DCN_V2)),
-    *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls is not NextItemConfig),
+    *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls.reads is not Reads.NEXT_ITEMS),
     *NEXT_ITEM_TABLE_RECIPES,
 )
 

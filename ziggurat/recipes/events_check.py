@@ -12,23 +12,11 @@ from typing import TYPE_CHECKING
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import HISTORY, NEXT_ITEM
-from ziggurat.models import (
-    MODEL_CONFIGS,
-    BSTConfig,
-    DIENConfig,
-    DINConfig,
-    NextItemConfig,
-    OneTransConfig,
-    RankMixerConfig,
-    SequenceRankerConfig,
-    TransActConfig,
-)
+from ziggurat.models.contract.reads import Reads, reads_of
 
 if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
 
-_OF_EVENTS = (NextItemConfig, SequenceRankerConfig)
-_READ_A_HISTORY = (BSTConfig, DIENConfig, DINConfig, OneTransConfig, RankMixerConfig, TransActConfig)
 _RANKER = "ziggurat train table_sequence_ranker ranks the candidates of events by their labels"
 _NEXT = "ziggurat train table_hstu (or table_sasrec) finds the next item of events without labels"
 _SAMPLES = "ziggurat train table_dlrm learns from rows that are samples"
@@ -42,25 +30,25 @@ def check_events(config: RunConfig) -> None:
         SchemaError: they do not go together; names the recipe that fits.
     """
     schema = config.table_schema
-    model = type(config.model)
+    reads = reads_of(config.model)
     labels = [label.name for label in schema.labels]
     if schema.events is None:
         made_by_hand = any(feature.name == HISTORY for feature in schema.features)
-        if model in _OF_EVENTS and not made_by_hand:
-            wanted = "[events]" if model is NextItemConfig else "[events] and a [[label]]"
+        if reads is not None and reads.is_of_events and not made_by_hand:
+            wanted = "[events]" if reads is Reads.NEXT_ITEMS else "[events] and a [[label]]"
             raise _wrong(config, f"a schema with {wanted}", "no [events]", f"add {wanted} to it: {_GUIDE}", _SAMPLES)
-    elif model is NextItemConfig:
+    elif reads is Reads.NEXT_ITEMS:
         if labels and NEXT_ITEM not in labels:
             found = f"labels {', '.join(labels)}"
             way_out = f"take each [[label]] out of the schema: {_NEXT}"
             raise _wrong(
                 config, "a schema with [events] and no labels: what comes next is asked", found, _RANKER, way_out
             )
-    elif model is SequenceRankerConfig:
+    elif reads is Reads.CANDIDATES:
         if not labels:
             way_out = f"add a [[label]], such as what was bought: {_GUIDE}"
             raise _wrong(config, "a schema with [events] and a [[label]]", "[events] and no labels", _NEXT, way_out)
-    elif model in MODEL_CONFIGS and model not in _READ_A_HISTORY:
+    elif reads is not None and not reads.learns_from_events:
         way_out = "take [events] out of the schema: each row is then a sample"
         expected = "a schema of samples: this model reads no histories"
         raise _wrong(config, expected, "a schema with [events]", _RANKER if labels else _NEXT, way_out)

@@ -35,8 +35,9 @@ from typing import TypeVar
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
 from ziggurat.errors import ConfigError
-from ziggurat.models import Init, LogisticRegressionConfig, ModelConfig
+from ziggurat.models import Init, ModelConfig
 from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.contract.reads import is_linear
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 from ziggurat.typed import Count, checked
@@ -123,7 +124,7 @@ def bars_tables() -> EmbeddingConfig:
 
 def bars_model(model: M) -> M:
     """A model as `bars` starts it: tables, Xavier, numbers as fields; sizes stay as they are."""
-    if isinstance(model, LogisticRegressionConfig):
+    if is_linear(model):
         return replace(model, embedding=bars_tables())
     wanted = {"init": Init.XAVIER_NORMAL, "numeric": NumericInput.FIELDS}
     having = {name: value for name, value in wanted.items() if type(getattr(model, name, None)) is type(value)}

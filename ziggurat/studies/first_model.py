@@ -48,6 +48,7 @@ from ziggurat.models import (
     ModelConfig,
     build_model,
 )
+from ziggurat.models.contract.reads import Reads, reads_of
 from ziggurat.recipes.catalogue import table_model, table_run
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
@@ -155,7 +156,7 @@ def candidates_of(
         models["bst"] = table_model(BSTConfig)
     found: list[Candidate] = []
     for name, model in models.items():
-        config = change(table_run(model, schema if isinstance(model, DINConfig | BSTConfig) else summed))
+        config = change(table_run(model, schema if reads_of(model) is Reads.A_HISTORY else summed))
         if name == _FITTED:
             embedding = dataclasses.replace(config.model.embedding, weight_decay=PENALTY)
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding))

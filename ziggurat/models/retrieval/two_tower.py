@@ -45,6 +45,7 @@ from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.retrieval.encoders import EncoderConfig, ItemEncoder, UserEncoder, VectorLength, side_of
 from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind, OverArchLearning, found_softmax
 from ziggurat.models.retrieval.retrieval_inputs import check_retrieval_inputs
@@ -82,6 +83,8 @@ class TwoTowerConfig:
     """
 
     finds_items: ClassVar[bool] = True
+
+    reads: ClassVar[Reads] = Reads.ITEMS
 
     kind: Literal["two_tower"] = "two_tower"
     embedding_dim: Dim = 32

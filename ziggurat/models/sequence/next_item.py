@@ -50,6 +50,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.cut import Cutting
@@ -128,6 +129,8 @@ class NextItemConfig(StacksLayers):
     """
 
     finds_items: ClassVar[bool] = True
+
+    reads: ClassVar[Reads] = Reads.NEXT_ITEMS
 
     kind: Literal["next_item"] = "next_item"
     embedding_dim: Dim = 64

@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -44,6 +44,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.cut import Cutting
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
@@ -117,6 +118,8 @@ class SequenceRankerConfig(StacksLayers):
         task_weights: what the loss of each label counts, in their order; () for 1 each.
         embedding: tables: optimizer, kernel, starting weights.
     """
+
+    reads: ClassVar[Reads] = Reads.CANDIDATES
 
     kind: Literal["sequence_ranker"] = "sequence_ranker"
     embedding_dim: Dim = 64

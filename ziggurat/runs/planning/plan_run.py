@@ -15,7 +15,8 @@ import torch
 
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
+from ziggurat.models import TowerModuleKind
+from ziggurat.models.contract.reads import is_linear
 from ziggurat.ops.machine.memory import size_of_text, unit_missing
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
@@ -316,7 +317,7 @@ def wire_bytes(wire: WireFormat, *, computed: torch.dtype = torch.float32) -> fl
 
 
 def _inputs(config: RunConfig, request: PlanRequest) -> PlanInputs:
-    if isinstance(config.model, LogisticRegressionConfig):
+    if is_linear(config.model):
         raise ConfigError(
             expected="a model with embeddings: dlrm, dcn_v2, dnn …",
             found=f"{config.model.kind!r}, whose tables have one column",

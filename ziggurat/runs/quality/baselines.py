@@ -35,6 +35,7 @@ from ziggurat.features.labels import Outcomes, linear_model_name
 from ziggurat.features.schema import MultiHot, Pooling, Schema
 from ziggurat.features.schema import Sequence as SequenceFeature
 from ziggurat.models import LogisticRegressionConfig
+from ziggurat.models.contract.reads import is_linear
 from ziggurat.recipes.catalogue import logistic_training
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
@@ -186,7 +187,7 @@ def check_baseline(config: RunConfig) -> None:
     Raises:
         ConfigError: see `train_baseline`.
     """
-    if isinstance(config.model, LogisticRegressionConfig):
+    if is_linear(config.model):
         raise ConfigError(
             expected="a model to compare with logistic regression",
             found="logistic regression itself",

@@ -35,7 +35,8 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.batches.permutation import feature_names, permuted
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.schema import Task
-from ziggurat.models import DLRMConfig, LogisticRegressionConfig, Model
+from ziggurat.models import DLRMConfig, Model
+from ziggurat.models.contract.reads import is_linear
 from ziggurat.models.dlrm import TopStart
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.quality.below_chance import some_rows
@@ -123,7 +124,7 @@ def plateau_text(gain: PairsGain, *, config: RunConfig, losses: Sequence[float],
         losses: of its training, in their order.
         num_rows: training rows.
     """
-    if not gain.is_nothing or isinstance(config.model, LogisticRegressionConfig):
+    if not gain.is_nothing or is_linear(config.model):
         return ""
     first, last = _ends(losses)
     still = f"; the loss of training still falls ({first:.4f} to {last:.4f})" if last < first * _FALLS else ""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.contract.losses import LossSums, add_sample_losses
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.din import AttentionActivation, AttentionWeights, DINConfig, TargetAttention, softmax_of_lists
 from ziggurat.models.sequence.next_item_inputs import last_of_each
 from ziggurat.models.sequence.rankers.history import History, HistoryInput, HistoryRankerConfig, from_latest
@@ -117,6 +118,8 @@ class DIENConfig(HistoryRankerConfig):
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
     """
+
+    reads: ClassVar[Reads] = Reads.A_HISTORY
 
     kind: Literal["dien"] = "dien"
     embedding_dim: Dim = 16

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import MLP, Activation, Init, MLPConfig, initialise
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.sequence.rankers.history import (
     AGES,
     EventPosition,
@@ -105,6 +106,8 @@ class OneTransConfig(HistoryRankerConfig):
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
     """
+
+    reads: ClassVar[Reads] = Reads.A_HISTORY
 
     kind: Literal["onetrans"] = "onetrans"
     embedding_dim: Dim = 16

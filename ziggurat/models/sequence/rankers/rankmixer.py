@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.losses import LossSums, add_sample_losses
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.din import AttentionActivation, AttentionWeights, DINConfig, TargetAttention
 from ziggurat.models.sequence.rankers.history import History, HistoryInput
 from ziggurat.models.towers.layer import TowerLayer
@@ -91,6 +92,8 @@ class RankMixerConfig:
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
     """
+
+    reads: ClassVar[Reads] = Reads.PERHAPS_A_HISTORY
 
     kind: Literal["rankmixer"] = "rankmixer"
     embedding_dim: Dim = 16

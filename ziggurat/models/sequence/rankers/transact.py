@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -39,6 +39,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.models.sequence.layers.softmax_block import FeedForward, SoftmaxBlock, encoder
 from ziggurat.models.sequence.rankers.history import (
@@ -95,6 +96,8 @@ class TransActConfig(HistoryRankerConfig):
         init: starting weights of cross layers and MLPs; transformer blocks start as those of the original one.
         embedding: tables: optimizer, kernel, starting weights.
     """
+
+    reads: ClassVar[Reads] = Reads.A_HISTORY
 
     kind: Literal["transact"] = "transact"
     embedding_dim: Dim = 16
