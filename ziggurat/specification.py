@@ -20,11 +20,13 @@ uses it, and a kind lists classes: a `Family` of frozen dataclasses, told apart 
 
 from __future__ import annotations
 
+import re
+import traceback
 from abc import ABCMeta
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 
 S = TypeVar("S", bound="Specification")
 F = TypeVar("F", bound="Family")
@@ -38,6 +40,13 @@ class _Kind(ABCMeta):
     def __call__(cls: Any, *arguments: Any, **named: Any) -> Any:
         if "_members" in vars(cls):  # a kind, which has no instances of its own
             return cls.named(*arguments, **named)
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise ConfigError(
+                expected=f"a {cls.kind} that has {', '.join(missing)}",
+                found="none of them" if len(missing) > 1 else "none",
+                where=_path_of(cls),
+                ways_out=f"define {', '.join(missing)}; docs/guides/extending.md says what they answer",
+            )
         return super().__call__(*arguments, **named)
 
     if TYPE_CHECKING:  # `add` makes members attributes of their kind
@@ -73,9 +82,14 @@ class Specification(metaclass=_Kind):
     def add(cls: type[S], member: S) -> S:
         """List a member, so that it is found by its name; returns it.
 
+        A member from outside the package is tried out first, with something small: here its author reads the message.
+
         Raises:
-            ConfigError: another member has that name.
+            ConfigError: another member has that name, the name is no word, or it breaks a promise of its kind.
         """
+        _check_name(member)
+        if not type(member).__module__.startswith("ziggurat."):
+            _try_out(member)
         known = cls._members.get(member.name)
         if known is not None:
             _refuse_another(type(known), type(member), name=member.name, what=cls.kind, where=f"{cls.__name__}.add")
@@ -85,6 +99,13 @@ class Specification(metaclass=_Kind):
         cls._members[member.name] = member
         setattr(cls, member.name.upper(), member)
         return member
+
+    def try_out(self) -> None:
+        """Ask the member something small, and refuse it where the answer breaks a promise of its kind.
+
+        Raises:
+            ConfigError: it does.
+        """
 
     @classmethod
     def named(cls: type[S], name: str) -> S:
@@ -155,6 +176,35 @@ class Family:
     def kinds(cls: type[F]) -> Mapping[str, type[F]]:
         """Return the listed classes by their kind, in the order of their listing."""
         return dict(cls._kinds)
+
+
+def _check_name(member: Specification) -> None:
+    """Refuse a member whose name cannot stand in a file, in the name of an attribute and on a command line."""
+    name = getattr(member, "name", None)
+    if isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name):
+        return
+    raise ConfigError(
+        expected=f"a {member.kind} whose name is a word of letters, digits and underscores",
+        found="no name" if name is None else repr(name),
+        where=_path_of(type(member)),
+        ways_out=f'name = "my_{member.kind.replace(" ", "_")}" in the class',
+    )
+
+
+def _try_out(member: Specification) -> None:
+    """Let a member try itself out; an error of its own code is told as one of it."""
+    try:
+        member.try_out()
+    except ZigguratError:
+        raise
+    except Exception as error:  # code of a user's may fail in any way
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            expected=f"a {member.kind} that answers when it is tried out with something small",
+            found=f"{type(error).__name__}: {error}",
+            where=f"{_path_of(type(member))}, at {last.filename}:{last.lineno}",
+            ways_out="correct it; docs/guides/extending.md says what it is asked, and what it promises",
+        ) from error
 
 
 def _refuse_another(known: type, other: type, *, name: str, what: str, where: str) -> None:

@@ -16,12 +16,13 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ziggurat.cli.verb import Verb
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files.streams import say
 
 VERBS = "ziggurat.verbs"
@@ -70,7 +71,7 @@ def load_extensions(modules: Iterable[str]) -> None:
         modules: names, looked for as `python -m` does: in the present folder, then among what is installed.
 
     Raises:
-        ConfigError: one that was named cannot be imported.
+        ConfigError: one that was named cannot be imported, or adds what breaks a promise.
     """
     for point in _points(EXTENSIONS):
         _loaded(point)
@@ -85,6 +86,16 @@ def load_extensions(modules: Iterable[str]) -> None:
                 found=f"{type(error).__name__}: {error}",
                 where=f"command line, --extension {name}",
                 ways_out=("correct the name: no path, and no .py", "start where the module is, or install its package"),
+            ) from error
+        except ZigguratError:
+            raise
+        except Exception as error:  # code of a user's may fail in any way
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                expected="a module that can be imported",
+                found=f"{type(error).__name__}: {error}",
+                where=f"command line, --extension {name}, at {last.filename}:{last.lineno}",
+                ways_out="correct it; docs/guides/extending.md has an example of each kind",
             ) from error
 
 

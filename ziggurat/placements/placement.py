@@ -21,11 +21,13 @@ models" (Neo and ZionEX), ISCA 2022, section 4.2.
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ziggurat.errors import ConfigError, PlanError
 from ziggurat.specification import Specification
 
 if TYPE_CHECKING:
@@ -142,6 +144,66 @@ class Placement(Specification, kind="placement"):
         Raises:
             PlanError: the table cannot be cut into that many parts.
         """
+
+    def try_out(self) -> None:
+        """Cut a small table into one to four parts, and look for the owner of each row."""
+        import torch
+
+        for num_parts in (1, 2, 4):
+            sizes = {"num_rows": 37, "num_columns": 8}
+            try:
+                parts = tuple(self.parts(**sizes, num_parts=num_parts))
+            except PlanError:
+                continue  # it is not for so many ranks
+            wanted = self.wrong_parts(parts, **sizes, num_parts=num_parts)
+            where = f"placement {self}, {type(self).__module__}.{type(self).__qualname__}"
+            if wanted:
+                raise ConfigError(
+                    expected=wanted,
+                    found=f"{parts!r}, of 37 rows and 8 columns",
+                    where=f"{where}.parts",
+                    ways_out="mend it; cuts_rows and cuts_columns say which of these it has to be",
+                )
+            if not self.cuts_rows:
+                continue
+            rows_N = torch.arange(37)
+            owners_N = self.owners(rows_N, parts)
+            owners = [parts[owner] for owner in owners_N.tolist()]
+            held = [part.first_row <= row < part.first_row + part.num_rows for row, part in enumerate(owners)]
+            if not all(held):
+                raise ConfigError(
+                    expected="the part that holds each row",
+                    found=f"another one for row {held.index(False)} of {num_parts} parts",
+                    where=f"{where}.owners",
+                    ways_out="leave `owners` out: it is then found by bisection",
+                )
+            local_N = self.local_rows(rows_N, owners_N, parts).tolist()
+            if len(set(zip(owners_N.tolist(), local_N, strict=True))) < len(local_N):
+                raise ConfigError(
+                    expected="a place of its own for each row of a part",
+                    found=f"{local_N}, of owners {owners_N.tolist()}",
+                    where=f"{where}.local_rows",
+                    ways_out="leave `local_rows` out: rows then lie in their order",
+                )
+
+    def wrong_parts(self, parts: Sequence[Part], *, num_rows: int, num_columns: int, num_parts: int) -> str:
+        """Say which parts were expected, where these do not make the table; "" where they do."""
+        if len(parts) != num_parts or not all(isinstance(part, Part) for part in parts):
+            return "a part for each rank"
+        if self.cuts_rows:
+            ends = list(itertools.accumulate(part.num_rows for part in parts))
+            fits = ends[-1] == num_rows and [part.first_row for part in parts] == [0, *ends[:-1]]
+            fits = fits and all((part.first_column, part.num_columns) == (0, num_columns) for part in parts)
+            expected = f"blocks of rows in order, which together are rows 0 to {num_rows - 1} with all"
+            return "" if fits else f"{expected} {num_columns} columns"
+        if self.cuts_columns:
+            ends = list(itertools.accumulate(part.num_columns for part in parts))
+            fits = ends[-1] == num_columns and [part.first_column for part in parts] == [0, *ends[:-1]]
+            fits = fits and all((part.first_row, part.num_rows) == (0, num_rows) for part in parts)
+            expected = f"blocks of columns in order, which together are columns 0 to {num_columns - 1} of all"
+            return "" if fits else f"{expected} {num_rows} rows"
+        whole = Part(first_row=0, num_rows=num_rows, first_column=0, num_columns=num_columns)
+        return "" if all(part == whole for part in parts) else "the whole table on each rank"
 
     def largest_part(self, *, num_rows: int, num_columns: int, num_parts: int) -> tuple[int, int]:
         """Return rows and columns of the largest part; planners ask for it thousands of times.

@@ -125,6 +125,11 @@ class RowFormat(Specification, kind="row format"):
         less = [each for each in RowFormat if each.is_searched and each.worth > self.worth]
         return tuple(sorted(less, key=lambda each: each.worth))
 
+    def try_out(self) -> None:
+        """Try rows of a few widths."""
+        for dim in (1, 8, 20):
+            self.check(dim)
+
     def check(self, dim: int) -> None:
         """Refuse a format that breaks what storages, checkpoints and plans rely on; tried with a few rows.
 

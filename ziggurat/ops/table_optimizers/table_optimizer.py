@@ -107,6 +107,13 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
         del key, initial_sum
         return 0.0
 
+    def try_out(self) -> None:
+        """Try a step of its rule, with the usual constants."""
+        from ziggurat.ops.lookup.kernel import Step, UpdateRule  # which imports this module
+
+        if not self.is_dense:
+            self.check(Step(rule=UpdateRule(kind=self), learning_rate=0.1))
+
     def check(self, step: Step) -> None:
         """Refuse a rule that breaks what kernels, storages and checkpoints rely on; tried with a few rows.
 

@@ -20,7 +20,6 @@ at row 0 gets a padding row of its own in front, so row r of the table is row r 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -293,29 +292,9 @@ def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shar
 def _check_parts(parts: Sequence[Part], table: TableSpec, entry: TablePlacement, *, columns: int) -> None:
     """Refuse parts that do not make the table: a placement may come from outside the package."""
     placement = entry.placement
-    expected = "a part for each rank"
-    fits = len(parts) == len(entry.ranks)
-    if fits and placement.cuts_rows:
-        expected = (
-            f"blocks of rows in order, which together are rows 0 to {table.num_rows - 1} with all {columns} columns"
-        )
-        ends = list(itertools.accumulate(part.num_rows for part in parts))
-        begins = [0, *ends[:-1]]
-        fits = ends[-1] == table.num_rows and [part.first_row for part in parts] == begins
-        fits = fits and all((part.first_column, part.num_columns) == (0, columns) for part in parts)
-    elif fits and placement.cuts_columns:
-        expected = (
-            f"blocks of columns in order, which together are columns 0 to {columns - 1} of all {table.num_rows} rows"
-        )
-        ends = list(itertools.accumulate(part.num_columns for part in parts))
-        begins = [0, *ends[:-1]]
-        fits = ends[-1] == columns and [part.first_column for part in parts] == begins
-        fits = fits and all((part.first_row, part.num_rows) == (0, table.num_rows) for part in parts)
-    elif fits:
-        expected = "the whole table on each rank"
-        whole = Part(first_row=0, num_rows=table.num_rows, first_column=0, num_columns=columns)
-        fits = all(part == whole for part in parts)
-    if not fits:
+    sizes = {"num_rows": table.num_rows, "num_columns": columns, "num_parts": len(entry.ranks)}
+    expected = placement.wrong_parts(parts, **sizes)
+    if expected:
         raise PlanError(
             expected=expected,
             found=", ".join(

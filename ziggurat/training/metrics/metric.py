@@ -28,7 +28,7 @@ from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.labels import Task
 from ziggurat.specification import Specification
 from ziggurat.training.metrics.ranking import ranking_metrics
-from ziggurat.training.metrics.scored_samples import ScoredSamples
+from ziggurat.training.metrics.scored_samples import ScoredSamples, ScoreScale, scored_samples
 
 
 class OverRows(StrEnum):
@@ -118,6 +118,20 @@ class Metric(Specification, kind="metric"):
         Args:
             judged: the samples of one label whose task it judges.
         """
+
+    def try_out(self) -> None:
+        """Try samples of both classes, of one, and none."""
+        for num in (0, 1, 40):
+            scores = np.linspace(0.0, 1.0, num)
+            samples = scored_samples(scores, np.arange(num) % 2.0, task=self.task, scale=ScoreScale.ANY)
+            found = self.compute(Judged(samples, np.arange(num, dtype=np.int64) // 8, 10))
+            if not isinstance(found, float):
+                raise ConfigError(
+                    expected="a float, which is NaN where the metric is undefined",
+                    found=f"{found!r}, of {num} samples",
+                    where=f"metric {self}, {type(self).__module__}.{type(self).__qualname__}.compute",
+                    ways_out="return float(…)",
+                )
 
     def name_at(self, k: int) -> str:
         """Return its name in results, without a label's."""

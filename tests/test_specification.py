@@ -1,0 +1,124 @@
+"""Half-written members of kinds: refused in four parts where they are added, on one process, before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.table_optimizers import TableOptimizerKind
+from ziggurat.placements import Part, Placement
+from ziggurat.specification import Specification
+from ziggurat.training.metrics import Judged, Metric
+
+
+@pytest.fixture(autouse=True)
+def unlisted() -> Iterator[None]:
+    """Kinds as they were, whatever a test adds."""
+    kinds: tuple[type[Specification], ...] = (Placement, RowFormat, TableOptimizerKind, Metric)
+    known = [dict(kind._members) for kind in kinds]
+    yield
+    for kind, members in zip(kinds, known, strict=True):
+        kind._members.clear()
+        kind._members.update(members)
+
+
+class Rows(Placement):
+    """Cuts a table into equal blocks of rows; each test breaks one of its answers."""
+
+    name = "rows_for_a_test"
+    cuts_rows = True
+
+    def parts(self, *, num_rows: int, num_columns: int, num_parts: int) -> tuple[Part, ...]:
+        ends = [num_rows * (index + 1) // num_parts for index in range(num_parts)]
+        begins = [0, *ends[:-1]]
+        return tuple(
+            Part(first_row=begin, num_rows=end - begin, first_column=0, num_columns=num_columns)
+            for begin, end in zip(begins, ends, strict=True)
+        )
+
+
+class NoParts(Placement):
+    name = "no_parts"
+
+
+class OverlappingRows(Rows):
+    def parts(self, *, num_rows: int, num_columns: int, num_parts: int) -> tuple[Part, ...]:
+        return super().parts(num_rows=num_rows, num_columns=num_columns, num_parts=1) * num_parts
+
+
+class WrongOwners(Rows):
+    def owners(self, rows_N: torch.Tensor, parts: Any) -> torch.Tensor:
+        return torch.zeros_like(rows_N)
+
+
+class RowsOnTopOfEachOther(Rows):
+    def local_rows(self, rows_N: torch.Tensor, owners_N: torch.Tensor, parts: Any) -> torch.Tensor:
+        return torch.zeros_like(rows_N)
+
+
+class Ends(Rows):
+    def parts(self, **sizes: int) -> tuple[Part, ...]:
+        return (1 // 0,)
+
+
+class Spaced(Rows):
+    name = "two words"
+
+
+class NoRule(TableOptimizerKind):
+    name = "no_rule"
+
+    def change(self, rows: Any) -> Any:
+        return 3
+
+
+class SaysText(Metric):
+    name = "says_text"
+
+    def compute(self, judged: Judged) -> Any:
+        return "0.5"
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "expected", "where"),
+    [
+        (Placement, NoParts, "a placement that has parts", "NoParts"),
+        (Placement, OverlappingRows, "blocks of rows in order", "OverlappingRows.parts"),
+        (Placement, WrongOwners, "the part that holds each row", "WrongOwners.owners"),
+        (Placement, RowsOnTopOfEachOther, "a place of its own for each row", "RowsOnTopOfEachOther.local_rows"),
+        (Placement, Ends, "answers when it is tried out", f"{Path(__file__).name}:"),
+        (Placement, Spaced, "whose name is a word", "Spaced"),
+        (TableOptimizerKind, NoRule, "answers when it is tried out", "table_optimizer.py:"),
+        (Metric, SaysText, "a float", "SaysText.compute"),
+    ],
+)
+def test_a_half_written_member_is_refused_where_it_is_added(kind: Any, make: Any, expected: str, where: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        kind.add(make())
+    assert expected in refused.value.expected
+    assert where in refused.value.where
+    assert refused.value.ways_out
+    assert make.name not in kind._members
+
+
+def test_a_whole_one_is_listed() -> None:
+    assert Placement.add(Rows()) is Placement("rows_for_a_test")
+
+
+def test_a_module_that_fails_while_it_is_imported_names_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_extension.py").write_text("first = 1\nsecond = first.size\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["--extension", "broken_extension", "recipes"]) != 0
+    shown = capsys.readouterr().err
+    assert "'int' object has no attribute 'size'" in shown
+    assert "broken_extension.py:2" in shown
+    assert "Traceback" not in shown
