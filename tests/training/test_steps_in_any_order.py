@@ -153,7 +153,7 @@ class _Script:
 
     def end(self) -> None:
         """Nothing is on its way any more."""
-        self._store.wait()
+        self._store.close()
         self._job.model.embeddings.drain()  # type: ignore[operator]
         if self._job.balancer is not None:
             self._job.balancer.drain()
@@ -179,7 +179,9 @@ def trained(job: _Job, *, seed: int, folder: str) -> tuple[list[float], dict[str
         script.end()
     step.settle()
     assert_little_memory(job)
-    return losses, {name: here(value) for name, value in job.model.state_dict().items()}
+    weights = {name: here(value) for name, value in job.model.state_dict().items()}
+    job.parallel.topology.close()
+    return losses, weights
 
 
 def assert_little_memory(job: _Job) -> None:

@@ -31,6 +31,7 @@ from ziggurat import errors
 from ziggurat.config import JSON
 from ziggurat.errors import ConfigError, TopologyError, ZigguratError
 from ziggurat.parallel.lost_ranks import communicating
+from ziggurat.parallel.process_groups import end_group
 
 PATIENCE_S = 4 * 3600.0
 _MAX_DIFFERENCES = 12
@@ -59,6 +60,11 @@ class Agreement:
                 group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
             assert isinstance(group, dist.ProcessGroup)
             self._group = group
+
+    def close(self) -> None:
+        """End the group that ranks agree over, after the last agreement; all ranks do."""
+        if self._group is not None:
+            end_group(self._group)
 
     @property
     def is_first(self) -> bool:
@@ -144,6 +150,7 @@ def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratEr
     mine = {name: value[:_MAX_VALUE] for name, value in facts.items()}
     names = [name for name in dict.fromkeys([*first, *mine]) if first.get(name) != mine.get(name)]
     replies = agreement.gather([len(names), {name: mine.get(name) for name in names[:_MAX_DIFFERENCES]}])
+    agreement.close()
     raise _differing(first, replies, where=where, kind=kind)
 
 

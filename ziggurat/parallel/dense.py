@@ -189,6 +189,7 @@ def parallel_dense(
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=time_limit_s()), group)
         let_gloo_speak_first(group)
+        topology.ending.add_process_group(group)
     reduce_dtype = torch.bfloat16 if reduction is Reduction.BF16 else None
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ziggurat.arguments import check_arguments
 from ziggurat.config import to_json
 from ziggurat.data.balance.cost import SampleCost
-from ziggurat.errors import PlanError
+from ziggurat.errors import PlanError, TopologyError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
 from ziggurat.models.costs.length_cost import length_cost
@@ -214,7 +214,15 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
 
     Raises:
         PlanError: it does not fit, or a table-row-wise table has ranks on several hosts.
+        TopologyError: the topology was closed.
     """
+    if topology.ending.is_over:
+        raise TopologyError(
+            expected="a topology that is open",
+            found="one that was closed",
+            where="parallelize",
+            ways_out=f"Topology.create(tower_size={plan.ranks_per_group}) makes another",
+        )
     plan.check(
         tables={spec.name: spec.table for spec in inputs.lookups},
         world_size=topology.world_size,

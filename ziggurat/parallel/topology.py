@@ -27,13 +27,20 @@ Plans, shards and groups speak of places, and all process groups are made in tha
 process's place. It is the launcher's rank wherever hosts come one after the other.
 
 Without torch.distributed the topology is one rank on one host, and every exchange is a local copy.
+
+A topology ends with the job, or before: a process that makes one after the other closes each, and with it go the
+process groups, threads and shared memory of all that was made parallel on it.
+
+    with Topology.create(tower_size=4) as topology:
+        parallel = parallelize(model, plan, topology)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -41,7 +48,7 @@ import torch.distributed as dist
 from ziggurat.errors import TopologyError
 from ziggurat.parallel.exchange.host_memory import HostMemory, open_host_memory
 from ziggurat.parallel.lost_ranks import communicating
-from ziggurat.parallel.process_groups import communication_device, has_nccl, host_number, make_group
+from ziggurat.parallel.process_groups import communication_device, end_group, has_nccl, host_number, make_group
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,37 @@ class Lane(StrEnum):
     DENSE = "dense"  # gradients of copies, and the few numbers that a step adds up
 
 
+class Ending:
+    """What ends when a topology is closed, in the order in which it was made."""
+
+    def __init__(self) -> None:
+        self._actions: list[Callable[[], None]] = []
+        self.is_over = False
+
+    def add(self, action: Callable[[], None]) -> None:
+        """Call this at the end: it waits for nobody."""
+        self._actions.append(action)
+
+    def add_group(self, group: RankGroup) -> None:
+        """End the process group and the shared memory of ranks."""
+        self.add_process_group(group.process_group)
+        if group.memory is not None:
+            self.add(group.memory.release)
+
+    def add_process_group(self, group: dist.ProcessGroup | None) -> None:
+        """End a process group; the one of the whole job stays."""
+        if group is not None:
+            self.add(lambda: end_group(group))
+
+    def end(self) -> None:
+        """End everything, once."""
+        self.is_over = True
+        actions = self._actions
+        self._actions = []
+        for action in actions:
+            action()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """The ranks of a job, their hosts and groups. Ranks here are places; see the module's text.
@@ -98,6 +136,7 @@ class Topology:
         order: the launcher's rank at every place.
         axes: the group of this process along every axis.
         lanes: groups beside those, of the same ranks, for what is not to wait behind them.
+        ending: what ends with the topology.
     """
 
     rank: int
@@ -106,6 +145,28 @@ class Topology:
     order: tuple[int, ...]
     axes: Mapping[Axis, RankGroup]
     lanes: Mapping[tuple[Axis, Lane], RankGroup] = field(default_factory=dict)
+    ending: Ending = field(default_factory=Ending, repr=False, compare=False)
+
+    def close(self) -> None:
+        """End all process groups but that of the job, and the shared memory; collective. A second call does nothing.
+
+        Read what you want of the models that were made parallel on the topology before: they compute no more.
+        """
+        if self.ending.is_over:
+            return
+        if self.world.process_group is not None:
+            with communicating("end of a topology"):  # no rank ends groups while another still communicates
+                dist.barrier(self.world.process_group)
+        self.ending.end()
+
+    def __enter__(self) -> Topology:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:  # after an error others may be gone, or wait elsewhere
+            self.close()
 
     def lane(self, axis: Axis, lane: Lane) -> RankGroup:
         """This process's group along an axis, for what travels."""
@@ -262,10 +323,14 @@ class Topology:
         rank = order.index(dist.get_rank())
         made: dict[tuple[tuple[int, ...], ...], RankGroup] = {}
         axes = {}
+        ending = Ending()
         for axis, groups in wanted.items():
             key = tuple(map(tuple, groups))
-            made[key] = axes[axis] = made.get(key) or _join(groups, rank, order=order, hosts=places)
-        made_topology = Topology(rank=rank, tower_size=tower_size, hosts=places, order=order, axes=axes)
+            if key not in made:
+                made[key] = _join(groups, rank, order=order, hosts=places)
+                ending.add_group(made[key])
+            axes[axis] = made[key]
+        made_topology = Topology(rank=rank, tower_size=tower_size, hosts=places, order=order, axes=axes, ending=ending)
         return replace(made_topology, lanes=_lanes(made_topology)) if has_nccl() else made_topology
 
 
@@ -314,7 +379,7 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
     Exchanges of two process groups never get into each other's order, so one may run behind the other.
 
     Args:
-        topology: the ranks.
+        topology: the ranks; the group ends with it.
         axis: any but PEER.
         what: what the ranks meet for, for errors.
         backend: of the process group; "": that of the job.
@@ -329,10 +394,12 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
             made = group if topology.rank in places else made
         assert isinstance(made, dist.ProcessGroup)
         mine = RankGroup(mine.ranks, mine.position, made)
-        if len({topology.host_of(rank) for rank in mine.ranks}) > 1 or communication_device(made).type != "cpu":
-            return mine
-        memory, reason = open_host_memory(made)
-    return replace(mine, memory=memory, why_no_memory=reason)
+        is_on_one_host = len({topology.host_of(rank) for rank in mine.ranks}) == 1
+        if is_on_one_host and communication_device(made).type == "cpu":
+            memory, reason = open_host_memory(made)
+            mine = replace(mine, memory=memory, why_no_memory=reason)
+    topology.ending.add_group(mine)
+    return mine
 
 
 def _groups_along(topology: Topology, axis: Axis) -> list[tuple[int, ...]]:

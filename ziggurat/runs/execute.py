@@ -337,6 +337,7 @@ def train_run(
             progress.detail(f"{split}  {evaluation.line()}")
         progress.detail(f"end  {fit.end}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
+        ranks.close()
     return RunResult(
         folder=run.path,
         fit=fit,

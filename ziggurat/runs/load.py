@@ -359,7 +359,9 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
     config = load_config(Path(folder), models=models)
     given = {"run": Path(folder).absolute(), "step": step}
     with job(device=device_of_finished_run(config.device), timeout_s=config.parallel.timeout_s):
-        yield load_run(folder, step=step, models=models, ranks=Ranks(on_any_ranks(config), plan=None, given=given))
+        ranks = Ranks(on_any_ranks(config), plan=None, given=given)
+        yield load_run(folder, step=step, models=models, ranks=ranks)
+        ranks.close()
 
 
 @check_arguments
@@ -415,6 +417,7 @@ def load_run(
     growing = GrowingTables(model)
     into = {f"model.{name}": value for name, value in model.state_dict().items()} | growing.state()
     loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
+    store.close()
     if loaded.step != chosen and team.is_first:
         why = "\n".join(map(str, loaded.skipped))
         _log.warning("the best checkpoint (step %d) is lost; that of step %d is taken:\n%s", chosen, loaded.step, why)

@@ -45,7 +45,8 @@ def on_any_ranks(config: RunConfig) -> RunConfig:
     Args:
         config: of the run.
     """
-    size = Topology.create().world_size
+    with Topology.create() as topology:
+        size = topology.world_size
     parallel = config.parallel
     context = 1 if size % parallel.context else parallel.context
     parallel = replace(parallel, tower_size=0, context=context)
@@ -73,6 +74,7 @@ class Ranks:
         self.tower_size_reason = ""
         size = config.parallel.context  # refused here where it does not divide the ranks, before data is prepared
         self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host, context_size=size)
+        self._topologies = [self._hosts]
         self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
         if self.are_many and config.towers is not None and config.parallel.cluster:
             ranks_per_host = self._hosts.ranks_per_host
@@ -98,6 +100,12 @@ class Ranks:
                 where="--plan",
                 ways_out=("start the run with torchrun --nproc-per-node N -m ziggurat train …", "leave --plan out"),
             )
+
+    def close(self) -> None:
+        """End what the ranks of the run communicate over; collective. A process may go on with another run."""
+        for topology in self._topologies:
+            topology.close()
+        self._agreement.close()
 
     @property
     def are_many(self) -> bool:
@@ -155,6 +163,7 @@ class Ranks:
             ranks_per_host=config.parallel.ranks_per_host,
             context_size=config.parallel.context,
         )
+        self._topologies.append(topology)
         training = config.training
         counted = training.balance is not Balance.NONE and not training.balance_cost
         return parallelize(model, plan, topology, config=config.parallel.parallel, count_costs=counted)

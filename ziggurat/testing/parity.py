@@ -125,6 +125,7 @@ def assert_same_as_single_device(
         _compare_dense(single, many, tolerance.others, gradients=False)
         _compare_tables(single, many, tolerance.others)
         _compare_copies(many, topology)
+    topology.close()
 
 
 def assert_same_sequences(
@@ -180,6 +181,7 @@ def assert_same_sequences(
             optimizer.step(_LEARNING_RATE)
         _compare_tables(single, many, 1e-5)
         _compare_copies(many, topology)
+    topology.close()
 
 
 def _uneven(size: int, world_size: int) -> list[int]:

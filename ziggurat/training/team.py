@@ -67,6 +67,13 @@ class Team:
         self.rank = 0 if parallel is None else parallel.topology.rank
         self._agreement = Agreement(patience_s=_PATIENCE_S) if self.world_size > 1 else None
         self._kernels: list[KernelChoice] = []
+        if self._agreement is not None:
+            self.end_with_topology(self._agreement.close)
+
+    def end_with_topology(self, action: Callable[[], None]) -> None:
+        """Call this when the topology of the ranks is closed; never on one device."""
+        if self.parallel is not None:
+            self.parallel.topology.ending.add(action)
 
     @property
     def is_first(self) -> bool:

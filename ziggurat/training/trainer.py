@@ -123,6 +123,7 @@ class Trainer:
         self.valid = valid
         self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
+        team.end_with_topology(self.store.close)
         self._pace = Pace()
         self._showing = False
         self._is_undefined_said = False

@@ -142,6 +142,18 @@ class HostMemory:
         self._file = -1
         self._free = 0
         self._ready: tuple[int, Tensor] | None = None
+        self._files = [each.pidfd for each in controls]  # and those of this rank's segments
+        self._is_released = False
+
+    def release(self) -> None:
+        """Close all files, once every rank has received what was sent to it; nothing can be sent any more.
+
+        The memory itself goes with the last object that holds it, here and on the other ranks.
+        """
+        self._is_released = True
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
 
     def outbox(self, count: int, *, dtype: torch.dtype) -> Tensor:
         """Memory for the next message, to be filled and then sent: what is written there is not copied again."""
@@ -212,7 +224,9 @@ class HostMemory:
             raise self._differing(ticket.purpose, expected="all ranks to exchange the same, in one order", found=found)
         places = self._places.unpack_from(control.memory, at + _HEADER.size)
         if segment not in control.segments:
-            control.segments[segment] = _mapped(_opened(control.pid, file))
+            opened = _opened(control.pid, file)
+            control.segments[segment] = _mapped(opened)
+            os.close(opened)
         begin, count = places[2 * self.position : 2 * self.position + 2]
         return slot, control.segments[segment][begin : begin + count]
 
@@ -242,6 +256,16 @@ class HostMemory:
 
     def _post(self, begin: int, places: list[int], *, purpose: str) -> Ticket:
         """Tell everybody of the message that lies in this rank's memory."""
+        if self._is_released:
+            raise TopologyError(
+                expected="a topology that is open",
+                found="one that was closed, and its memory with it",
+                where=f"{purpose}, member {self.position} of a group of {self.size} ranks that share memory",
+                ways_out=(
+                    "close the topology after the last step: `with Topology.create(…) as topology:` around all of them",
+                    "make the model parallel again, on a topology that is open",
+                ),
+            )
         own = self._own
         number = self._next
         code = zlib.crc32(purpose.encode())
@@ -311,6 +335,7 @@ class HostMemory:
         size = max(_FIRST_BYTES, 2 * old, 1 << (4 * num_bytes - 1).bit_length())
         self._segment += 1
         self._file = _new_file(f"ziggurat-messages-{self._segment}", num_bytes=size)
+        self._files.append(self._file)
         self._own.segments[self._segment] = _mapped(self._file)
 
     def _wait(self, control: _Control, address: int, value: int, *, member: int, purpose: str) -> None:
@@ -355,6 +380,8 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
             lambda: [own if i == position else _met(*row[:3], size=size) for i, row in enumerate(told)]
         )
     met = _gathered([int(controls is not None)], group)
+    if made is not None:
+        os.close(file)  # everybody who can has opened it
     failed = [i for i in range(size) if not (told[i][3] and met[i][0])]
     if failed:
         first = next((i for i in failed if not told[i][3]), failed[0])

@@ -147,6 +147,8 @@ def _probe(config: ProbeConfig, out: Path, progress: Progress) -> ProbeResult:
             bar.end()
 
     agreement.on_first(on_first_rank)
+    topology.close()
+    agreement.close()
     return ProbeResult(measurements=state.found, cost_model=cost_model, is_first=agreement.is_first)
 
 

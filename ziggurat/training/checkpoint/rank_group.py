@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
 from ziggurat.parallel.lost_ranks import communicating, silent_ranks
+from ziggurat.parallel.process_groups import end_group
 from ziggurat.training.checkpoint.errors import error_from_json, error_to_json
 
 TIMEOUT_S = 1800.0
@@ -49,6 +50,11 @@ class CheckpointRanks:
                 group = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=local)
             assert isinstance(group, dist.ProcessGroup), "not a rank of the group"
             self._group = group
+
+    def close(self) -> None:
+        """End the group that ranks agree over, after the last agreement; all ranks do."""
+        if self._group is not None:
+            end_group(self._group)
 
     @property
     def is_coordinator(self) -> bool:

@@ -283,6 +283,11 @@ class CheckpointStore:
         self.wait()
         return self._ranks.agree_on_coordinator(lambda: list(self._discard([it for it in self.steps() if it > step])))
 
+    def close(self) -> None:
+        """Wait for the last save, and end the process group of the store, which saves and loads no more. Collective."""
+        self.wait()
+        self._ranks.close()
+
     def __enter__(self) -> CheckpointStore:
         return self
 
@@ -290,7 +295,7 @@ class CheckpointStore:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self.wait()
+            self.close()
             return
         if self._thread is not None:  # its error was logged; other ranks may be gone, so the wait is bounded
             self._thread.join(_GRACE_S)
