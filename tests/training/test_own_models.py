@@ -158,6 +158,18 @@ def test_a_loss_that_loses_weights_or_gradients_is_refused_before_training(
 WEIGHTED = dataclasses.replace(small_inputs(), has_weights=True)
 
 
+def unweighted(outputs: Outputs, batch: Batch) -> LossSums:
+    return weighted(outputs, dataclasses.replace(batch, weights=None))
+
+
+def test_a_loss_that_ignores_the_weights_of_samples_is_refused_and_its_ways_out_train(tmp_path: Path) -> None:
+    error = refused(lambda: trainer_of(tmp_path / "refused", model=Own(WEIGHTED, as_they_are), loss=unweighted))
+    assert isinstance(error, ConfigError)
+    assert error.found == "[6.0], as if each sample weighed 1"
+    assert trainer_of(tmp_path / "weighted", model=Own(WEIGHTED, as_they_are), loss=weighted).fit().steps == 2
+    assert trainer_of(tmp_path / "none", loss=unweighted).fit().steps == 2
+
+
 @pytest.mark.parametrize(
     ("change", "found", "where"),
     [

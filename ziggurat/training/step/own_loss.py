@@ -15,13 +15,15 @@ on as another experiment, and nothing would show it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.models import LossSums, Outputs
+from ziggurat.models import LossSums, Model, Outputs
 
 LossFunction = Callable[[Outputs, Batch], LossSums]
 
@@ -78,6 +80,43 @@ def checked_sums(found: object, batch: Batch, *, name: str) -> LossSums:
             ),
         )
     return found
+
+
+def refuse_unweighted(sums: LossSums, batch: Batch, *, model: Model, name: str) -> None:
+    """Refuse a loss whose denominators count every sample once, although samples have weights.
+
+    Metrics and losses of the model weigh samples; a function that forgets them trains another task, and only its
+    denominators show it.
+
+    Args:
+        sums: of the loss for the batch.
+        batch: the samples.
+        model: knows the denominators of a loss of its labels.
+        name: of the loss, for the error.
+
+    Raises:
+        ConfigError: the denominators are those of samples without weights.
+    """
+    if batch.weights is None:
+        return
+    found_L = sums.weight.detach()
+    weighted_L = model.loss_weight(batch).to(found_L)
+    unweighted_L = model.loss_weight(replace(batch, weights=None)).to(found_L)
+    if found_L.shape != weighted_L.shape or torch.allclose(found_L, weighted_L):
+        return
+    num_samples = torch.full_like(found_L, batch.batch_size)
+    if not (torch.allclose(found_L, unweighted_L) or torch.equal(found_L, num_samples)):
+        return  # other denominators than those of the labels, which one device may have
+    raise ConfigError(
+        expected=f"a loss that weighs samples by batch.weights: {weighted_L.tolist()} in all for this batch",
+        found=f"{found_L.tolist()}, as if each sample weighed 1",
+        where=f"loss {name}",
+        ways_out=(
+            "losses of shape (samples, labels): weights = batch.weights.unsqueeze(1).expand_as(losses), then "
+            "zg.LossSums(total=(losses * weights).sum(dim=0), weight=weights.sum(dim=0))",
+            "train without weights: leave weight out of the schema",
+        ),
+    )
 
 
 def refuse_other_loss(stored: str, given: LossFunction | None, *, where: str) -> None:

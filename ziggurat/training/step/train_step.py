@@ -47,7 +47,7 @@ from ziggurat.training.config import Compile, DenseOptimizer, TrainingConfig
 from ziggurat.training.step.compiled import compiled_dense
 from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.late import LateStep
-from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name
+from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name, refuse_unweighted
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import Totals, WorldSums, local
@@ -264,6 +264,7 @@ class TrainStep:
         where = f"forward_dense of {type(self.model).__name__}"
         outputs = checked_outputs(outputs, model=self.model, num_samples=batch.batch_size, where=where)
         sums = checked_sums(self._loss(outputs, batch), batch, name=self._loss_name)
+        refuse_unweighted(sums, batch, model=self.model, name=self._loss_name)
         self._is_first = False
         return sums
 
