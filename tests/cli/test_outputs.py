@@ -9,6 +9,9 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import build_parser, main
+from ziggurat.errors import FileError
+from ziggurat.files import write_text
+from ziggurat.training.records.run_folder import RunFolder
 
 # Options that are called like outputs, and under which nothing is replaced: a run or a study there goes on or is
 # refused, and a probe goes on.
@@ -94,3 +97,18 @@ def test_a_setting_that_names_the_data_is_read(
     for data in (["--data.train", "log.parquet"], ["--data.train=log.parquet"], ["--data.train", "a.csv,log.parquet"]):
         assert main(["compare", "table", *data, "--json", "log.parquet"]) == 2
         assert "a file that this command reads" in capsys.readouterr().err
+
+
+def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.csv").write_text("user")
+    with pytest.raises(FileError) as refused:
+        write_text(tmp_path / "folder", "scores")
+    assert refused.value.ways_out[0] == f"it is a folder: name a file in it, {tmp_path / 'folder' / 'FILE'}"
+    with pytest.raises(FileError) as refused:
+        write_text(tmp_path / "file.csv" / "scores.csv", "scores")
+    assert refused.value.ways_out[0].startswith(f"{tmp_path / 'file.csv'} is a file, and a folder is needed there")
+    with pytest.raises(FileError) as refused:
+        RunFolder(tmp_path / "file.csv").refuse_unwritable()
+    assert (refused.value.found, refused.value.ways_out) == ("a file", ("choose another: --out runs/file",))
+    assert (tmp_path / "file.csv").read_text() == "user"

@@ -218,8 +218,28 @@ def writing_to(path: Path, error: type[ZigguratError]) -> Iterator[None]:
             expected=f"to write {path.name}",
             found=text_of(problem) if isinstance(problem, OSError) else str(problem)[:300],
             where=str(path),
-            ways_out=("free space on this disk, or correct the permissions of the folder", "choose another path"),
+            ways_out=ways_to_write(problem, path),
         ) from problem
+
+
+def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
+    """Return the ways out of what the system refused to write, most likely first.
+
+    Args:
+        problem: an `OSError`, or an error of a library that writes.
+        path: of the file or folder that was to be written.
+    """
+    number = problem.errno if isinstance(problem, OSError) else None
+    if number == errno.EISDIR:
+        return (f"it is a folder: name a file in it, {path / 'FILE'}", "choose another path")
+    if number in (errno.EEXIST, errno.ENOTDIR):
+        blocking = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), path)
+        return (f"{blocking} is a file, and a folder is needed there: choose another path",)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return ("free space on this disk", "choose another path")
+    if number in (errno.EACCES, errno.EPERM):
+        return ("correct the permissions of the folder", "choose another path")
+    return ("free space on this disk, or correct the permissions of the folder", "choose another path")
 
 
 def _is_of_a_writer(problem: Exception) -> bool:

@@ -47,6 +47,8 @@ def test_a_ranker_scores_as_its_run(shop: Shop, tmp_path: Path, capsys: pytest.C
     assert main(["export", str(shop.ranker), "--out", str(out), "--parity-rows", "500"]) == 0
     shown = capsys.readouterr()
     assert "version" in shown.out
+    assert "on these rows, which hold those of training" in shown.out + shown.err
+    assert "unknown ids" not in shown.out + shown.err  # those of the rows that the export is tried with are made ones
     manifest = open_export(out).manifest
     assert manifest.facts["parity"]["num_rows"] == 500
     assert manifest.facts["parity"]["largest_difference"] <= 1e-5

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import DataError, MissingDependencyError, MissingFileError
-from ziggurat.files import Format, sha256_of
+from ziggurat.files import Format, sha256_of, ways_to_write
 
 ROWS_PER_GROUP = 131_072
 _MAX_BYTES = 1 << 30  # of an unpacked file
@@ -81,7 +81,7 @@ def write_dataset(
             found=str(error),
             where=str(folder),
             ways_out=(
-                "free space, or correct the permissions of the folder",
+                *ways_to_write(error, folder)[:1],
                 "choose another cache: set ZIGGURAT_CACHE to a folder that can be written",
             ),
         ) from error

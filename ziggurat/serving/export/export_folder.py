@@ -44,7 +44,7 @@ from safetensors import SafetensorError
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
-from ziggurat.files import Format, digest_of, left_behind, replacing_folder
+from ziggurat.files import Format, digest_of, left_behind, replacing_folder, ways_to_write
 from ziggurat.typed import CountOrNone
 
 MANIFEST_NAME = "export.json"
@@ -177,7 +177,7 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
                 expected="room and permission to write the export",
                 found=str(error)[:300],
                 where=str(folder),
-                ways_out=("free space on this disk", "choose another folder: --out FOLDER"),
+                ways_out=(*ways_to_write(error, folder)[:1], "choose another folder: --out FOLDER"),
             ) from error
         assert (temporary / MANIFEST_NAME).exists(), "sealed"
 

@@ -38,7 +38,8 @@ from typing import Any
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, DataError, FileError, ZigguratError
 from ziggurat.features.inputs import labels_with_outcomes
-from ziggurat.files import Format, Seal
+from ziggurat.files import Format, Seal, ways_to_write
+from ziggurat.files.reading import text_of
 from ziggurat.training.checkpoint.retention import complete_steps
 
 _WAYS_OUT = ("name the folder of a run, such as runs/movielens_dlrm", "restore the file from a copy")
@@ -271,6 +272,13 @@ class RunFolder:
 
     def refuse_unwritable(self) -> None:
         """Raise FileError if nothing can be written here: said before data is prepared, not after. Leaves no trace."""
+        if self.path.exists() and not self.path.is_dir():
+            raise FileError(
+                expected="a folder for the run",
+                found="a file",
+                where=str(self.path),
+                ways_out=f"choose another: --out {pasted(Path('runs') / (self.path.stem or 'first'))}",
+            )
         missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -279,9 +287,9 @@ class RunFolder:
         except OSError as error:
             raise FileError(
                 expected="a folder for the run that can be written to",
-                found=str(error),
+                found=text_of(error),
                 where=str(self.path),
-                ways_out=("choose another folder: --out runs/another_name", "correct the permissions", "free space"),
+                ways_out=("choose another folder: --out runs/another_name", *ways_to_write(error, self.path)),
             ) from error
         finally:
             for made in missing:  # innermost first
