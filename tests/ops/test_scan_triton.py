@@ -27,8 +27,12 @@ from ziggurat.ops.scan import triton
 
 for seed in range(40):
     triton._BLOCK = 1024 if seed % 8 == 0 else 64
+    triton._SMALL_BLOCK = 16 if seed % 5 else 64
+    triton._FEWEST_QUERIES = 2
+    triton._FEW_QUERIES = 0 if seed % 7 == 0 else 64  # none are few: lists are sorted by torch
+    triton._MERGED_OTHERS = 4 if seed % 4 else 32
     triton._MOST_KEYS = 2**25 if seed % 3 else 1
-    triton._FEWEST_PROGRAMS, triton._MOST_PROGRAMS = (2, 2) if seed % 2 else (64, 1024)  # of several blocks each
+    triton._FEWEST_PROGRAMS, triton._MOST_PROGRAMS = (2, 2) if seed % 2 else (64, 256)  # of several blocks each
     tables, queries, by_cluster, by_row = random_problem(seed, most_rows=500)
     for name, options in (("clusters", by_cluster), ("rows", by_row)):
         expected, found = (getattr(scan, f"scan_{name}_{how}") for how in ("reference", "triton"))
@@ -117,8 +121,14 @@ def test_a_search_of_few_queries_waits_once_and_at_its_end(has_masks: bool, monk
                 triton.scan_clusters_triton(moved, asked, k=5, probes=2, least=5, masks=masks, candidates=20)
             first = 1 if repeat == 0 and not has_masks else 0  # sizes of clusters
             assert len(waits) == 1 + first, waits
-    expected = ["round_kernel", "best_kernel", *(["passing_kernel"] if has_masks else []), "choose_kernel"]
-    assert kernels.launched == [*expected, "best_kernel", "list_kernel", "best_kernel", "found_kernel"]
+    expected = [
+        "round_kernel",
+        "best_kernel",
+        "merge_kernel",
+        *(["passing_kernel"] if has_masks else []),
+        "choose_kernel",
+    ]
+    assert kernels.launched == [*expected, "best_kernel", "merge_kernel", "exact_kernel"]
 
 
 def test_asking_for_triton_where_it_cannot_run_is_an_error() -> None:

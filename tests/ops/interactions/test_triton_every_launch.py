@@ -107,8 +107,12 @@ def test_search(architecture: int) -> None:
     types |= {"reach": "*fp32", "lengths": "*fp32", "words": "i32", "num_clusters": "i32"}
     plain: dict[str, Any] = dict.fromkeys(("has_reach", "has_rows", "has_clusters", "has_masks", "has_more"), False)
     plain |= {"plane_bytes": 32, "columns": 16, "steps": 12, "block": 1024, "keep": 512, "by_upper": True}
+    plain |= {"is_sorted": False}
     for changes in (
         {"has_reach": True, "keep": 1024},
+        {"has_reach": True, "block": 256, "keep": 128, "is_sorted": True},
+        {"has_clusters": True, "block": 256, "keep": 256, "is_sorted": True, "steps": 7},
+        {"has_clusters": True, "has_masks": True, "has_more": True, "block": 512, "is_sorted": True},
         {"has_clusters": True},
         {"has_clusters": True, "has_masks": True},
         {"has_clusters": True, "has_masks": True, "has_more": True},
@@ -117,6 +121,17 @@ def test_search(architecture: int) -> None:
         constants = plain | changes
         compiled(
             kernels.best_kernel, types=types, constants=constants, architecture=architecture, enable_fp_fusion=False
+        )
+    merging = {"lists": "*i64", "totals": "*i64", "merged": "*i64", "most": "i32"}
+    for block, keep, others in ((256, 256, 32), (256, 128, 16), (512, 512, 32), (1024, 512, 32), (16, 16, 1)):
+        constants = {"block": block, "keep": keep, "steps": keep.bit_length(), "members": 16, "others": others}
+        compiled(kernels.merge_kernel, types=merging, constants=constants, architecture=architecture)
+    scoring = {"upper": "*u8", "lower": "*u8", "row_scales": "*fp32", "codes": "*i32", "code_sums": "*i32"}
+    scoring |= {"scales": "*fp32", "keys": "*i64", "scores": "*fp32", "positions": "*i64", "width": "i32", "k": "i32"}
+    for block in (128, 512, 1024):
+        constants = {"plane_bytes": 32, "columns": 16, "block": block}
+        compiled(
+            kernels.exact_kernel, types=scoring, constants=constants, architecture=architecture, enable_fp_fusion=False
         )
     rounding = {"queries": "*fp32", "codes": "*i32", "sums": "*i32", "scales": "*fp32", "lengths": "*fp32"}
     rounding |= {"are_finite": "*i1", "pitch": "i32"}

@@ -9,6 +9,7 @@ reads half of the memory, and no number is stored twice.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import functools
 from collections.abc import Sequence
@@ -98,6 +99,17 @@ class ScanTables:
         by_probes = ends[min(max(probes, 1), len(ends)) - 1]
         by_least = least - 1 + ends[0]  # what passed before the last cluster was too little
         return min(self.num_rows, max(by_probes, by_least))
+
+    def most_clusters(self, probes: int, *, least: int) -> int:
+        """Return a bound on the clusters that a search looks into where all rows pass; arguments as for `most_rows`."""
+        by_least = bisect.bisect_left(self._smallest_clusters, least)
+        return min(self.num_clusters, max(probes, by_least, 1))
+
+    @functools.cached_property
+    def _smallest_clusters(self) -> list[int]:
+        """Rows before the first of the smallest clusters, before the second, …"""
+        ends = self._largest_clusters
+        return [self.num_rows - end for end in reversed(ends)]
 
     @functools.cached_property
     def _largest_clusters(self) -> list[int]:

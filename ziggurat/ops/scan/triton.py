@@ -2,11 +2,15 @@
 
     round_kernel    a program a query: its INT8 numbers, and whether it is finite
     best_kernel     a program for 1,024 rows of a query: which cluster and row each is (binary search among the clusters
-                    that were chosen), its bit of the mask, its dot product; sorts, and writes the best as keys
+                    that were chosen), its bit of the mask, its dot product; sorts, and writes the best as keys.
+                    Few queries have smaller blocks, so that more programs work for each
+    merge_kernel    few queries: a program for each sorted list; a key's place is counted by binary search in the others
+    exact_kernel    few queries: a program a query scores its candidates by all bits, sorts them, writes what was found
     passing_kernel  a program for a cluster of a query: how many rows pass, to know how many clusters are needed
     choose_kernel   a program a query: the clusters that are needed, from the sorted keys of all
     list_kernel, found_kernel   what keys say, for the next pass and for the caller
-    torch           picks the best of the blocks' best (`topk`)
+    torch           picks the best of the blocks' best for many queries (`topk`, whose radix selection takes as long for
+                    one query as for a hundred)
 
 A key is one 64-bit number: the score in the order of its bits, then the complement of the position. The largest keys
 are the best rows, of equal scores the smaller position, so no sort needs a second look. Clusters are read through one
@@ -47,8 +51,12 @@ _COLUMNS = 16  # bytes of a row that are multiplied at a time
 _MOST_KEYS = 2**25  # that are in memory at a time: 256 MB
 _NONE = -(2**63)  # the key of no row
 _FEW_QUERIES = 64  # for which nothing waits
-_MOST_PROGRAMS = 1024  # of few queries together where the bound of rows is far above what most queries read
+_MOST_PROGRAMS = 256  # of few queries together: a list each, all of which are searched for the place of a key
 _FEWEST_PROGRAMS = 64  # of a query then
+_FEWEST_QUERIES = 8  # for which programs have few rows, so that they end sooner
+_SMALL_BLOCK = 256  # rows of such a program
+_MERGED_MEMBERS = 16  # keys whose places are found at a time
+_MERGED_OTHERS = 32  # among so many other lists
 
 
 def why_not_triton(tensor: Tensor) -> str:
@@ -217,7 +225,6 @@ class _Spans(NamedTuple):
 
     totals: Int64[Tensor, "Q"]
     longest: int  # of totals, or a bound
-    is_bound: bool = False
     rows: Tensor | None = None
     row_starts: Tensor | None = None
     order: Int64[Tensor, "Q C"] | None = None
@@ -235,12 +242,18 @@ def _chosen_clusters(
     device = asked.codes.device
     clusters = tables.num_clusters
     every = torch.full((num,), clusters, device=device)
+    knows_sizes = masks is None and isinstance(probes, int) and isinstance(least, int)
+    needed = clusters
+    bound = tables.num_rows
+    if knows_sizes:
+        needed = tables.most_clusters(probes, least=least)
+        bound = tables.most_rows(probes, least=least)
     keys = _best_keys(
         tables.centroids,
         asked,
         _Spans(totals=every, longest=clusters),
         by_upper=by_upper,
-        most=clusters,
+        most=needed,
         reach=tables.centroid_reach,
     )
     passing = None if masks is None else _passing(tables, masks)
@@ -261,23 +274,17 @@ def _chosen_clusters(
         ends,
         chosen,
         totals,
-        clusters,
+        needed,
         each_probes=isinstance(probes, Tensor),
         each_least=isinstance(least, Tensor),
         has_passing=passing is not None,
-        padded=power_of_two(clusters),
-        num_warps=8,
+        padded=power_of_two(needed),
+        num_warps=1 if needed <= _SMALL_BLOCK else 8,
     )
-    bound = tables.num_rows
-    knows_sizes = False
-    if masks is None and isinstance(probes, int) and isinstance(least, int):
-        bound = tables.most_rows(probes, least=least)
-        knows_sizes = True
     is_bound = is_without_wait(num, knows_sizes=knows_sizes, most=most)
     return _Spans(
         totals=totals,
         longest=bound if is_bound else int(totals.max()),
-        is_bound=is_bound and not knows_sizes,
         order=order,
         ends=ends,
         chosen=chosen,
@@ -303,6 +310,8 @@ def _search(rows: Rows, asked: _Rounded, spans: _Spans, *, k: int, candidates: i
     if candidates:
         keys = _best_keys(rows, asked, spans, by_upper=True, most=max(candidates, k))
         num, width = keys.shape
+        if num <= _FEW_QUERIES and max(width, k) <= _BLOCK:
+            return _exact(rows, asked, keys, k=k)
         best = torch.empty_like(keys)
         counts = torch.empty_like(keys[:, 0])
         starts = torch.empty_like(counts)
@@ -318,36 +327,121 @@ def _search(rows: Rows, asked: _Rounded, spans: _Spans, *, k: int, candidates: i
     return Found(scores, positions)
 
 
+def _exact(rows: Rows, asked: _Rounded, candidates: Int64[Tensor, "Q M"], *, k: int) -> Found:
+    """The best k of the candidates of each query, by all bits."""
+    num, width = candidates.shape
+    scores = torch.empty(num, k, device=candidates.device)
+    positions = torch.empty(num, k, dtype=torch.int64, device=candidates.device)
+    kernels_of(TRITON_KERNELS).exact_kernel[(num,)](
+        *rows,
+        asked.codes,
+        asked.sums,
+        asked.scales,
+        candidates,
+        scores,
+        positions,
+        width,
+        k,
+        plane_bytes=rows.upper.shape[1],
+        columns=_COLUMNS,
+        block=power_of_two(max(width, k)),
+        enable_fp_fusion=False,
+    )
+    return Found(scores, positions)
+
+
+class _Sizes(NamedTuple):
+    """The sizes of a pass over the rows of each query.
+
+    Args:
+        block: rows that a program looks at at a time.
+        programs: of a query.
+        keep: keys that a program writes.
+        has_more: a program goes through several blocks.
+        is_merged: lists of sorted keys are merged, instead of sorted together.
+    """
+
+    block: int
+    programs: int
+    keep: int
+    has_more: bool
+    is_merged: bool
+
+    @staticmethod
+    def of(num_queries: int, spans: _Spans, *, most: int) -> _Sizes:
+        """Return the sizes by which `most` keys of each query are found."""
+        longest = power_of_two(spans.longest)
+        if num_queries <= _FEW_QUERIES:
+            block = min(longest, _SMALL_BLOCK if num_queries <= _FEWEST_QUERIES else _BLOCK)
+            blocks = max(1, -(-spans.longest // block))
+            programs = min(blocks, max(_FEWEST_PROGRAMS, _MOST_PROGRAMS // num_queries))
+            if programs < blocks:  # a program keeps the best of all its blocks, so one has to hold as many
+                block = max(block, power_of_two(most))
+                blocks = max(1, -(-spans.longest // block))
+                programs = min(programs, blocks)
+            if programs == blocks or block <= _BLOCK:
+                return _Sizes(block, programs, min(block, power_of_two(most)), programs < blocks, is_merged=True)
+        block = min(longest, _BLOCK)
+        programs = max(1, -(-spans.longest // block))
+        return _Sizes(block, programs, min(block, power_of_two(most)), has_more=False, is_merged=False)
+
+
 def _best_keys(
     rows: Rows, asked: _Rounded, spans: _Spans, *, by_upper: bool, most: int, reach: Tensor | None = None
 ) -> Int64[Tensor, "Q _"]:
     """The largest keys of each query, `most` at most, largest first; as many queries at a time as memory allows."""
     num = len(asked.codes)
-    block = min(_BLOCK, power_of_two(spans.longest))
-    blocks = programs = max(1, -(-spans.longest // block))
-    if spans.is_bound:
-        programs = min(blocks, max(_FEWEST_PROGRAMS, _MOST_PROGRAMS // num))
-    keep = min(block, power_of_two(most))
-    at_a_time = max(1, min(num, _MOST_KEYS // (programs * keep)))
+    sizes = _Sizes.of(num, spans, most=most)
+    width = sizes.programs * sizes.keep
+    wanted = min(most, width)
+    at_a_time = max(1, min(num, _MOST_KEYS // width))
     parts = []
     for first in range(0, num, at_a_time):
         some = slice(first, first + at_a_time)
-        keys = torch.empty((len(asked.codes[some]), programs * keep), dtype=torch.int64, device=asked.codes.device)
-        sizes = (by_upper, programs, block, keep, programs < blocks)
-        _launch(rows, asked, spans, some, reach=reach, found=keys, sizes=sizes)
-        parts.append(keys.topk(min(most, programs * keep), dim=1).values)
+        keys = torch.empty((len(asked.codes[some]), width), dtype=torch.int64, device=asked.codes.device)
+        _launch(rows, asked, spans, some, reach=reach, found=keys, by_upper=by_upper, sizes=sizes)
+        if sizes.is_merged:
+            parts.append(_merged(keys, spans.totals[some], sizes=sizes, most=wanted))
+        else:
+            parts.append(keys.topk(wanted, dim=1).values)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _merged(
+    lists: Int64[Tensor, "Q L"], totals: Int64[Tensor, "Q"], *, sizes: _Sizes, most: int
+) -> Int64[Tensor, "Q most"]:
+    """The largest keys of each query's sorted lists, largest first."""
+    merged = lists.new_empty(len(lists), most)
+    kernels_of(TRITON_KERNELS).merge_kernel[(sizes.programs, len(lists))](
+        lists,
+        totals,
+        merged,
+        most,
+        keep=sizes.keep,
+        block=sizes.block,
+        steps=sizes.keep.bit_length(),
+        members=min(_MERGED_MEMBERS, sizes.keep),
+        others=min(_MERGED_OTHERS, power_of_two(sizes.programs, least=1)),
+    )
+    return merged
+
+
 def _launch(
-    rows: Rows, asked: _Rounded, spans: _Spans, some: slice, *, reach: Tensor | None, found: Tensor, sizes: Any
+    rows: Rows,
+    asked: _Rounded,
+    spans: _Spans,
+    some: slice,
+    *,
+    reach: Tensor | None,
+    found: Tensor,
+    by_upper: bool,
+    sizes: _Sizes,
 ) -> None:
-    by_upper, programs, block, keep, has_more = sizes
     none = spans.totals
     clusters = 1 if spans.order is None else spans.order.shape[1]
     of_clusters = [spans.order, spans.ends, spans.chosen]
     masks = spans.masks
-    kernels_of(TRITON_KERNELS).best_kernel[(programs, len(found))](
+    kernels_of(TRITON_KERNELS).best_kernel[(sizes.programs, len(found))](
         *rows,
         asked.codes[some],
         asked.sums[some],
@@ -370,9 +464,10 @@ def _launch(
         has_clusters=spans.order is not None,
         has_masks=masks is not None,
         steps=clusters.bit_length(),
-        block=block,
-        keep=keep,
-        has_more=has_more,
+        block=sizes.block,
+        keep=sizes.keep,
+        has_more=sizes.has_more,
+        is_sorted=sizes.is_merged,
         enable_fp_fusion=False,
     )
 

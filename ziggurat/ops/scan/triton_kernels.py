@@ -88,9 +88,12 @@ def best_kernel(
     order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, found,
     plane_bytes: tl.constexpr, columns: tl.constexpr, by_upper: tl.constexpr, has_reach: tl.constexpr,
     has_rows: tl.constexpr, has_clusters: tl.constexpr, has_masks: tl.constexpr, steps: tl.constexpr,
-    block: tl.constexpr, keep: tl.constexpr, has_more: tl.constexpr,
+    block: tl.constexpr, keep: tl.constexpr, has_more: tl.constexpr, is_sorted: tl.constexpr,
 ):  # fmt: skip
     """Find the best `keep` of the rows that a program looks at, as keys.
+
+    With `is_sorted` each program writes a list, largest first, and none where it has no rows. Otherwise the keys of a
+    whole block may stand in any order, and a program without rows says so.
 
     Rows are numbered through the clusters that were chosen for the query, through a list of its own, or through the
     table. A block is full wherever clusters begin and end. A program looks at one block, or with `has_more` at each
@@ -99,16 +102,18 @@ def best_kernel(
     query = tl.program_id(1).to(tl.int64)
     total = tl.load(totals + query)
     first = tl.program_id(0).to(tl.int64) * block
-    keys = tl.full([block], -0x7FFFFFFFFFFFFFFF - 1, tl.int64)
+    out = found + (query * tl.num_programs(0) + tl.program_id(0)) * keep
     if has_more:
+        keys = tl.full([block], -0x7FFFFFFFFFFFFFFF - 1, tl.int64)
         for begin in range(first, total, tl.num_programs(0) * block):
-            number = begin + tl.arange(0, block)
+            number = begin + tl.arange(0, block).to(tl.int64)
             some = _keys_of_block(
                 upper, lower, scales, codes, code_sums, reach, lengths, rows, row_starts, total,
                 order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, query, number,
                 plane_bytes, columns, by_upper, has_reach, has_rows, has_clusters, has_masks, steps,
             )  # fmt: skip
             keys = tl.sort(tl.maximum(keys, tl.sort(some)), descending=True)
+        tl.store(out + tl.arange(0, block), keys, mask=tl.arange(0, block) < keep)
     elif first < total:
         number = first + tl.arange(0, block)
         keys = _keys_of_block(
@@ -117,9 +122,60 @@ def best_kernel(
             plane_bytes, columns, by_upper, has_reach, has_rows, has_clusters, has_masks, steps,
         )  # fmt: skip
         if keep < block:
-            keys = tl.sort(keys, descending=True)
-    out = found + (query * tl.num_programs(0) + tl.program_id(0)) * keep
-    tl.store(out + tl.arange(0, block), keys, mask=tl.arange(0, block) < keep)
+            tl.store(out + tl.arange(0, keep), tl.topk(keys, keep))
+        elif is_sorted:
+            tl.store(out + tl.arange(0, block), tl.sort(keys, descending=True))
+        else:
+            tl.store(out + tl.arange(0, block), keys)
+    elif not is_sorted:
+        tl.store(out + tl.arange(0, keep), tl.full([keep], -0x7FFFFFFFFFFFFFFF - 1, tl.int64))
+
+
+@triton.jit
+def merge_kernel(
+    lists, totals, merged, most,
+    keep: tl.constexpr, block: tl.constexpr, steps: tl.constexpr, members: tl.constexpr, others: tl.constexpr,
+):  # fmt: skip
+    """Write the largest `most` keys of a query's sorted lists, largest first: a program a list, and no sort.
+
+    The place of a key is the number of keys before it: in its own list those in front of it, in each other list what a
+    binary search finds. A list is left at the first key whose place is behind the last one wanted. Equal keys are those
+    of no row alone, and the list decides between them. Only lists of programs that had rows are read.
+    """
+    own = tl.program_id(0)
+    query = tl.program_id(1).to(tl.int64)
+    total = tl.load(totals + query)
+    used = tl.minimum((total + block - 1) // block, tl.num_programs(0)).to(tl.int32)
+    none = -0x7FFFFFFFFFFFFFFF - 1
+    first_list = lists + query * tl.num_programs(0) * keep
+    out = merged + query * most
+    if own == 0:
+        for begin in range(used * keep, most, block):
+            at = begin + tl.arange(0, block)
+            tl.store(out + at, tl.full([block], none, tl.int64), mask=at < most)
+    first = 0
+    if own >= used:
+        first = keep
+    while first < keep:
+        at = first + tl.arange(0, members)
+        key = tl.load(first_list + own * keep + at)
+        place = at
+        for begin in range(0, used, others):
+            other = begin + tl.arange(0, others)
+            is_other = (other < used) & (other != own)
+            ends = first_list + other * keep - 1
+            before = tl.zeros([members, others], dtype=tl.int32)
+            for step in tl.static_range(steps):
+                further = before + (1 << (steps - 1 - step))
+                is_there = (further <= keep) & is_other[None, :]
+                theirs = tl.load(ends[None, :] + further, mask=is_there, other=none)
+                is_before = (theirs > key[:, None]) | ((theirs == key[:, None]) & (other < own)[None, :])
+                before = tl.where(is_there & is_before, further, before)
+            place += tl.sum(before, axis=1)
+        tl.store(out + place, key, mask=place < most)
+        first += members
+        if tl.max(place, axis=0) >= most - 1:
+            first = keep
 
 
 @triton.jit
@@ -185,17 +241,44 @@ def list_kernel(keys, positions, counts, starts, width, padded: tl.constexpr):
 
 
 @triton.jit
+def _write_found(key, m, scale, scores, positions, k):
+    """Write scores and positions of sorted keys of a query; −∞ and −1 where there is none."""
+    none = -0x7FFFFFFFFFFFFFFF - 1
+    ordered = key >> 32
+    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.int32)
+    score = bits.to(tl.float32, bitcast=True) * scale
+    tl.store(scores + m, tl.where(key == none, float("-inf"), score), mask=m < k)
+    tl.store(positions + m, tl.where(key == none, -1, 0xFFFFFFFF - (key & 0xFFFFFFFF)), mask=m < k)
+
+
+@triton.jit
 def found_kernel(keys, scales, scores, positions, width, k, padded: tl.constexpr):
     """Write scores and positions of sorted keys; −∞ and −1 where fewer than k were found."""
     query = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, padded)
-    none = -0x7FFFFFFFFFFFFFFF - 1
     key = tl.load(keys + query * width + m, mask=m < width, other=-0x7FFFFFFFFFFFFFFF - 1)
-    ordered = key >> 32
-    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.int32)
-    score = bits.to(tl.float32, bitcast=True) * tl.load(scales + query)
-    tl.store(scores + query * k + m, tl.where(key == none, float("-inf"), score), mask=m < k)
-    tl.store(positions + query * k + m, tl.where(key == none, -1, 0xFFFFFFFF - (key & 0xFFFFFFFF)), mask=m < k)
+    _write_found(key, m, tl.load(scales + query), scores + query * k, positions + query * k, k)
+
+
+@triton.jit
+def exact_kernel(
+    upper, lower, row_scales, codes, code_sums, scales, keys, scores, positions, width, k,
+    plane_bytes: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Score the candidates of a query by all bits, sort them, and write the best k: all of it in one program."""
+    query = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, block)
+    none = -0x7FFFFFFFFFFFFFFF - 1
+    candidate = tl.load(keys + query * width + m, mask=m < width, other=none)
+    inside = candidate != none
+    place = tl.where(inside, 0xFFFFFFFF - (candidate & 0xFFFFFFFF), 0)
+    own = codes + query * (2 * plane_bytes)
+    dots = 16 * _dots(upper, place, inside, own, plane_bytes, columns)
+    dots += _dots(lower, place, inside, own, plane_bytes, columns)
+    exact = dots - 128 * tl.load(code_sums + query)
+    score = exact.to(tl.float32) * tl.load(row_scales + place, mask=inside, other=0.0) + 0.0  # −0 is 0
+    best = tl.sort(_keys(score, place, inside), descending=True)
+    _write_found(best, m, tl.load(scales + query), scores + query * k, positions + query * k, k)
 
 
 @triton.jit
