@@ -102,7 +102,7 @@ def test_vectors_and_empty_chunks(tmp_path: Path):
         draft.append(nothing)
         draft.append(parsed)
     (back,) = read_draft(draft.path, draft.facts)
-    assert back.vectors["v"].tolist() == [[1.0, 2.0], [3.0, 4.5]]
+    assert back.features["v"].tolist() == [[1.0, 2.0], [3.0, 4.5]]
     assert back.global_rows.tolist() == [0, 1]
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from jaxtyping import Int32
+from jaxtyping import Float32, Float64, Int32
 
 from ziggurat.config import to_json
 from ziggurat.data.encoded.records import (
@@ -38,34 +38,37 @@ from ziggurat.data.encoded.records import (
     encoded_schema,
     label_column,
     label_type,
-    row_type,
     table_to_batch,
 )
-from ziggurat.data.preprocess.fit.fitter import Fitter, bucket_ids
+from ziggurat.data.preprocess.fit.fitter import Fitter
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.preprocess.values.numeric import NumericState, to_bucket_rows, to_floats
-from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, offsets_of, parse_chunk
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.errors import SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.growing import NUM_NUMBERS, Growing
-from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec, VectorSpec
+from ziggurat.features.inputs import (
+    InputSpec,
+    JaggedSpec,
+    LabelSpec,
+    MomentsSpec,
+    NumberSpec,
+    SingleSpec,
+    TableSpec,
+    VectorSpec,
+)
+from ziggurat.features.kinds.feature import Encoded, Spec
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
     UNKNOWN_ROW,
-    Categorical,
-    Dense,
     Encoding,
     Feature,
     Label,
-    Moments,
-    MultiHot,
-    NumericTransform,
     Schema,
-    Sequence,
-    Vector,
     column_of,
     table_of,
 )
@@ -94,10 +97,10 @@ class FeatureCounters:
 
 def numeric_columns(schema: Schema, *, with_labels: bool = True) -> tuple[str, ...]:
     """Columns that the schema reads as numbers and as nothing else: what `RawSource.frames(numbers=…)` wants."""
-    dense = {column_of(item) for item in schema.features if isinstance(item, Dense)}
+    dense = {column_of(item) for item in schema.features if item.reads_numbers}
     if with_labels:
         dense |= {column_of(label) for label in schema.labels if not label.positive} | ({schema.weight} - {""})
-    others = {column_of(item) for item in schema.features if not isinstance(item, Dense)}
+    others = {column_of(item) for item in schema.features if not item.reads_numbers}
     others |= {column_of(label) for label in schema.labels if label.positive}
     return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
 
@@ -107,9 +110,7 @@ def id_columns(schema: Schema) -> tuple[str, ...]:
     hashed: set[str] = {schema.group, schema.session} - {""}
     others: set[str] = {schema.weight, schema.time} | {column_of(label) for label in schema.labels}
     for feature in schema.features:
-        is_hashed = isinstance(feature, Categorical) and (
-            schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
-        )
+        is_hashed = feature.is_id and schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
         (hashed if is_hashed else others).add(column_of(feature))
     return tuple(sorted(hashed - others))
 
@@ -138,6 +139,7 @@ class Preprocessing:
         self.grown = dict(grown or {})
         self.numbers = dict(numbers)
         self.inputs = inputs_of_schema(schema, self.vocabularies, numbers=self.numbers)
+        self._types = {entry.name: entry.type for entry in encoded_schema(self.inputs, with_labels=False)}
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
         self._fingerprint = ""
 
@@ -277,46 +279,22 @@ class Preprocessing:
         counters = self.counters[feature.name]
         counters.out_of_range += parsed.out_of_range.get(name, 0)
         counters.truncated += parsed.truncated.get(name, 0)
-        if isinstance(feature, Vector):
-            flat = pa.array(parsed.vectors[name].reshape(-1))
-            counters.ids += parsed.num_rows
-            kind = pa.list_(pa.field("item", pa.float32(), nullable=False), feature.dim)
-            return pa.FixedSizeListArray.from_arrays(flat, type=kind)
-        if isinstance(feature, Moments):
-            times, lengths = parsed.moments[name]
-            counters.ids += len(times)
-            kind = pa.list_(pa.field("item", pa.int64(), nullable=False))
-            return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), pa.array(times), type=kind)
-        if isinstance(feature, Dense) and not feature.transform.makes_rows:
-            values = parsed.numbers[name]
-            counters.ids += len(values)
+        values = parsed.features[name]
+        fitted = _FittedFeature(self, feature, row_of_number=row_of_number)
+        encoded = feature.encode(values, fitted)
+        flat = encoded[0] if isinstance(encoded, tuple) else encoded
+        counters.ids += len(flat)
+        if table_of(feature):
+            counters.missing += int(np.count_nonzero(flat == MISSING_ROW))
+            counters.unknown += int(np.count_nonzero(flat == UNKNOWN_ROW))
+        elif isinstance(values, np.ndarray) and values.ndim == 1:
             counters.missing += int(np.count_nonzero(np.isnan(values)))
-            return pa.array(to_floats(values, feature, self.numbers[name]))
-        if name in parsed.rows:
-            rows = parsed.rows[name]
-        elif isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS:
-            rows = to_bucket_rows(parsed.numbers[name], self.numbers[name])
-        else:
-            if isinstance(feature, MultiHot | Sequence):
-                ids = parsed.lists[name].values
-            elif isinstance(feature, Dense) and name not in parsed.ids:
-                ids = bucket_ids(parsed.numbers[name])
-            else:
-                ids = parsed.ids[name]
-            rows = self._rows(table_of(feature), ids, row_of_number)
-        counters.ids += len(rows)
-        counters.missing += int(np.count_nonzero(rows == MISSING_ROW))
-        counters.unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
-        if isinstance(feature, MultiHot | Sequence):
-            offsets = _offsets(parsed.lists[name].lengths)
-            kind = pa.list_(pa.field("item", row_type(self.inputs, name), nullable=False))
-            return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows), type=kind)
-        return pa.array(rows)
+        return _column(encoded, self._types[name], feature=feature, num_rows=parsed.num_rows)
 
-    def _rows(
+    def rows(
         self, table_name: str, ids: Ids | NumberedIds | Rows, row_of_number: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """(N,) int32 rows of ids, by number, vocabulary or hashing; numbers of 64 bits where the table grows."""
+        """Return (N,) int32 rows of ids, by number, vocabulary or hashing; numbers of 64 bits where the table grows."""
         if isinstance(ids, Rows):
             return ids.rows
         if isinstance(ids, NumberedIds):
@@ -331,11 +309,62 @@ class Preprocessing:
         return self.grown[table_name].rows(rows) if table_name in self.grown else rows
 
 
-def _offsets(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
-    """Return where lists of these lengths begin, and where the last one ends."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def _column(encoded: Encoded, kind: pa.DataType, *, feature: Feature, num_rows: int) -> pa.Array:
+    """Return what a feature encoded as a column of its type.
+
+    Raises:
+        SchemaError: a kind from outside the package encoded something else than its `spec` says.
+    """
+    try:
+        array = _array(encoded, kind)
+    except (pa.ArrowException, ValueError, AttributeError) as problem:
+        raise _other_form(feature, str(problem).partition("\n")[0], kind=kind, num_rows=num_rows) from problem
+    if len(array) != num_rows or array.type != kind:
+        raise _other_form(feature, f"{len(array)} of {array.type}", kind=kind, num_rows=num_rows)
+    return array
+
+
+def _array(encoded: Encoded, kind: pa.DataType) -> pa.Array:
+    if isinstance(encoded, tuple):
+        values, lengths = encoded
+        return pa.ListArray.from_arrays(pa.array(offsets_of(lengths)), pa.array(values), type=kind)
+    if encoded.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(pa.array(encoded.reshape(-1)), type=kind)
+    return pa.array(encoded)
+
+
+def _other_form(feature: Feature, found: str, *, kind: pa.DataType, num_rows: int) -> SchemaError:
+    return SchemaError(
+        expected=f"{num_rows} of {kind}, as `spec` says: {feature.spec()}",
+        found=found,
+        where=f"{type(feature).__module__}.{type(feature).__qualname__}.encode, feature {feature.name!r}",
+        ways_out=("return arrays of float32, or of the rows that `fitted.rows` gave", "correct the kind"),
+    )
+
+
+class _FittedFeature:
+    """What was learned from the training rows, for one feature: `Fitted` of `features/kinds/feature.py`."""
+
+    def __init__(
+        self, preprocessing: Preprocessing, feature: Feature, *, row_of_number: Mapping[str, np.ndarray]
+    ) -> None:
+        self._preprocessing = preprocessing
+        self._feature = feature
+        self._row_of_number = row_of_number
+
+    def rows(self, ids: Ids | NumberedIds | Rows) -> np.ndarray:
+        """Return the rows of ids in the table of the feature."""
+        return self._preprocessing.rows(table_of(self._feature), ids, self._row_of_number)
+
+    def transformed(self, numbers: Float64[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
+        """Return numbers after the transform of `Feature.fitted_numbers`."""
+        fit = self._feature.fitted_numbers
+        assert fit is not None, "only features whose numbers are fitted transform them"
+        return to_floats(numbers, fit, self._preprocessing.numbers[fit.name])
+
+    def bucket_rows(self, numbers: Float64[np.ndarray, " N"]) -> Int32[np.ndarray, " N"]:
+        """Return the rows of the quantile buckets that numbers fall into."""
+        return to_bucket_rows(numbers, self._preprocessing.numbers[self._feature.name])
 
 
 def inputs_of_schema(
@@ -349,40 +378,19 @@ def inputs_of_schema(
         numbers: as in `Preprocessing`; None: labels that are numbers are taken as they are.
     """
     states = numbers or {}
-    dense: list[str] = []
-    single: list[SingleSpec] = []
-    jagged: list[JaggedSpec] = []
-    vectors: list[VectorSpec] = []
-    moments: list[MomentsSpec] = []
+    specs: list[Spec] = []
     tables: dict[str, TableSpec] = {}
     for feature in schema.features:
-        if isinstance(feature, Vector):
-            vectors.append(VectorSpec(name=feature.name, dim=feature.dim))
-        elif isinstance(feature, Moments):
-            moments.append(MomentsSpec(name=feature.name, max_length=feature.max_length))
-        elif isinstance(feature, Dense) and not feature.transform.makes_rows:
-            dense.append(feature.name)
-        elif isinstance(feature, Dense | Categorical):
-            single.append(SingleSpec(name=feature.name, table=table_of(feature)))
-        else:
-            jagged.append(
-                JaggedSpec(
-                    name=feature.name,
-                    table=table_of(feature),
-                    pooling=feature.pooling,
-                    ordered=isinstance(feature, Sequence),
-                    max_length=feature.max_length,
-                )
-            )
+        specs.append(feature.spec())
         name = table_of(feature)
         if name and name not in tables:
             tables[name] = _table_spec(schema, feature, name, vocabularies)
     return InputSpec(
-        dense=tuple(dense),
-        single=tuple(single),
-        jagged=tuple(jagged),
-        vectors=tuple(vectors),
-        moments=tuple(moments),
+        dense=tuple(spec.name for spec in specs if isinstance(spec, NumberSpec)),
+        single=tuple(spec for spec in specs if isinstance(spec, SingleSpec)),
+        jagged=tuple(spec for spec in specs if isinstance(spec, JaggedSpec)),
+        vectors=tuple(spec for spec in specs if isinstance(spec, VectorSpec)),
+        moments=tuple(spec for spec in specs if isinstance(spec, MomentsSpec)),
         tables=tuple(tables.values()),
         labels=tuple(_label_spec(label, states.get(label_column(label.name))) for label in schema.labels),
         has_weights=bool(schema.weight),
@@ -412,8 +420,8 @@ def _table_spec(
     vocabularies: Mapping[str, Sized],
 ) -> TableSpec:
     table = schema.table(name)
-    if isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS:
-        num_ids = feature.num_buckets
+    if feature.num_rows is not None:
+        num_ids = feature.num_rows
     else:
         num_ids = len(vocabularies[name]) if name in vocabularies else table.num_rows
     growing = None

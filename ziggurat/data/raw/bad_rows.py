@@ -57,6 +57,7 @@ class BadReason(StrEnum):
     WRONG_LENGTH = "wrong_length"  # a vector of another dimension
     MISSING = "missing"  # no user, item or time of an event
     IN_FUTURE = "in_future"  # an event that has not happened yet
+    NOT_READABLE = "not_readable"  # no value that its feature can read
     OTHER_UNIT = "other_unit"  # a time of another unit than those of training
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from ziggurat.config import JSON, to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import MomentsSpec
-from ziggurat.features.kinds.feature import Cells, Feature, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.typed import Length, checked
 
 
@@ -44,6 +44,11 @@ class Moments(Feature):
     def parse(self, cells: Cells) -> Parsed:
         """Return the last times of each list."""
         return cells.times(max_length=self.max_length, seen=self.seen)
+
+    def encode(self, parsed: Parsed, fitted: Fitted) -> Encoded:
+        """Return the times, and the length of each list."""
+        del fitted
+        return parsed.values, parsed.lengths
 
     def of_request(self, value: Any, read: RequestReader) -> list[int | None]:
         """Return the times of the list."""

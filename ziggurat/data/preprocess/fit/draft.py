@@ -26,7 +26,13 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists
+from ziggurat.data.preprocess.values.parsing import (
+    ParsedChunk,
+    ParsedLists,
+    ParsedTimes,
+    ParsedValues,
+    offsets_of,
+)
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 
 _KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
@@ -128,26 +134,9 @@ def read_draft(path: Path, facts: DraftFacts, *, first: int = 0, last: int | Non
 
 def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {f"{_ROW}:": pa.array(parsed.global_rows)}
-    for name, values in parsed.numbers.items():
-        if name not in parsed.ids:  # buckets are looked up, their numbers are not needed
-            columns[f"{_FLOAT}:{name}"] = pa.array(values)
-    for name, ids in parsed.ids.items():
-        kind, values = _ids_to_array(ids)
-        columns[f"{kind}:{name}"] = values
-    for name, rows in parsed.rows.items():
-        columns[f"{_ROWS}:{name}"] = pa.array(rows)
-    for name, lists in parsed.lists.items():
-        kind, values = _ids_to_array(lists.values)
-        offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
-        np.cumsum(lists.lengths, out=offsets[1:])
-        columns[f"{_LISTS}{kind}:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), values)
-    for name, vectors in parsed.vectors.items():
-        flat = pa.array(vectors.reshape(-1))
-        columns[f"{_VECTOR}:{name}"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    for name, (times, lengths) in parsed.moments.items():
-        offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
-        np.cumsum(lengths, out=offsets[1:])
-        columns[f"{_MOMENTS}:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(times))
+    for name, values in parsed.features.items():
+        kind, column = _to_array(values)
+        columns[f"{kind}:{name}"] = column
     for name, labels in parsed.labels.items():
         columns[f"{_LABEL}:{name}"] = pa.array(labels)
     if parsed.weights is not None:
@@ -164,20 +153,17 @@ def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
     for title, column in zip(batch.schema.names, batch.columns, strict=True):
         kind, name = title.split(":", 1)
         if kind == _FLOAT:
-            parsed.numbers[name] = column.to_numpy()
-        elif kind == _ROWS:
-            parsed.rows[name] = column.to_numpy()
-        elif kind in (_KEYS, _NUMBERS):
-            ids = _array_to_ids(kind, column)
-            assert not isinstance(ids, Rows)
-            parsed.ids[name] = ids
+            parsed.features[name] = column.to_numpy()
+        elif kind in (_KEYS, _NUMBERS, _ROWS):
+            parsed.features[name] = _array_to_ids(kind, column)
         elif kind.startswith(_LISTS):
             values = _array_to_ids(kind.removeprefix(_LISTS), column.flatten())
-            parsed.lists[name] = ParsedLists(values=values, lengths=np.diff(column.offsets.to_numpy()))
+            parsed.features[name] = ParsedLists(values=values, lengths=np.diff(column.offsets.to_numpy()))
         elif kind == _VECTOR:
-            parsed.vectors[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+            parsed.features[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
         elif kind == _MOMENTS:
-            parsed.moments[name] = (column.flatten().to_numpy(), np.diff(column.offsets.to_numpy()).astype(np.int64))
+            lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
+            parsed.features[name] = ParsedTimes(values=column.flatten().to_numpy(), lengths=lengths)
         elif kind == _LABEL:
             parsed.labels[name] = column.to_numpy()
         elif kind == _WEIGHT:
@@ -189,6 +175,21 @@ def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
         else:
             assert kind == _ROW
     return parsed
+
+
+def _to_array(values: ParsedValues) -> tuple[str, pa.Array]:
+    """Return how values are kept, and them as a column."""
+    if isinstance(values, ParsedTimes):
+        offsets = pa.array(offsets_of(values.lengths))
+        return _MOMENTS, pa.ListArray.from_arrays(offsets, pa.array(values.values))
+    if isinstance(values, ParsedLists):
+        kind, ids = _ids_to_array(values.values)
+        return f"{_LISTS}{kind}", pa.ListArray.from_arrays(pa.array(offsets_of(values.lengths)), ids)
+    if isinstance(values, np.ndarray):
+        if values.ndim == 1:
+            return _FLOAT, pa.array(values)
+        return _VECTOR, pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    return _ids_to_array(values)
 
 
 def _ids_to_array(ids: Ids | NumberedIds | Rows) -> tuple[str, pa.Array]:

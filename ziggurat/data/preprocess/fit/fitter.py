@@ -16,25 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import polars as pl
 from jaxtyping import Float32, Float64, Int32
 
 from ziggurat.data.encoded.records import label_column
-from ziggurat.data.preprocess.values.numeric import NumericFitter, NumericParts, NumericState, criteo_buckets
-from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists
-from ziggurat.data.preprocess.values.vocabulary import CountedIds, Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
+from ziggurat.data.preprocess.values.numeric import NumericFitter, NumericParts, NumericState
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists, ParsedValues
+from ziggurat.data.preprocess.values.vocabulary import CountedIds, Ids, NumberedIds, Vocabulary, VocabularyCounter
 from ziggurat.errors import SchemaError
+from ziggurat.features.kinds import NumberFit, NumericTransform
 from ziggurat.features.labels import is_number
-from ziggurat.features.schema import (
-    NUM_RESERVED_ROWS,
-    Categorical,
-    Dense,
-    Encoding,
-    NumericTransform,
-    Schema,
-    table_of,
-)
+from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, Schema, table_of
 
+_OF_LABELS = NumericTransform.STANDARDISE  # labels that are numbers: a network computes in units of their deviation
 _LARGEST_ROW = np.iinfo(np.int32).max
 
 
@@ -81,9 +74,10 @@ class Fitter:
         self.schema = schema
         self._counters = {name: VocabularyCounter() for name in vocabulary_tables(schema)}
         self._label_columns = {label.name: label_column(label.name) for label in schema.labels if is_number(label)}
-        labels = [Dense(name=name, transform=NumericTransform.STANDARDISE) for name in self._label_columns.values()]
-        dense = [item for item in schema.features if isinstance(item, Dense)]
-        self._numbers = NumericFitter((*dense, *labels))
+        labels = [NumberFit(name=name, transform=_OF_LABELS) for name in self._label_columns.values()]
+        numbers = [fit for feature in schema.features if (fit := feature.fitted_numbers) is not None]
+        self._names = [fit.name for fit in numbers]
+        self._numbers = NumericFitter((*numbers, *labels))
 
     def add(self, parsed: ParsedChunk) -> ParsedChunk:
         """Learn from rows; gives the same rows with numbers for the ids of vocabularies."""
@@ -93,25 +87,24 @@ class Fitter:
     def add_numbers(self, parsed: ParsedChunk) -> None:
         """The half of `add` that looks at numbers, features and labels; another thread may do the other half."""
         labels = {column: _known(parsed.labels[name]) for name, column in self._label_columns.items()}
-        self._numbers.add({**parsed.numbers, **labels}, global_rows=parsed.global_rows)
+        values = {name: parsed.features[name] for name in self._names}
+        numbers = {name: each for name, each in values.items() if isinstance(each, np.ndarray)}  # others are ids by now
+        self._numbers.add({**numbers, **labels}, global_rows=parsed.global_rows)
 
     def add_ids(self, parsed: ParsedChunk) -> ParsedChunk:
         """The half of `add` that counts ids."""
-        ids: dict[str, Ids | NumberedIds] = dict(parsed.ids)
-        lists = dict(parsed.lists)
+        features = dict(parsed.features)
         for feature in self.schema.features:
-            name = feature.name
             counter = self._counters.get(table_of(feature))
             if counter is None:
                 continue
-            if isinstance(feature, Dense):
-                ids[name] = NumberedIds(counter.add(bucket_ids(parsed.numbers[name])))
-            elif isinstance(feature, Categorical):
-                ids[name] = NumberedIds(counter.add(_counted(ids[name])))
+            ids = features[feature.name]
+            if isinstance(ids, ParsedLists):
+                numbers = NumberedIds(counter.add(_counted(ids.values)))
+                features[feature.name] = ParsedLists(values=numbers, lengths=ids.lengths)
             else:
-                numbers = counter.add(_counted(lists[name].values))
-                lists[name] = ParsedLists(values=NumberedIds(numbers), lengths=lists[name].lengths)
-        return replace(parsed, ids=ids, lists=lists)
+                features[feature.name] = NumberedIds(counter.add(_counted(ids)))
+        return replace(parsed, features=features)
 
     def parts(self) -> FittedParts:
         """Return the parts learnt from the rows so far, to be merged with other parts."""
@@ -144,16 +137,9 @@ def _known(labels: Float32[np.ndarray, " N"]) -> Float64[np.ndarray, " K"]:
     return labels[~np.isnan(labels)].astype(np.float64)
 
 
-def _counted(ids: Ids | NumberedIds | Rows) -> Ids:
+def _counted(ids: ParsedValues) -> Ids:
     assert isinstance(ids, Ids)
     return ids
-
-
-def bucket_ids(values: np.ndarray) -> Ids:
-    """Criteo's buckets of (N,) float64 numbers, as ids."""
-    buckets = pl.Series(criteo_buckets(values)).cast(pl.String)
-    missing = np.isnan(values)
-    return Ids.of(buckets.set(pl.Series(missing), None) if missing.any() else buckets)
 
 
 def vocabulary_tables(schema: Schema) -> tuple[str, ...]:
@@ -161,19 +147,14 @@ def vocabulary_tables(schema: Schema) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for feature in schema.features:
         name = table_of(feature)
-        by_buckets = isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS
-        if name and not by_buckets and schema.table(name).encoding is Encoding.VOCABULARY:
+        if name and feature.num_rows is None and schema.table(name).encoding is Encoding.VOCABULARY:
             names[name] = None
     return tuple(names)
 
 
 def _check_tables(schema: Schema) -> None:
     """Refuse what the schema alone cannot see: tables that mix buckets with ids, or are too large for int32 rows."""
-    owners: dict[str, Dense] = {}
-    for feature in schema.features:
-        name = table_of(feature)
-        if isinstance(feature, Dense) and name:
-            owners[name] = feature
+    owners = {table_of(feature): feature for feature in schema.features if feature.owns_table}
     for feature in schema.features:
         name = table_of(feature)
         if name in owners and owners[name] is not feature:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from ziggurat.data.preprocess.values.parsing import ParsedChunk
 from ziggurat.data.preprocess.values.times import is_date_column, readable_times
-from ziggurat.data.preprocess.values.vocabulary import Ids
+from ziggurat.data.preprocess.values.vocabulary import Ids, Rows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder, OrderSigns
 from ziggurat.errors import DataError
@@ -76,9 +76,9 @@ class LatestItems:
             if self._order is DateOrder.AUTO:
                 self._signs.add(column)
                 self._keep_both()
-        ids = parsed.ids.get(self._item)
-        if ids is None:
-            keys = parsed.rows[self._item].astype(np.uint64)
+        ids = parsed.features[self._item]
+        if isinstance(ids, Rows):
+            keys = ids.rows.astype(np.uint64)
             there = np.ones(parsed.num_rows, dtype=bool)
         else:
             assert isinstance(ids, Ids), "before the fitter numbers them"

@@ -41,7 +41,9 @@ from ziggurat.files import Format, left_behind, sha256_of, temporary_beside, wri
 NOTE = Format(
     name="ziggurat.unit",
     what="a note of finished work",
-    version=3,  # version 1 did not say what the files of a unit held, 2 not of which unit it is: neither is believed
+    # Version 1 did not say what the files of a unit held, 2 not of which unit it is, and drafts of 3 kept numbers where
+    # ids of buckets are kept now: none of these is believed.
+    version=4,
     ways_out=("delete the folder of the work",),
     max_bytes=1 << 30,
 )

@@ -30,21 +30,19 @@ import numpy as np
 
 from ziggurat.data.preprocess.values.cells import LARGEST_FLOAT32
 from ziggurat.features.hashing import mix
-from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, Dense, NumericTransform
+from ziggurat.features.kinds import FittedNumbers
+from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS
 from ziggurat.ops import logarithm
 from ziggurat.ops.exact_sums import ExactSums, exact_sums
 
 NUM_QUANTILES = 1001
 SAMPLE_ROWS = 1 << 18
 _CLOSE = 1e-7  # of the largest statistic of a feature; a float of 32 bits is rounded by 6e-8 at most
-_STANDARDISED = (NumericTransform.STANDARDISE, NumericTransform.LOG1P_STANDARDISE)
-_LOGARITHMIC = (NumericTransform.LOG1P, NumericTransform.LOG1P_STANDARDISE)
-_FROM_QUANTILES = (NumericTransform.QUANTILE, NumericTransform.QUANTILE_BUCKETS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumericState:
-    """Statistics fitted for one dense feature.
+    """Statistics fitted for one column of numbers.
 
     Args:
         feature: its name.
@@ -80,7 +78,7 @@ def log1p(values: np.ndarray) -> np.ndarray:
     return np.copysign(logarithm.log1p(np.abs(values)), values)
 
 
-def to_floats(values: np.ndarray, feature: Dense, state: NumericState) -> np.ndarray:
+def to_floats(values: np.ndarray, feature: FittedNumbers, state: NumericState) -> np.ndarray:
     """(N,) float32 numbers of a feature whose transform makes no rows; always finite.
 
     Args:
@@ -89,11 +87,11 @@ def to_floats(values: np.ndarray, feature: Dense, state: NumericState) -> np.nda
         state: fitted on the training data.
     """
     values = _filled(values, feature.missing)
-    if feature.transform in _LOGARITHMIC:
+    if feature.transform.is_logarithmic:
         values = log1p(values)
-    if feature.transform in _STANDARDISED:
+    if feature.transform.is_standardised:
         values = (values - state.mean) / state.sd
-    elif feature.transform is NumericTransform.QUANTILE:
+    elif feature.transform.is_ranked:
         values = _ranks(values, np.array(state.quantiles))
     return np.clip(values, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
 
@@ -149,7 +147,7 @@ def _interpolated(values: np.ndarray, places: np.ndarray, levels: np.ndarray) ->
 
 @dataclass(frozen=True, kw_only=True)
 class NumericParts:
-    """Statistics of the dense features learnt from some rows; they add up to those of all rows.
+    """Statistics of the columns of numbers learnt from some rows; they add up to those of all rows.
 
     Args:
         sums: by feature, of those that are standardised.
@@ -163,27 +161,29 @@ class NumericParts:
 
 
 class NumericFitter:
-    """Fits all dense features over chunks, in any order of the rows.
+    """Fits all columns of numbers over chunks, in any order of the rows.
 
     Args:
-        features: the dense features of the schema.
+        features: the numbers that the schema fits, of features and of labels.
     """
 
-    def __init__(self, features: tuple[Dense, ...]) -> None:
+    def __init__(self, features: tuple[FittedNumbers, ...]) -> None:
         self._features = features
-        self._sums = {item.name: ExactSums() for item in features if item.transform in _STANDARDISED}
-        sampled = tuple(item.name for item in features if item.transform in _FROM_QUANTILES)
+        self._sums = {item.name: ExactSums() for item in features if item.transform.is_standardised}
+        sampled = tuple(item.name for item in features if item.transform.has_quantiles)
         self._sample = _RowSample(names=sampled)
 
     def add(self, values: Mapping[str, np.ndarray], *, global_rows: np.ndarray) -> None:
-        """Take a chunk: (N,) float64 values of every dense feature (NaN where missing), and the rows' numbers."""
+        """Take a chunk: (N,) float64 values of every column of numbers (NaN where missing), and the rows' numbers."""
         prepared: dict[str, np.ndarray] = {}
         for feature in self._features:
+            if not (feature.transform.is_standardised or feature.transform.has_quantiles):
+                continue  # nothing is learned of it
             column = values[feature.name]
             if not feature.transform.makes_rows:
                 column = _filled(column, feature.missing)
             if feature.name in self._sums:
-                self._sums[feature.name] += exact_sums(log1p(column) if feature.transform in _LOGARITHMIC else column)
+                self._sums[feature.name] += exact_sums(log1p(column) if feature.transform.is_logarithmic else column)
             prepared[feature.name] = column
         self._sample.add(prepared, keys=mix(global_rows.astype(np.uint64)))
 
@@ -199,22 +199,22 @@ class NumericFitter:
         self._sample.add(parts.sample, keys=parts.sample_keys)
 
     def finish(self) -> dict[str, NumericState]:
-        """The state of every dense feature."""
+        """The state of every column of numbers."""
         return {feature.name: self._state(feature) for feature in self._features}
 
-    def _state(self, feature: Dense) -> NumericState:
+    def _state(self, feature: FittedNumbers) -> NumericState:
         if feature.name in self._sums:
             sums = self._sums[feature.name]
             # Rounding of the logarithm alone leaves a constant column with a tiny deviation.
             is_constant = sums.deviation <= 1e-12 * max(abs(sums.mean), 1e-300)
             return NumericState(feature=feature.name, mean=sums.mean, sd=1.0 if is_constant else sums.deviation)
-        if feature.transform not in _FROM_QUANTILES:
+        if not feature.transform.has_quantiles:
             return NumericState(feature=feature.name)
         values = self._sample.finish()[1][feature.name]
         values = values[~np.isnan(values)]
         if len(values) == 0:
             return NumericState(feature=feature.name)
-        if feature.transform is NumericTransform.QUANTILE:
+        if feature.transform.is_ranked:
             quantiles = np.quantile(values, np.linspace(0.0, 1.0, NUM_QUANTILES))
             quantiles = np.maximum.accumulate(quantiles)
         else:

@@ -10,16 +10,18 @@ Ids of `identity` tables become rows right here, since they need no fitting and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
+from jaxtyping import Float32, Float64, Int32, Int64
 
 from ziggurat.data.preprocess.fit.moments import read_moments
 from ziggurat.data.preprocess.values.cells import (
     LARGEST_FLOAT32,
     Faults,
-    IdLists,
     MissingValues,
     canonical_strings,
     canonical_text,
@@ -31,30 +33,29 @@ from ziggurat.data.preprocess.values.cells import (
     with_truths,
     wrong_type,
 )
+from ziggurat.data.preprocess.values.cells import IdLists as RawIdLists
+from ziggurat.data.preprocess.values.numeric import criteo_buckets
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
+from ziggurat.errors import SchemaError
 from ziggurat.features.batch import NO_GROUP
+from ziggurat.features.kinds import IdLists
 from ziggurat.features.labels import is_number
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
     UNKNOWN_ROW,
-    Categorical,
-    Dense,
     Encoding,
+    Feature,
     Label,
     MissingLabel,
-    Moments,
-    MultiHot,
     Outcomes,
     OutOfRange,
     Schema,
-    Sequence,
     Table,
     Task,
-    Vector,
     column_of,
     table_of,
 )
@@ -79,19 +80,26 @@ class ParsedLists:
     lengths: np.ndarray
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParsedTimes:
+    """The times of the lists of a feature, one after the other, and the (N,) length of each list, both int64."""
+
+    values: Int64[np.ndarray, " M"]
+    lengths: Int64[np.ndarray, " N"]
+
+
+# The values of a feature: numbers (N,) float64, NaN where missing; vectors (N, dim) float32; an id a row, or the row of
+# an identity table; lists of ids, cut to their max_length; lists of times.
+ParsedValues: TypeAlias = np.ndarray | Ids | NumberedIds | Rows | ParsedLists | ParsedTimes
+
+
 @dataclass(kw_only=True)
 class ParsedChunk:
     """The usable rows of a chunk, by feature name.
 
     Args:
         global_rows: (N,) int64 numbers of the rows that are left.
-        numbers: (N,) float64 of dense features, NaN where missing.
-        ids: ids of categorical features, but not those of identity tables; numbered ones also of dense features that
-            are looked up by their bucket.
-        rows: (N,) int32 rows of categorical features with identity tables.
-        lists: lists of multi-hot and sequence features, cut to their max_length.
-        vectors: (N, dim) float32.
-        moments: times of all lists of a feature, and the (N,) length of each list, both int64.
+        features: values by feature name, in the order of the schema.
         labels: (N,) by label name; float32 of a binary one, float64 of one that is a number.
         weights: (N,) float32, or None.
         groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
@@ -101,12 +109,7 @@ class ParsedChunk:
     """
 
     global_rows: np.ndarray
-    numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    ids: dict[str, Ids | NumberedIds] = field(default_factory=dict)
-    rows: dict[str, np.ndarray] = field(default_factory=dict)
-    lists: dict[str, ParsedLists] = field(default_factory=dict)
-    vectors: dict[str, np.ndarray] = field(default_factory=dict)
-    moments: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    features: dict[str, ParsedValues] = field(default_factory=dict)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
@@ -148,32 +151,17 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
 
 def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=chunk.global_rows)
-    id_columns = [column_of(feature) for feature in schema.features if isinstance(feature, Categorical)]
+    id_columns = [column_of(feature) for feature in schema.features if feature.is_id]
     texts = canonical_strings(chunk.frame, [*id_columns, schema.group, schema.session])
     for feature in schema.features:
-        column = column_of(feature)
-        if isinstance(feature, Categorical) and _is_hashed(schema, feature) and column in chunk.spans:
-            parsed.ids[feature.name] = Ids.of(chunk.spans[column])
-            continue
-        series = needed_column(chunk, column)
-        role = f"{feature.kind} feature {feature.name!r}"
-        if isinstance(feature, Dense):
-            numbers = read_numbers(series, faults=faults, role=role)
-            parsed.numbers[feature.name] = _without_missing(numbers, schema)
-        elif isinstance(feature, Categorical):
-            series = texts.get(column, series)
-            _parse_categorical(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
-        elif isinstance(feature, Vector):
-            parsed.vectors[feature.name] = read_vectors(series, dim=feature.dim, faults=faults, role=role)
-        elif isinstance(feature, Moments):
-            times, lengths = read_moments(series, faults=faults, role=role, seen=feature.seen)
-            if len(lengths) and int(lengths.max()) > feature.max_length:
-                parsed.truncated[feature.name] = int((lengths > feature.max_length).sum())
-                times = times[_kept_positions(lengths, max_length=feature.max_length, keep_last=True)]
-                lengths = np.minimum(lengths, feature.max_length)
-            parsed.moments[feature.name] = (times, lengths)
-        else:
-            _parse_list(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
+        cells = FeatureCells(feature, schema=schema, chunk=chunk, texts=texts, faults=faults)
+        values = feature.parse(cells)
+        _refuse_other_values(feature, values, num_rows=chunk.num_rows)
+        parsed.features[feature.name] = values
+        if cells.truncated:
+            parsed.truncated[feature.name] = cells.truncated
+        if cells.out_of_range is not None:
+            parsed.out_of_range[feature.name] = cells.out_of_range
     if with_labels:
         for label in schema.labels:
             parsed.labels[label.name] = parse_label(label, needed_column(chunk, column_of(label)), faults)
@@ -189,12 +177,39 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
     return parsed
 
 
-def _without_missing(numbers: np.ndarray, schema: Schema) -> np.ndarray:
-    """NaN for numbers that the schema takes for nothing, also where text wrote them in another way ("-1.00")."""
-    missing = MissingValues.of(schema.missing_texts).numbers
-    if not missing or not (found := np.isin(numbers, missing)).any():
-        return numbers
-    return np.where(found, np.nan, numbers)
+def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> None:
+    """Refuse what a kind from outside the package may have parsed, and nothing after it can keep.
+
+    Raises:
+        SchemaError: no values of N rows in a form that is known, or no numbers where numbers are fitted.
+    """
+    fit = feature.fitted_numbers
+    if isinstance(values, np.ndarray):
+        is_numbers = values.ndim == 1 and values.dtype == np.float64
+        is_known = is_numbers or (values.ndim == 2 and values.dtype == np.float32)
+        found = f"an array {values.shape} of {values.dtype}"
+        size = len(values)
+    else:
+        is_numbers = fit is None or fit.transform.makes_ids
+        is_known = isinstance(values, Ids | Rows | ParsedLists | ParsedTimes)
+        found = f"a {type(values).__name__}"
+        size = len(values.lengths) if isinstance(values, ParsedLists | ParsedTimes) else num_rows
+    if is_known and size == num_rows and (fit is None or is_numbers):
+        return
+    raise SchemaError(
+        expected=f"numbers ({num_rows},) of float64, vectors ({num_rows}, dim) of float32, or what `Cells` returned"
+        + ("" if fit is None else "; numbers, as `fitted_numbers` wants to learn of them"),
+        found=found,
+        where=f"{type(feature).__module__}.{type(feature).__qualname__}.parse, feature {feature.name!r}",
+        ways_out=("return values.astype(np.float64) for numbers, with NaN where one is missing", "correct the kind"),
+    )
+
+
+def offsets_of(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
+    """Return where lists of these lengths begin, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def needed_column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
@@ -213,52 +228,122 @@ def needed_column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
     return chunk.column(name)
 
 
-def _is_hashed(schema: Schema, feature: Categorical) -> bool:
-    """Return whether a feature needs no more than the hashes of its ids."""
-    return schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
+class FeatureCells:
+    """The column of one feature in a chunk, and ways to read it: `Cells` of `features/kinds/feature.py`.
 
+    Args:
+        feature: whose column it is.
+        schema: of the feature.
+        chunk: raw rows, in which texts that mean nothing are null.
+        texts: columns of ids that are text, in canonical form.
+        faults: takes the cells that cannot be read.
 
-def _parse_categorical(
-    parsed: ParsedChunk, feature: Categorical, series: pl.Series, *, table: Table, faults: Faults
-) -> None:
-    role = f"categorical feature {feature.name!r}"
-    ids = read_ids(series, faults=faults, role=role)
-    if table.encoding is not Encoding.IDENTITY:
-        parsed.ids[feature.name] = Ids.of(ids)
-        return
-    owner = np.arange(len(ids))
-    parsed.rows[feature.name], moved = identity_rows(ids, owner=owner, table=table, feature=feature, faults=faults)
-    parsed.out_of_range[feature.name] = moved
+    Attributes:
+        truncated: lists that were cut.
+        out_of_range: ids of an identity table that were moved or sent to the unknown row; None of other tables.
+    """
 
+    def __init__(
+        self, feature: Feature, *, schema: Schema, chunk: RawChunk, texts: Mapping[str, pl.Series], faults: Faults
+    ) -> None:
+        self.truncated = 0
+        self.out_of_range: int | None = None
+        self._feature = feature
+        self._schema = schema
+        self._chunk = chunk
+        self._texts = texts
+        self._faults = faults
+        self._column = column_of(feature)
+        self._role = f"{feature.kind} feature {feature.name!r}"
 
-def _parse_list(
-    parsed: ParsedChunk, feature: MultiHot | Sequence, series: pl.Series, *, table: Table, faults: Faults
-) -> None:
-    role = f"{feature.kind} feature {feature.name!r}"
-    separator = feature.separator or faults.chunk.list_separator
-    lists = read_id_lists(
-        series,
-        separator=separator,
-        faults=faults,
-        role=role,
-        spaces=feature.spaces,
-        padding=feature.padding,
-    )
-    if len(lists.lengths) and int(lists.lengths.max()) > feature.max_length:
-        parsed.truncated[feature.name] = int((lists.lengths > feature.max_length).sum())
-        lists = _cut_lists(lists, max_length=feature.max_length, keep_last=isinstance(feature, Sequence))
-    if table.encoding is Encoding.IDENTITY:
+    @property
+    def series(self) -> pl.Series:
+        """The raw column, of whatever type the file has."""
+        return needed_column(self._chunk, self._column)
+
+    def numbers(self) -> Float64[np.ndarray, " N"]:
+        """Return a number a row, NaN where missing."""
+        numbers = read_numbers(self.series, faults=self._faults, role=self._role)
+        # Text may write a number that the schema takes for nothing in another way ("-1.00").
+        missing = MissingValues.of(self._schema.missing_texts).numbers
+        if not missing or not (found := np.isin(numbers, missing)).any():
+            return numbers
+        return np.where(found, np.nan, numbers)
+
+    def ids(self) -> Ids | Rows:
+        """Return an id a row; of an identity table its row, whose range is checked here."""
+        table = self._schema.table(table_of(self._feature))
+        is_identity = table.encoding is Encoding.IDENTITY
+        if not is_identity and self._column in self._chunk.spans:
+            return Ids.of(self._chunk.spans[self._column])
+        series = self._texts.get(self._column)
+        if series is None:
+            series = self.series
+        ids = read_ids(series, faults=self._faults, role=self._role)
+        return self._identity(ids, owner=np.arange(len(ids)), table=table) if is_identity else Ids.of(ids)
+
+    def ids_of_buckets(self, numbers: Float64[np.ndarray, " N"]) -> Ids:
+        """Return the number of Criteo's bucket of each number as an id."""
+        buckets = pl.Series(criteo_buckets(numbers)).cast(pl.String)
+        missing = np.isnan(numbers)
+        return Ids.of(buckets.set(pl.Series(missing), None) if missing.any() else buckets)
+
+    def id_lists(self, settings: IdLists, *, keep_last: bool) -> ParsedLists:
+        """Return a list of ids a row, cut to its first or its last ids."""
+        lists = read_id_lists(
+            self.series,
+            separator=settings.separator or self._chunk.list_separator,
+            faults=self._faults,
+            role=self._role,
+            spaces=settings.spaces,
+            padding=settings.padding,
+        )
+        keep = self._kept(lists.lengths, max_length=settings.max_length, keep_last=keep_last)
+        if keep is not None:
+            lengths = np.minimum(lists.lengths, settings.max_length)
+            lists = RawIdLists(values=lists.values.filter(pl.Series(keep)), lengths=lengths)
+        table = self._schema.table(table_of(self._feature))
+        if table.encoding is not Encoding.IDENTITY:
+            return ParsedLists(values=Ids.of(lists.values), lengths=lists.lengths)
         owner = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
-        rows, moved = identity_rows(lists.values, owner=owner, table=table, feature=feature, faults=faults)
-        parsed.out_of_range[feature.name] = moved
-        parsed.lists[feature.name] = ParsedLists(values=Rows(rows), lengths=lists.lengths)
-    else:
-        parsed.lists[feature.name] = ParsedLists(values=Ids.of(lists.values), lengths=lists.lengths)
+        return ParsedLists(values=self._identity(lists.values, owner=owner, table=table), lengths=lists.lengths)
 
+    def vectors(self, dim: int) -> Float32[np.ndarray, "N dim"]:
+        """Return a vector a row, zeros where missing."""
+        return read_vectors(self.series, dim=dim, faults=self._faults, role=self._role)
 
-def _cut_lists(lists: IdLists, *, max_length: int, keep_last: bool) -> IdLists:
-    keep = _kept_positions(lists.lengths, max_length=max_length, keep_last=keep_last)
-    return IdLists(values=lists.values.filter(pl.Series(keep)), lengths=np.minimum(lists.lengths, max_length))
+    def times(self, *, max_length: int, seen: tuple[int, ...]) -> ParsedTimes:
+        """Return a list of times a row, cut to its last times."""
+        times, lengths = read_moments(self.series, faults=self._faults, role=self._role, seen=seen)
+        keep = self._kept(lengths, max_length=max_length, keep_last=True)
+        if keep is not None:
+            times = times[keep]
+            lengths = np.minimum(lengths, max_length)
+        return ParsedTimes(values=times, lengths=lengths)
+
+    def refuse(self, row: int, *, expected: str, ways_out: tuple[str, ...] = ()) -> None:
+        """Note that the cell in a row cannot be read: its row is a bad row."""
+        self._faults.add(
+            row,
+            column=self._column,
+            reason=BadReason.NOT_READABLE,
+            expected=f"{expected}, for {self._role}",
+            found=self.series[row],
+            ways_out=ways_out,
+        )
+
+    def _kept(self, lengths: np.ndarray, *, max_length: int, keep_last: bool) -> np.ndarray | None:
+        """Mark the values of lists that stay, and count the lists that are cut; None where none is."""
+        if not len(lengths) or int(lengths.max()) <= max_length:
+            return None
+        self.truncated = int((lengths > max_length).sum())
+        return _kept_positions(lengths, max_length=max_length, keep_last=keep_last)
+
+    def _identity(self, ids: pl.Series, *, owner: np.ndarray, table: Table) -> Rows:
+        rows, self.out_of_range = identity_rows(
+            ids, owner=owner, table=table, feature=self._feature, faults=self._faults
+        )
+        return Rows(rows)
 
 
 def _kept_positions(lengths: np.ndarray, *, max_length: int, keep_last: bool) -> np.ndarray:
@@ -270,7 +355,7 @@ def _kept_positions(lengths: np.ndarray, *, max_length: int, keep_last: bool) ->
 
 
 def identity_rows(
-    ids: pl.Series, *, owner: np.ndarray, table: Table, feature: Categorical | MultiHot | Sequence, faults: Faults
+    ids: pl.Series, *, owner: np.ndarray, table: Table, feature: Feature, faults: Faults
 ) -> tuple[np.ndarray, int]:
     """Rows of an identity table.
 
