@@ -7,6 +7,7 @@
              each a CUDA graph that is replayed; stacks of layers
 
     python -m benchmarks.attention_gpu [--check] [--tune] [--time] [--out FILE]     all three, if none is named
+    python -m benchmarks.attention_gpu --tune --time --only biased                  biased BF16 shapes alone: a minute
 
 Results are written after each case. Needs torch, Triton and numpy, nothing else of the package's.
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,22 +98,38 @@ SHAPES = (
     ),
 )
 TUNED = (SHAPES[1], SHAPES[2], SHAPES[4])
+BIASED = tuple(shape for shape in SHAPES if shape.is_biased and shape.dtype is torch.bfloat16)
+WITNESS = (700, 1, 64, 129)  # lengths at which each candidate is held to the reference
 
 
 def candidates(part: AttentionPart, shape: Shape) -> list[AttentionLaunch]:
-    """Launches that are tried."""
+    """Launches that are tried: rows, columns, warps, stages, and registers of a thread at most."""
+    tiles: list[tuple[int, int, int, int, int | None]]
     if part is AttentionPart.FORWARD:
-        tiles = [(128, 64, 8, 2), (64, 64, 4, 2)]
-        tiles += [(64, 64, 8, 2), (64, 32, 4, 2)] if shape.is_biased else [(128, 64, 8, 3), (128, 128, 8, 2)]
+        tiles = [(128, 64, 8, 2, None), (64, 64, 4, 2, None)]
+        if shape.is_biased:
+            tiles += [(64, 64, 4, 2, 168), (64, 32, 4, 2, None), (64, 32, 4, 2, 128), (128, 64, 8, 2, 128)]
+        else:
+            tiles += [(128, 64, 8, 3, None), (128, 128, 8, 2, None)]
     elif part is AttentionPart.QUERIES:
-        tiles = [(64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2)]
-        tiles += [(64, 32, 4, 2)] if shape.is_biased else [(128, 32, 8, 2)]
+        tiles = [(64, 64, 8, 2, None), (64, 64, 4, 2, None)]
+        if shape.is_biased:
+            tiles += [(64, 64, 4, 2, 168), (64, 64, 8, 2, 128), (64, 32, 4, 2, 168), (64, 32, 4, 2, 128)]
+        else:
+            tiles += [(128, 64, 8, 2, None), (128, 32, 8, 2, None)]
     elif part is AttentionPart.KEYS:
-        tiles = [(32, 128, 8, 2), (64, 64, 8, 2)]
-        tiles += [(32, 64, 4, 2), (32, 64, 8, 2)] if shape.is_biased else [(64, 128, 8, 2), (64, 64, 4, 2)]
+        tiles = [(32, 128, 8, 2, None), (64, 64, 8, 2, None)]
+        if shape.is_biased:
+            tiles += [(64, 64, 4, 2, None), (64, 64, 8, 2, 128), (32, 64, 4, 2, 168), (32, 64, 4, 2, 128)]
+        else:
+            tiles += [(64, 128, 8, 2, None), (64, 64, 4, 2, None)]
     else:
-        tiles = [(64, 64, 8, 2), (64, 64, 8, 1), (64, 64, 4, 1), (32, 32, 4, 2)]
-    return [AttentionLaunch(rows=a, columns=b, warps=warps, stages=stages) for a, b, warps, stages in tiles]
+        tiles = [(64, 64, 8, 1, None), (64, 64, 8, 2, None), (64, 64, 8, 1, 128), (64, 64, 4, 1, None)]
+        tiles += [(32, 32, 4, 2, 128), (32, 32, 4, 2, None)]
+    return [
+        AttentionLaunch(rows=rows, columns=columns, warps=warps, stages=stages, registers=registers)
+        for rows, columns, warps, stages, registers in tiles
+    ]
 
 
 class Problem:
@@ -159,6 +176,27 @@ class Problem:
     def both(self) -> tuple[Tensor, ...]:
         """Results and gradients."""
         return self.backward(self.forward())
+
+    def expected(self) -> list[Tensor]:
+        """Results and gradients by the reference, in FP64."""
+        leaves = [each.detach().double().requires_grad_() for each in (self.q, self.k, self.v)]
+        weights = [each for each in (self.bias.w_pos, self.bias.w_time) if each is not None]
+        weights = [each.detach().double().requires_grad_() for each in weights]
+        bias = self.bias
+        if weights:
+            bias = replace(bias, w_pos=weights[0], w_time=weights[1])
+        scale = self.shape.dim**-0.5
+        options = {"layout": self.layout, "form": self.shape.form, "scale": scale, "divisor": self.divisor}
+        out = jagged_attention_reference(*leaves, **options, bias=bias)
+        return [out.detach(), *torch.autograd.grad(out, [*leaves, *weights], self.grad.double())]
+
+    def error(self, expected: list[Tensor]) -> float:
+        """The largest error of results and gradients, as a share of the largest number of each."""
+        found = self.forward()
+        return max(
+            float((one.double() - other).abs().max() / other.abs().max())
+            for one, other in zip([found[0], *self.backward(found)], expected, strict=False)
+        )
 
     def tflop(self) -> float:
         """Of the forward pass, for the pairs that see each other."""
@@ -261,9 +299,9 @@ _KINDS = (
 )
 
 
-def check(results: Results, *, workers: int) -> None:
+def check(results: Results, *, workers: int, only: str) -> None:
     """Every form against the reference in FP64, in several processes, as each case has kernels of its own."""
-    command = [sys.executable, "-m", "benchmarks.attention_gpu", "--check-some"]
+    command = [sys.executable, "-m", "benchmarks.attention_gpu", "--only", only, "--check-some"]
     running = [
         subprocess.Popen([*command, str(worker), str(workers)], stdout=subprocess.PIPE, text=True)
         for worker in range(workers)
@@ -277,9 +315,9 @@ def check(results: Results, *, workers: int) -> None:
                 results.add("check", case, found, is_said=found.get("verdict") != "ok")
 
 
-def check_some(worker: int, workers: int) -> None:
-    """Say a share of the cases, a line of JSON each."""
-    cases = [(checked, kind) for checked in _CHECKED for kind in _KINDS]
+def check_some(worker: int, workers: int, *, is_biased: bool) -> None:
+    """Say a share of the cases, a line of JSON each; those with biases alone, if so asked."""
+    cases = [(checked, kind) for checked in _CHECKED for kind in _KINDS if kind[3] or not is_biased]
     for index, ((name, *given), (form, dtype, dim, is_biased)) in enumerate(cases):
         if index % workers != worker:
             continue
@@ -371,81 +409,103 @@ def parts_of_shape(shape: Shape) -> list[AttentionPart]:
     return [part for part in AttentionPart if shape.is_biased or part is not AttentionPart.BIASES]
 
 
-def trials() -> list[tuple[Shape, AttentionPart, AttentionLaunch]]:
-    """All that is tried."""
-    return [
-        (shape, part, each) for shape in TUNED for part in parts_of_shape(shape) for each in candidates(part, shape)
-    ]
+def rounds_of(shape: Shape) -> list[dict[AttentionPart, AttentionLaunch]]:
+    """Candidates of all parts side by side, so that a run of both passes compiles one of each."""
+    listed = {part: candidates(part, shape) for part in parts_of_shape(shape)}
+    most = max(len(each) for each in listed.values())
+    return [{part: each[index % len(each)] for part, each in listed.items()} for index in range(most)]
 
 
-def compile_some(worker: int, workers: int) -> None:
-    """Compile a share of the candidates into Triton's cache on disk, by running each once."""
-    problems: dict[str, tuple[Problem, tuple[Tensor, Tensor]]] = {}
-    for index, (shape, part, launch) in enumerate(trials()):
-        if index % workers != worker:
-            continue
-        try:
-            if shape.name not in problems:
-                problem = Problem(shape)
-                problems[shape.name] = problem, (torch.zeros_like(problem.q), torch.zeros(0, 0, device=DEVICE))
-            problem, found = problems[shape.name]
-            with launched_as({part: launch}):
-                problem.forward() if part is AttentionPart.FORWARD else problem.backward(found)
-        except Exception as error:  # what does not fit the chip is no candidate
-            print(f"  worker {worker}: {part} {launch}: {type(error).__name__}", flush=True)
+def compile_some(worker: int, workers: int, shapes: tuple[Shape, ...]) -> None:
+    """Compile a share of the candidates into Triton's cache on disk, by running each once on short sequences."""
+    rounds = [(shape, launches) for shape in shapes for launches in rounds_of(shape)]
+    for shape, launches in rounds[worker::workers]:
+        problem = Problem(replace(shape, lengths=WITNESS))
+        for part, launch in launches.items():  # one that does not fit the chip does not hide the others
+            try:
+                with launched_as(launches if part is AttentionPart.QUERIES else {part: launch}):
+                    problem.both()
+            except Exception as error:
+                print(f"  worker {worker}: {part} {launch}: {type(error).__name__}", flush=True)
 
 
-def tune(results: Results, *, workers: int) -> dict[str, dict[AttentionPart, AttentionLaunch]]:
-    """Time every candidate, one part at a time; the best launches of each shape."""
+def distinct(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """The first of those shapes that take the same kernels."""
+    return tuple(shape for index, shape in enumerate(shapes) if not any(_alike(shape, each) for each in shapes[:index]))
+
+
+def tune(
+    results: Results, shapes: tuple[Shape, ...], *, workers: int, only: str
+) -> dict[str, dict[AttentionPart, AttentionLaunch]]:
+    """Hold every candidate to the reference and time it, one part at a time; the best launches of each shape."""
     begin = time.time()
-    command = [sys.executable, "-m", "benchmarks.attention_gpu", "--compile"]
+    command = [sys.executable, "-m", "benchmarks.attention_gpu", "--only", only, "--compile"]
     running = [subprocess.Popen([*command, str(worker), str(workers)]) for worker in range(workers)]
     for each in running:
         each.wait()
-    print(f"compiled {len(trials())} candidates in {time.time() - begin:.1f} s", flush=True)
+    print(f"compiled in {time.time() - begin:.1f} s", flush=True)
     best: dict[str, dict[AttentionPart, AttentionLaunch]] = {}
-    for shape in TUNED:
+    for shape in shapes:
         problem = Problem(shape)
+        witness = Problem(replace(shape, lengths=WITNESS))
+        expected = witness.expected()
         found = problem.forward()
         best[shape.name] = {}
         for part in parts_of_shape(shape):
             times: dict[AttentionLaunch, float] = {}
+            said: dict[str, Any] = {}
             for launch in candidates(part, shape):
                 try:
                     with launched_as({**best[shape.name], part: launch}):
+                        error = witness.error(expected)
+                        if error > 0.02:
+                            said[str(launch)] = f"WRONG by {error:.2g}"
+                            continue
                         is_forward = part is AttentionPart.FORWARD
                         replay = graphed(problem.forward if is_forward else partial(problem.backward, found))
                     times[launch] = milliseconds({"ours": replay}, rounds=5, budget_ms=3.0)["ours"]
+                    said[str(launch)] = round(times[launch], 4)
                 except Exception as error:
-                    print(f"  {part} {launch}: {type(error).__name__}: {str(error)[:120]}", flush=True)
+                    said[str(launch)] = f"{type(error).__name__}: {str(error)[:120]}"
                     torch.cuda.synchronize()
-            if not times:
-                continue
-            best[shape.name][part] = min(times, key=lambda each: times[each])
-            listed = {str(each): round(spent, 4) for each, spent in sorted(times.items(), key=lambda pair: pair[1])}
-            results.add("tune", f"{shape.name} / {part.value}", listed)
+            if times:
+                best[shape.name][part] = min(times, key=lambda each: times[each])
+            results.add("tune", f"{shape.name} / {part.value}", said)
+        with launched_as(best[shape.name]):
+            results.add("tune", f"{shape.name} / kernels", kernel_times(problem))
     return best
+
+
+def kernel_times(problem: Problem) -> dict[str, float]:
+    """Milliseconds of each kernel of both passes."""
+    problem.both()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        for _ in range(5):
+            problem.both()
+        torch.cuda.synchronize()
+    spent = {each.key[:60]: each.self_device_time_total / 5e3 for each in profiled.key_averages()}
+    return {name: round(each, 4) for name, each in sorted(spent.items(), key=lambda pair: -pair[1]) if each > 5e-4}
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def time_all(results: Results, best: dict[str, dict[AttentionPart, AttentionLaunch]]) -> None:
+def time_all(
+    results: Results,
+    shapes: tuple[Shape, ...],
+    stacks: tuple[tuple[str, Callable[[], dict[str, Any]]], ...],
+    best: dict[str, dict[AttentionPart, AttentionLaunch]],
+) -> None:
     """Ours against flash of the same lengths, and stacks of layers."""
-    for shape in SHAPES:
-        alike = next((each for each in TUNED if _alike(each, shape)), shape)
+    for shape in shapes:
+        alike = next((each for each in SHAPES if each.name in best and _alike(each, shape)), shape)
         launches = best.get(alike.name, {})
         try:
             results.add("time", shape.name, _contest(Problem(shape), launches))
         except Exception as error:
             results.add("time", shape.name, {"failed": f"{type(error).__name__}: {str(error)[:300]}"})
-    for name, function in (
-        ("five STU layers, forward", _stu_forward),
-        ("three STU layers", _stu_step),
-        ("HSTU 2 x 50", _hstu_step),
-        ("five STU layers, forward, compiled", partial(_stu_forward, is_compiled=True)),
-        ("three STU layers, compiled", partial(_stu_step, is_compiled=True)),
-    ):
+    for name, function in stacks:
         try:
             results.add("time", name, function())
         except Exception as error:
@@ -453,7 +513,7 @@ def time_all(results: Results, best: dict[str, dict[AttentionPart, AttentionLaun
 
 
 def _alike(one: Shape, other: Shape) -> bool:
-    return (one.dim, one.is_biased, one.dtype) == (other.dim, other.is_biased, other.dtype)
+    return (one.heads, one.dim, one.is_biased, one.dtype) == (other.heads, other.dim, other.is_biased, other.dtype)
 
 
 def _contest(problem: Problem, launches: dict[AttentionPart, AttentionLaunch]) -> dict[str, Any]:
@@ -554,22 +614,34 @@ def _both(stack: SequenceStack, events: Tensor, function: Callable[[Tensor], Ten
     return {"ms": round(spent, 3), "users/s": round(users / spent * 1e3, 1), "events": len(events)}
 
 
+STACKS = (
+    ("HSTU 2 x 50", _hstu_step),
+    ("five STU layers, forward", _stu_forward),
+    ("three STU layers", _stu_step),
+    ("five STU layers, forward, compiled", partial(_stu_forward, is_compiled=True)),
+    ("three STU layers, compiled", partial(_stu_step, is_compiled=True)),
+)
+
+
 def main() -> None:
     """Run the parts that are named."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--only", choices=("all", "biased"), default="all")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=Path("attention_gpu.json"))
     parser.add_argument("--compile", type=int, nargs=2)
     parser.add_argument("--check-some", type=int, nargs=2)
     chosen = parser.parse_args()
+    is_biased = chosen.only == "biased"
+    tuned = distinct(BIASED) if is_biased else TUNED
     if chosen.check_some:
-        check_some(*chosen.check_some)
+        check_some(*chosen.check_some, is_biased=is_biased)
         return
     if chosen.compile:
-        compile_some(*chosen.compile)
+        compile_some(chosen.compile[0], chosen.compile[1], tuned)
         return
     is_all = not (chosen.check or chosen.tune or chosen.time)
     results = Results(chosen.out)
@@ -577,13 +649,13 @@ def main() -> None:
     begin = time.time()
     best: dict[str, dict[AttentionPart, AttentionLaunch]] = {}
     if chosen.tune or is_all:
-        best = tune(results, workers=chosen.workers)
+        best = tune(results, tuned, workers=chosen.workers, only=chosen.only)
         print(f"-- tuned after {time.time() - begin:.0f} s", flush=True)
     if chosen.time or is_all:
-        time_all(results, best)
+        time_all(results, BIASED if is_biased else SHAPES, STACKS[:1] if is_biased else STACKS, best)
         print(f"-- timed after {time.time() - begin:.0f} s", flush=True)
     if chosen.check or is_all:
-        check(results, workers=chosen.workers)
+        check(results, workers=chosen.workers, only=chosen.only)
         print(f"-- checked after {time.time() - begin:.0f} s", flush=True)
     results.repeat()
 

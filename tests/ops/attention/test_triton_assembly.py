@@ -43,8 +43,8 @@ def built(
     )
     numbers = dict.fromkeys(("q", "k", "v", "out", "grad", "dq", "dk", "dv"), POINTERS[dtype])
     floats = ("lse", "delta", "d_places", "d_columns", "d_own", "d_time", "w_pos", "w_time", "borders")
-    integers = ("offsets", "query_offsets", "targets", "spans", "query_times", "key_times", "limits")
-    sizes = ("sequences", "tiles", "lead", "pieces", "context", "reach", "half")
+    integers = ("offsets", "query_offsets", "targets", "spans", "query_times", "key_times", "limits", "bounds")
+    sizes = ("time_tiles", "sequences", "tiles", "lead", "pieces", "context", "reach", "half")
     strides = [f"{name}_{axis}" for name in ("q", "k", "v", "out", "grad") for axis in ("row", "head")]
     types = numbers | dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i64") | dict.fromkeys(sizes, "i32")
     types |= dict.fromkeys(("scale", "inverse"), "fp32") | dict.fromkeys(strides, "i32:16")
@@ -64,6 +64,7 @@ def built(
         "precision": precision,
         "rows_tile": launch.rows,
         "columns_tile": launch.columns,
+        "times_tile": min(launch.rows, launch.columns),
         "tile": launch.rows,
         "padded_buckets": power_of_two(max(1, buckets)),
         "of_targets": False,
@@ -73,8 +74,7 @@ def built(
         types=types,
         constants={name: value for name, value in constants.items() if name in kernel.arg_names},
         architecture=architecture,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
+        **launch.options,
     )
 
 

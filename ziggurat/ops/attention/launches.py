@@ -40,15 +40,24 @@ class AttentionLaunch:
         columns: keys of a tile; the same.
         warps: of a program.
         stages: tiles that are loaded ahead, the one that is computed among them.
+        registers: of a thread, at most, so that more programs are on a multiprocessor; None: as many as it takes.
     """
 
     rows: int
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.rows} x {self.columns}, {self.warps} warps, {self.stages} stages"
+        said = f"{self.rows} x {self.columns}, {self.warps} warps, {self.stages} stages"
+        return said if self.registers is None else f"{said}, {self.registers} registers"
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of Triton's compiler."""
+        of_registers = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages} | of_registers
 
 
 class AttentionKind(NamedTuple):

@@ -292,6 +292,7 @@ class _Call:
         precision = _precision(q)
         is_biased = bool(self.positions or self.buckets)
         self.kind = kind_of(q.dtype, width=max(q.shape[2], v.shape[2]), is_biased=is_biased, precision=precision)
+        self._bounds: dict[int, tuple[Tensor, int]] = {}
         self.constants: dict[str, Any] = {
             "heads": self.heads,
             "dim": q.shape[2],
@@ -315,6 +316,19 @@ class _Call:
         """Tiles of the longest sequence."""
         return -(-self.longest // size)
 
+    def bounds(self, tile: int) -> tuple[Tensor, int]:
+        """Return the earliest and latest times of tiles of queries and keys, computed once, and how many tiles."""
+        if not self.buckets:
+            return self.places[0], 0
+        if tile not in self._bounds:
+            tiles = self.tiles(tile)
+            found = torch.empty(2, self.sequences, tiles, 2, dtype=torch.int64, device=self.device)
+            kernels_of(ATTENTION_KERNELS).bounds_kernel[(self.sequences * tiles,)](
+                *self.biases[2:4], found, *self.places[:2], self.sequences, tiles, tile=tile
+            )
+            self._bounds[tile] = found, tiles
+        return self._bounds[tile]
+
     def run(
         self,
         name: str,
@@ -328,16 +342,18 @@ class _Call:
         if not programs:
             return
         kernel = getattr(kernels_of(ATTENTION_KERNELS), name)
+        tile = min(launch.rows, launch.columns)
         kernel[(programs,)](
             *tensors,
             *self.places,
             *self.biases,
+            *self.bounds(tile),
             *numbers,
             **self.constants,
             rows_tile=launch.rows,
             columns_tile=launch.columns,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
+            times_tile=tile,
+            **launch.options,
         )
 
 
@@ -372,6 +388,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
             of_time,
             *call.places,
             *call.biases,
+            *call.bounds(tile),
             call.sequences,
             tiles,
             lead,
@@ -382,8 +399,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
             tile=tile,
             padded_buckets=power_of_two(max(1, call.buckets)),
             of_targets=of_targets,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
+            **launch.options,
         )
         if call.buckets:
             d_time += of_time.sum(0)

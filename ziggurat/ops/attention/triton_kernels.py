@@ -16,16 +16,21 @@ stand behind all that they see.
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 
 from ziggurat.ops.attention.time_buckets import BASE
+from ziggurat.ops.kernel_choice import is_interpreted
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 MOST = tl.constexpr(2**30)  # duration in a tile, for 32 bits
-FEW = tl.constexpr(2)  # buckets of a tile besides the lowest
-SOME = tl.constexpr(8)
+FEW = tl.constexpr(3)  # buckets of a tile besides the lowest, which are found by comparing
+SOME = tl.constexpr(10)
+# Arguments that say how many: a kernel is not compiled again when a batch has other ones.
+SIZES = ("time_tiles", "sequences", "tiles", "lead", "pieces", "context", "reach", "half", "positions")
+HAS_PTX = tl.constexpr(not is_interpreted() and torch.version.hip is None)
 BUCKETS_AN_OCTAVE = tl.constexpr(math.log(2.0) / BASE)
 
 
@@ -149,31 +154,108 @@ def _store_tile(to, values, begin, index, limit, row_stride, dim: tl.constexpr, 
 
 
 @triton.jit
-def _buckets(asked, times, borders, buckets: tl.constexpr):
-    """The bucket of every duration: the border that its logarithm is nearest to, or the bucket below that border.
+def _exp2(x):
+    """2ˣ by the unit for special functions: two units of the last place, numbers below the normal ones are 0."""
+    if HAS_PTX:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return tl.exp2(x)
 
-    Borders are 0 and the numbers of `time_buckets.py`; that the logarithm is not exact changes nothing.
+
+@triton.jit
+def _inverse(x):
+    """1/x by the unit for special functions, to one unit of the last place."""
+    if HAS_PTX:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return 1.0 / x
+
+
+@triton.jit
+def _log2(x):
+    """The logarithm by the unit for special functions, of a number of at least 1."""
+    if HAS_PTX:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return tl.log2(x)
+
+
+@triton.jit
+def _read(pointers):
+    """Load numbers that nobody writes, in the layout of whoever uses them.
+
+    The compiler takes `tl.load` for a load of operands: it copies them to shared memory ahead of their use, or loads
+    them in an order that is good for whole rows and exchanges them between threads, with barriers. Biases lie in the
+    first-level cache.
     """
-    size = tl.maximum(tl.abs(asked - times).to(tl.float32), 1.0)
-    nearest = tl.minimum((tl.log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
-    return nearest - (size < tl.load(borders + nearest)).to(tl.int32)
+    if not HAS_PTX:
+        found = tl.load(pointers)
+    elif pointers.dtype.element_ty == tl.int64:
+        found = tl.inline_asm_elementwise(
+            "ld.global.nc.s64 $0, [$1];", "=l,l", [pointers.to(tl.int64)], tl.int64, is_pure=True, pack=1
+        )
+    else:
+        found = tl.inline_asm_elementwise(
+            "ld.global.nc.f32 $0, [$1];", "=f,l", [pointers.to(tl.int64)], tl.float32, is_pure=True, pack=1
+        )
+    return found
+
+
+@triton.jit
+def _zeros_like(numbers):
+    """Zeros that lie among threads as other numbers do, which the compiler cannot see to be constant."""
+    if HAS_PTX:
+        return tl.inline_asm_elementwise("mov.f32 $0, 0f00000000;", "=f,f", [numbers], tl.float32, is_pure=True, pack=1)
+    return tl.zeros_like(numbers)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def bounds_kernel(query_times, key_times, bounds, offsets, query_offsets, sequences, tiles, tile: tl.constexpr):
+    """Store the earliest and the latest time of one tile of a sequence: of its queries, then of its keys."""
+    pid = tl.program_id(0)
+    at = pid % tiles * tile
+    b = pid // tiles
+    first_key = tl.load(offsets + b)
+    first_query = tl.load(query_offsets + b)
+    num_keys = (tl.load(offsets + b + 1) - first_key).to(tl.int32)
+    num_queries = (tl.load(query_offsets + b + 1) - first_query).to(tl.int32)
+    index = at + tl.arange(0, tile)
+    if at < num_queries:
+        times = tl.load(query_times + first_query + tl.minimum(index, num_queries - 1))
+        tl.store(bounds + pid * 2, tl.min(times, axis=0))
+        tl.store(bounds + pid * 2 + 1, tl.max(times, axis=0))
+    if at < num_keys:
+        times = tl.load(key_times + first_key + tl.minimum(index, num_keys - 1))
+        bounds += sequences * tiles * 2
+        tl.store(bounds + pid * 2, tl.min(times, axis=0))
+        tl.store(bounds + pid * 2 + 1, tl.max(times, axis=0))
+
+
+@triton.jit
+def _bounds_of(bounds, at, num, tile: tl.constexpr, size: tl.constexpr):
+    """The earliest and the latest of the times `at` to `at + size - 1`, by those of the tiles that they lie in."""
+    last = (tl.minimum(at + size, num) - 1) // tile
+    earliest = _read(bounds + at // tile * 2)
+    latest = _read(bounds + at // tile * 2 + 1)
+    for further in tl.static_range(1, size // tile + 1):
+        of_tile = bounds + tl.minimum(at // tile + further, last) * 2
+        earliest = tl.minimum(earliest, _read(of_tile))
+        latest = tl.maximum(latest, _read(of_tile + 1))
+    return earliest, latest
 
 
 @triton.jit
 def _bucket_of(duration, limits, buckets: tl.constexpr):
     """The bucket of one duration, by the shortest duration of each."""
     size = tl.maximum(duration.to(tl.float32), 1.0)
-    nearest = tl.minimum((tl.log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
-    return nearest - (duration < tl.load(limits + nearest)).to(tl.int32)
+    nearest = tl.minimum((_log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
+    return nearest - (duration < _read(limits + nearest)).to(tl.int32)
 
 
 @triton.jit
-def _durations(asked, times, first_asked, last_asked, first_time, last_time, limits, buckets: tl.constexpr):
-    """Durations of a tile in 32 bits.
+def _durations(first_asked, last_asked, first_time, last_time, limits, buckets: tl.constexpr):
+    """Find what the bounds of a tile's times say of its durations.
 
     Returns:
-        what is to be added to the numbers that follow; durations less that; the lowest and the highest bucket that
-        the tile can have; whether durations fit in 32 bits.
+        what is taken from keys' times, and from all durations by that; the lowest and the highest bucket; whether
+        durations less that fit in 32 bits; whether durations do.
     """
     shift = tl.maximum(first_asked - last_time, 0)
     shortest = tl.maximum(shift, first_time - last_asked)
@@ -183,55 +265,130 @@ def _durations(asked, times, first_asked, last_asked, first_time, last_time, lim
     base = first_asked - shift
     far = tl.maximum(tl.abs(first_time - base), tl.abs(last_time - base))
     fits = (last_asked - first_asked) + far < MOST
-    apart = tl.abs((asked - first_asked).to(tl.int32) - (times - base).to(tl.int32))
-    return shift, apart, lowest, highest, fits
+    return base, shift, lowest, highest, fits, longest < 2 * MOST
+
+
+@triton.jit
+def _apart(asked_at, times_at, first_asked, base):
+    """Durations of a tile in 32 bits, less what `_durations` takes from them."""
+    asked = (_read(asked_at) - first_asked).to(tl.int32)
+    return tl.abs(asked - (_read(times_at) - base).to(tl.int32))
 
 
 @triton.jit
 def _limit(bucket, shift, limits):
     """The shortest duration of a bucket, less what was taken from all durations."""
-    return _clip(tl.load(limits + bucket) - shift, 0, 2 * MOST - 1).to(tl.int32)
+    return _clip(_read(limits + bucket) - shift, 0, MOST).to(tl.int32)
 
 
 @triton.jit
-def _ladder(apart, shift, lowest, w_time, limits, buckets: tl.constexpr, steps: tl.constexpr):
-    """Weights of durations that lie in the bucket `lowest` or in one of the next `steps`."""
-    added = tl.zeros(apart.shape, dtype=tl.float32) + tl.load(w_time + lowest)
+def _buckets(durations, borders, buckets: tl.constexpr):
+    """The bucket of every duration: the border that its logarithm is nearest to, or the bucket below that border.
+
+    Borders are 0 and the numbers of `time_buckets.py`; that the logarithm is not exact changes nothing.
+    """
+    size = tl.maximum(durations.to(tl.float32), 1.0)
+    nearest = tl.minimum((_log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
+    return nearest - (size < _read(borders + nearest)).to(tl.int32)
+
+
+@triton.jit
+def _are_apart(asked, times, limit):
+    """Say which times are `limit` or more before which queries.
+
+    The limit is taken from the side of which a thread has two numbers: differences of all pairs would cost more.
+    """
+    return times + limit <= asked if asked.shape[0] == 1 else times <= asked - limit
+
+
+@triton.jit
+def _ladder(
+    asked_at, times_at, first_asked, base, shift, lowest, w_time, limits, buckets: tl.constexpr, steps: tl.constexpr
+):  # fmt: skip
+    """Biases of durations in the bucket `lowest` or in one of the next `steps`; no key is later than a query."""
+    asked = (_read(asked_at) - first_asked).to(tl.int32)
+    times = (_read(times_at) - base).to(tl.int32)
+    added = tl.zeros((asked + times).shape, dtype=tl.float32) + _read(w_time + lowest)
     for step in tl.static_range(1, steps + 1):
-        weight = tl.load(w_time + tl.minimum(lowest + step, buckets - 1))
-        added = tl.where(apart >= _limit(lowest + step, shift, limits), weight, added)
+        weight = _read(w_time + tl.minimum(lowest + step, buckets - 1))
+        added = tl.where(_are_apart(asked, times, _limit(lowest + step, shift, limits)), weight, added)
     return added
 
 
 @triton.jit
-def _scores(
-    products, outer_places, inner_places, asked, times, first_asked, last_asked, first_time, last_time,
-    w_pos, w_time, borders, limits, is_any, scale,
-    has_pos: tl.constexpr, has_time: tl.constexpr, buckets: tl.constexpr,
+def _plus_times(
+    s, asked_at, times_at, first_asked, last_asked, first_time, last_time, w_time, borders, limits,
+    buckets: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile from its products, the places of its pairs in w_pos, and their times.
+    """Scores of a tile and their biases by time; the times are at two pointers, one of them a column and one a row.
 
-    What is added is loaded inside of branches, so that the compiler does not load it ahead into shared memory like
-    keys and values: it lies in the first-level cache.
+    Where a tile has few buckets, as it has far from the diagonal, its durations are compared with where each of them
+    begins; else their logarithms say which.
     """
-    s = products * scale
+    base, shift, lowest, highest, fits, are_short = _durations(
+        first_asked, last_asked, first_time, last_time, limits, buckets
+    )
+    are_ordered = fits & (first_asked >= last_time)
+    if are_ordered & (highest - lowest <= FEW):
+        s += _ladder(asked_at, times_at, first_asked, base, shift, lowest, w_time, limits, buckets, FEW)
+    elif are_ordered & (highest - lowest <= SOME):
+        s += _ladder(asked_at, times_at, first_asked, base, shift, lowest, w_time, limits, buckets, SOME)
+    elif fits & are_short:
+        found = _buckets(_apart(asked_at, times_at, first_asked, base) + shift.to(tl.int32), borders, buckets)
+        s += _read(w_time + found)
+    else:
+        found = _buckets(tl.abs(_read(asked_at) - _read(times_at)), borders, buckets)
+        s += _read(w_time + found)
+    return s
+
+
+@triton.jit
+def _plus_places(
+    s, w_pos, first_row, first_column, last_row, last_column, row_index, column_index, history, half,
+    rows_tile: tl.constexpr, columns_tile: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile and their biases by place; `last_row` and `last_column` are those that are there.
+
+    Where no place is clipped, each element lies a constant number of places behind one pointer, so that addresses cost
+    nothing.
+    """
+    ahead = first_column - first_row
+    is_inside = (ahead + columns_tile - 1 <= half) & (rows_tile - 1 - ahead <= half)
+    if is_inside & (tl.maximum(last_row, last_column) <= tl.minimum(history, half)):
+        s += _read((w_pos + half + ahead - row_index) + column_index)
+    else:
+        row_places = _clip(tl.minimum(first_row + row_index, history), 0, half)
+        column_places = _clip(tl.minimum(first_column + column_index, history), 0, half)
+        s += _read(w_pos + (half + column_places - row_places))
+    return s
+
+
+@triton.jit
+def _biased(
+    s, row_at, column_at, row_index, column_index, b, sequences,
+    first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
+    w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
+    has_pos: tl.constexpr, has_time: tl.constexpr, buckets: tl.constexpr,
+    rows_tile: tl.constexpr, columns_tile: tl.constexpr, times_tile: tl.constexpr,
+):  # fmt: skip
+    """Scores of the tile at `row_at` and `column_at` in memory, with their biases by place and time."""
     if has_pos:
-        of_places = tl.zeros(products.shape, dtype=tl.float32)
-        if is_any:
-            of_places = tl.load(w_pos + inner_places + outer_places)
-        s += of_places
+        s = _plus_places(
+            s, w_pos, query_start + row_at, key_start + column_at,
+            query_start + tl.minimum(row_at + rows_tile, num_queries) - 1,
+            key_start + tl.minimum(column_at + columns_tile, num_keys) - 1,
+            row_index, column_index, history, half, rows_tile, columns_tile,
+        )  # fmt: skip
     if has_time:
-        shift, apart, lowest, highest, fits = _durations(
-            asked, times, first_asked, last_asked, first_time, last_time, limits, buckets
+        first_asked, last_asked = _bounds_of(bounds + b * time_tiles * 2, row_at, num_queries, times_tile, rows_tile)
+        first_time, last_time = _bounds_of(
+            bounds + (sequences + b) * time_tiles * 2, column_at, num_keys, times_tile, columns_tile
         )
-        # Far from the diagonal a tile has few buckets.
-        if fits & (highest - lowest <= FEW):
-            added = _ladder(apart, shift, lowest, w_time, limits, buckets, FEW)
-        elif fits & (highest - lowest <= SOME):
-            added = _ladder(apart, shift, lowest, w_time, limits, buckets, SOME)
-        else:
-            added = tl.load(w_time + _buckets(asked, times, borders, buckets))
-        s += added
+        s = _plus_times(
+            s, query_times + first_query + tl.minimum(row_at + row_index, num_queries - 1),
+            key_times + first_key + tl.minimum(column_at + column_index, num_keys - 1),
+            first_asked, last_asked, first_time, last_time, w_time, borders, limits, buckets,
+        )  # fmt: skip
     return s
 
 
@@ -244,7 +401,7 @@ def _is_seen(rows, columns, history, context, reach):
 @triton.jit
 def _gate(s):
     """The logistic function."""
-    return 1.0 / (1.0 + tl.exp2(s * -LOG2_E))
+    return _inverse(1.0 + _exp2(s * -LOG2_E))
 
 
 @triton.jit
@@ -258,20 +415,21 @@ def _weights_and_slopes(s, g, lse, delta, form: tl.constexpr):
         weights = tl.maximum(s, 0.0)
         slopes = tl.where(s > 0.0, g, 0.0)
     else:
-        weights = tl.exp2((s - lse) * LOG2_E)
+        weights = _exp2((s - lse) * LOG2_E)
         slopes = weights * (g - delta)
     return weights, slopes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
     q, k, v, out, lse, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times, borders, limits,
-    sequences, tiles, context, reach, half, scale, inverse,
+    bounds, time_tiles, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
     buckets: tl.constexpr,
     form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
+    times_tile: tl.constexpr,
 ):  # fmt: skip
     """Results of `rows_tile` queries of one head of one sequence; late queries, which see most, are taken first."""
     pid = tl.program_id(0)
@@ -292,23 +450,11 @@ def forward_kernel(
     across = tl.arange(0, columns_tile)
     rows = (query_start + begin + index)[:, None]
     queries = _load_tile(q, begin, index, num_queries, q_row, dim, padded, True)
-    row_places = half - _clip(tl.minimum(rows, history), 0, half)
-    asked = rows
-    first_asked = first_key * 0
-    last_asked = first_key * 0
-    first_time = first_key * 0
-    last_time = first_key * 0
-    if has_time:
-        # Rows behind the last one repeat its time, so that the tile has no time that nobody asked at.
-        times_at = query_times + first_query + tl.minimum(begin + index, num_queries - 1)
-        row_times = tl.load(times_at)
-        first_asked = tl.min(row_times, axis=0)
-        last_asked = tl.max(row_times, axis=0)
-        asked = row_times[:, None]
     last_row = query_start + tl.minimum(begin + rows_tile, num_queries) - 1
     left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
         query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
     )
+    first_whole = num_left
     if has_pos or has_time:
         num_left += num_whole
     sums = tl.zeros((rows_tile, padded_value), dtype=tl.float32)
@@ -317,6 +463,9 @@ def forward_kernel(
     # With biases one loop has all tiles: the code is twice as long, and the mask is little beside them.
     for masked in tl.static_range(1 if has_pos or has_time else 0, 2):
         for i in range(num_whole if masked == 0 else num_left + num_right + num_own):
+            is_edge = masked
+            if has_pos or has_time:
+                is_edge = (i < first_whole) | (i >= num_left)
             if masked == 0:
                 at = whole + i * columns_tile
             else:
@@ -325,33 +474,30 @@ def forward_kernel(
             keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
             values = _load_tile(v, at, across, num_keys, v_row, value_dim, padded_value, masked)
             columns = (key_start + at + across)[None, :]
-            column_places = columns if masked == 0 else _clip(tl.minimum(columns, history), 0, half)
-            times = columns
-            if has_time:
-                column_times = tl.load(key_times + first_key + tl.minimum(at + across, num_keys - 1))
-                first_time = tl.min(column_times, axis=0)
-                last_time = tl.max(column_times, axis=0)
-                times = column_times[None, :]
             products = tl.dot(queries, tl.trans(keys), input_precision=precision)
-            s = _scores(
-                products, row_places, column_places, asked, times, first_asked, last_asked, first_time, last_time,
-                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
-            )  # fmt: skip
+            s = products * scale
+            if has_pos or has_time:
+                s = _biased(
+                    s, begin, at, index[:, None], across[None, :], b, sequences,
+                    first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
+                    w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
+                    has_pos, has_time, buckets, rows_tile, columns_tile, times_tile,
+                )  # fmt: skip
             if form == "softmax":
-                if masked:
+                if is_edge:
                     seen = _is_seen(rows, columns, history, context, reach) & (at + across < num_keys)[None, :]
                     s = tl.where(seen, s, float("-inf"))
                 s *= LOG2_E
                 higher = tl.maximum(most, tl.max(s, axis=1))
                 base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that saw nothing yet
-                weights = tl.exp2(s - base[:, None])
-                shrink = tl.exp2(most - base)
+                weights = _exp2(s - base[:, None])
+                shrink = _exp2(most - base)
                 total = total * shrink + tl.sum(weights, axis=1)
                 sums *= shrink[:, None]
                 most = higher
             else:
                 weights = s * _gate(s) if form == "silu" else tl.maximum(s, 0.0)
-                if masked:
+                if is_edge:
                     weights = tl.where(_is_seen(rows, columns, history, context, reach), weights, 0.0)
             sums = tl.dot(weights.to(values.dtype), values, sums, input_precision=precision)
     if form == "softmax":
@@ -364,15 +510,16 @@ def forward_kernel(
     _store_tile(out, sums, begin, index, num_queries, out_row, value_dim, padded_value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def queries_kernel(
     q, k, v, grad, out, lse, delta, dq, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
-    borders, limits, sequences, tiles, context, reach, half, scale, inverse,
+    borders, limits, bounds, time_tiles, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head, out_row, out_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
     buckets: tl.constexpr,
     form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
+    times_tile: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `rows_tile` queries of one head of one sequence."""
     pid = tl.program_id(0)
@@ -408,29 +555,20 @@ def queries_kernel(
         logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)  # a row that sees nothing
         sums_of_row = logarithms[:, None]
         mean = means[:, None]
-    row_places = half - _clip(tl.minimum(rows, history), 0, half)
-    asked = rows
-    first_asked = first_key * 0
-    last_asked = first_key * 0
-    first_time = first_key * 0
-    last_time = first_key * 0
-    if has_time:
-        # Rows behind the last one repeat its time, so that the tile has no time that nobody asked at.
-        times_at = query_times + first_query + tl.minimum(begin + index, num_queries - 1)
-        row_times = tl.load(times_at)
-        first_asked = tl.min(row_times, axis=0)
-        last_asked = tl.max(row_times, axis=0)
-        asked = row_times[:, None]
     last_row = query_start + tl.minimum(begin + rows_tile, num_queries) - 1
     left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
         query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
     )
+    first_whole = num_left
     if has_pos or has_time:
         num_left += num_whole
     sums = tl.zeros((rows_tile, padded), dtype=tl.float32)
     # With biases one loop has all tiles: the code is twice as long, and the mask is little beside them.
     for masked in tl.static_range(1 if has_pos or has_time else 0, 2):
         for i in range(num_whole if masked == 0 else num_left + num_right + num_own):
+            is_edge = masked
+            if has_pos or has_time:
+                is_edge = (i < first_whole) | (i >= num_left)
             if masked == 0:
                 at = whole + i * columns_tile
             else:
@@ -439,21 +577,21 @@ def queries_kernel(
             keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
             values = _load_tile(v, at, across, num_keys, v_row, value_dim, padded_value, masked)
             columns = (key_start + at + across)[None, :]
-            column_places = columns if masked == 0 else _clip(tl.minimum(columns, history), 0, half)
-            times = columns
-            if has_time:
-                column_times = tl.load(key_times + first_key + tl.minimum(at + across, num_keys - 1))
-                first_time = tl.min(column_times, axis=0)
-                last_time = tl.max(column_times, axis=0)
-                times = column_times[None, :]
             products = tl.dot(queries, tl.trans(keys), input_precision=precision)
-            g = tl.dot(grads, tl.trans(values), input_precision=precision)
-            s = _scores(
-                products, row_places, column_places, asked, times, first_asked, last_asked, first_time, last_time,
-                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
-            )  # fmt: skip
+            s = products * scale
+            if not (has_pos or has_time):
+                g = tl.dot(grads, tl.trans(values), input_precision=precision)
+            else:
+                s = _biased(
+                    s, begin, at, index[:, None], across[None, :], b, sequences,
+                    first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
+                    w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
+                    has_pos, has_time, buckets, rows_tile, columns_tile, times_tile,
+                )  # fmt: skip
+                # After the biases: before them it would hold registers that they need.
+                g = tl.dot(grads, tl.trans(values), input_precision=precision)
             _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
-            if masked:
+            if is_edge:
                 seen = _is_seen(rows, columns, history, context, reach)
                 if form == "softmax":
                     seen = seen & (at + across < num_keys)[None, :]
@@ -467,15 +605,16 @@ def queries_kernel(
     _store_tile(dq, sums * scale, begin, index, num_queries, heads * dim, dim, padded)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def keys_kernel(
     q, k, v, grad, lse, delta, dk, dv, offsets, query_offsets, targets, spans, w_pos, w_time, query_times, key_times,
-    borders, limits, sequences, tiles, context, reach, half, scale, inverse,
+    borders, limits, bounds, time_tiles, sequences, tiles, context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
     has_targets: tl.constexpr, has_spans: tl.constexpr, has_pos: tl.constexpr, has_time: tl.constexpr,
     buckets: tl.constexpr,
     form: tl.constexpr, precision: tl.constexpr, rows_tile: tl.constexpr, columns_tile: tl.constexpr,
+    times_tile: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `columns_tile` keys and values of one head of one sequence.
 
@@ -503,21 +642,11 @@ def keys_kernel(
     columns = (key_start + begin + index)[:, None]
     keys = _load_tile(k, begin, index, num_keys, k_row, dim, padded, True)
     values = _load_tile(v, begin, index, num_keys, v_row, value_dim, padded_value, True)
-    column_places = half + _clip(tl.minimum(columns, history), 0, half)
-    times = columns
-    first_asked = first_key * 0
-    last_asked = first_key * 0
-    first_time = first_key * 0
-    last_time = first_key * 0
-    if has_time:
-        column_times = tl.load(key_times + first_key + tl.minimum(begin + index, num_keys - 1))
-        first_time = tl.min(column_times, axis=0)
-        last_time = tl.max(column_times, axis=0)
-        times = column_times[:, None]
     last = key_start + tl.minimum(begin + columns_tile, num_keys) - 1
     of_context, num_context, left, num_left, whole, num_whole, right, num_right = _rows_of_columns(
         key_start + begin, last, history, length, context, reach, query_start, num_queries, rows_tile
     )
+    first_whole = num_left
     if has_pos or has_time:
         num_left += num_whole
     of_keys = tl.zeros((columns_tile, padded), dtype=tl.float32)
@@ -525,6 +654,9 @@ def keys_kernel(
     # With biases one loop has all tiles: the code is twice as long, and the mask is little beside them.
     for masked in tl.static_range(1 if has_pos or has_time else 0, 2):
         for i in range(num_whole if masked == 0 else num_left + num_right + num_context):
+            is_edge = masked
+            if has_pos or has_time:
+                is_edge = (i < first_whole) | (i >= num_left)
             limit = num_queries
             if masked == 0:
                 at = whole + i * rows_tile
@@ -537,13 +669,6 @@ def keys_kernel(
             grads = _load_tile(grad, at, across, limit, grad_row, value_dim, padded_value, masked)
             rows = (query_start + at + across)[None, :]
             is_there = at + across < limit
-            row_places = rows if masked == 0 and not has_targets else _clip(tl.minimum(rows, history), 0, half)
-            asked = rows
-            if has_time:
-                row_times = tl.load(query_times + first_query + tl.minimum(at + across, num_queries - 1))
-                first_asked = tl.min(row_times, axis=0)
-                last_asked = tl.max(row_times, axis=0)
-                asked = row_times[None, :]
             sums_of_row = 0.0
             mean = 0.0
             if form == "softmax":
@@ -552,13 +677,20 @@ def keys_kernel(
                 sums_of_row = logarithms[None, :]
                 mean = tl.load(delta + (at + across) * heads, mask=is_there, other=0.0)[None, :]
             products = tl.dot(keys, tl.trans(queries), input_precision=precision)
-            g = tl.dot(values, tl.trans(grads), input_precision=precision)
-            s = _scores(
-                products, column_places, -row_places, asked, times, first_asked, last_asked, first_time, last_time,
-                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
-            )  # fmt: skip
+            s = products * scale
+            if not (has_pos or has_time):
+                g = tl.dot(values, tl.trans(grads), input_precision=precision)
+            else:
+                s = _biased(
+                    s, at, begin, across[None, :], index[:, None], b, sequences,
+                    first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
+                    w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
+                    has_pos, has_time, buckets, rows_tile, columns_tile, times_tile,
+                )  # fmt: skip
+                # After the biases: before them it would hold registers that they need.
+                g = tl.dot(values, tl.trans(grads), input_precision=precision)
             weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
-            if masked:
+            if is_edge:
                 seen = _is_seen(rows, columns, history, context, reach) & is_there[None, :]
                 weights = tl.where(seen, weights, 0.0)
                 slopes = tl.where(seen, slopes, 0.0)
@@ -574,10 +706,10 @@ def keys_kernel(
     _store_tile(dv, of_values * inverse, begin, index, num_keys, heads * value_dim, value_dim, padded_value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def biases_kernel(
     q, k, v, grad, lse, delta, d_places, d_columns, d_own, d_time, offsets, query_offsets, targets, spans,
-    w_pos, w_time, query_times, key_times, borders, limits, sequences, tiles, lead, pieces,
+    w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles, sequences, tiles, lead, pieces,
     context, reach, half, scale, inverse,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     heads: tl.constexpr, dim: tl.constexpr, value_dim: tl.constexpr, padded: tl.constexpr, padded_value: tl.constexpr,
@@ -630,39 +762,16 @@ def biases_kernel(
         first_column = key_start + at
         last_column = key_start + tl.minimum(at + tile, num_keys) - 1
         low, first_high = _rows_seen(first_row, history, context, reach)
-        _last_low, high = _rows_seen(last_row, history, context, reach)
+        last_low, high = _rows_seen(last_row, history, context, reach)
         high = tl.maximum(high, first_high)
         is_any = (low <= last_column) & (high > first_column)
         is_any = is_any | ((first_row <= last_column) & (first_column <= last_row))
         if is_any:
-            rows = (query_start + row_at + index)[:, None]
-            columns = (key_start + at + index)[None, :]
-            is_row = row_at + index < num_queries
-            is_column = at + index < num_keys
-            seen = _is_seen(rows, columns, history, context, reach) & is_row[:, None] & is_column[None, :]
-            if has_pos and has_targets:
-                seen = seen & ((rows > history) if of_targets else (rows <= history))
-            row_places = _clip(tl.minimum(rows, history), 0, half)
-            column_places = half + _clip(tl.minimum(columns, history), 0, half)
-            asked = rows
-            times = columns
-            first_asked = first_key * 0
-            last_asked = first_key * 0
-            first_time = first_key * 0
-            last_time = first_key * 0
-            if has_time:
-                row_times = tl.load(query_times + first_query + tl.minimum(row_at + index, num_queries - 1))
-                first_asked = tl.min(row_times, axis=0)
-                last_asked = tl.max(row_times, axis=0)
-                asked = row_times[:, None]
-                column_times = tl.load(key_times + first_key + tl.minimum(at + index, num_keys - 1))
-                first_time = tl.min(column_times, axis=0)
-                last_time = tl.max(column_times, axis=0)
-                times = column_times[None, :]
-            added = tl.zeros((tile, tile), dtype=tl.float32)
-            added = _scores(
-                added, column_places, -row_places, asked, times, first_asked, last_asked, first_time, last_time,
-                w_pos, w_time, borders, limits, num_keys > 0, scale, has_pos, has_time, buckets,
+            added = _biased(
+                _zeros_like(sums), row_at, at, index[:, None], index[None, :], b, sequences,
+                first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
+                w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
+                has_pos, has_time, buckets, tile, tile, tile,
             )  # fmt: skip
             slopes_of_heads = tl.zeros((tile, tile), dtype=tl.float32)
             for head in range(heads):
@@ -681,6 +790,7 @@ def biases_kernel(
                 mean = 0.0
                 if form == "softmax":
                     to = (first_query + row_at + index) * heads + head
+                    is_row = row_at + index < num_queries
                     logarithms = tl.load(lse + to, mask=is_row, other=float("inf"))
                     logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)
                     sums_of_row = logarithms[:, None]
@@ -689,25 +799,40 @@ def biases_kernel(
                 g = tl.dot(grads, tl.trans(values), input_precision=precision)
                 _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
                 slopes_of_heads += slopes
-            slopes_of_heads = tl.where(seen, slopes_of_heads, 0.0)
-            if has_pos:
-                sums += slopes_of_heads
+            least_high = tl.where(last_row < context, history, tl.minimum(tl.maximum(first_row, context) + 1, history))
+            is_whole = (last_low <= first_column) & (first_column + tile <= least_high)
+            is_whole = is_whole & (row_at + tile <= num_queries) & (at + tile <= num_keys)
+            if has_pos and has_targets:
+                is_whole = is_whole & ((first_row > history) if of_targets else (last_row <= history))
+            if not is_whole:
+                rows = (query_start + row_at + index)[:, None]
+                columns = (key_start + at + index)[None, :]
+                seen = _is_seen(rows, columns, history, context, reach)
+                seen = seen & (row_at + index < num_queries)[:, None] & (at + index < num_keys)[None, :]
+                if has_pos and has_targets:
+                    seen = seen & ((rows > history) if of_targets else (rows <= history))
+                slopes_of_heads = tl.where(seen, slopes_of_heads, 0.0)
+            sums += slopes_of_heads
             if has_time:
-                shift, apart, lowest, highest, fits = _durations(
-                    asked, times, first_asked, last_asked, first_time, last_time, limits, buckets
+                first_asked, last_asked = _bounds_of(bounds + b * time_tiles * 2, row_at, num_queries, tile, tile)
+                first_time, last_time = _bounds_of(bounds + (sequences + b) * time_tiles * 2, at, num_keys, tile, tile)
+                base, shift, lowest, highest, fits, _are_short = _durations(
+                    first_asked, last_asked, first_time, last_time, limits, buckets
                 )
-                if fits:
-                    lower = _limit(lowest, shift, limits)
+                asked_at = query_times + first_query + tl.minimum(row_at + index, num_queries - 1)[:, None]
+                times_at = key_times + first_key + tl.minimum(at + index, num_keys - 1)[None, :]
+                if fits & (first_asked >= last_time):
+                    asked = (_read(asked_at) - first_asked).to(tl.int32)
+                    times = (_read(times_at) - base).to(tl.int32)
                     for bucket in range(lowest, highest + 1):
-                        upper = _limit(bucket + 1, shift, limits)
-                        is_in = (apart >= lower) & (apart < upper)
-                        of_bucket = tl.sum(tl.sum(tl.where(is_in, slopes_of_heads, 0.0), axis=1), axis=0)
+                        is_in = _are_apart(asked, times, _limit(bucket, shift, limits))
+                        is_in = is_in & ~_are_apart(asked, times, _limit(bucket + 1, shift, limits))
+                        of_bucket = tl.sum(tl.where(is_in, slopes_of_heads, 0.0))
                         histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
-                        lower = upper
                 else:
-                    found = _buckets(asked, times, borders, buckets)
+                    found = _buckets(tl.abs(_read(asked_at) - _read(times_at)), borders, buckets)
                     for bucket in range(lowest, highest + 1):
-                        of_bucket = tl.sum(tl.sum(tl.where(found == bucket, slopes_of_heads, 0.0), axis=1), axis=0)
+                        of_bucket = tl.sum(tl.where(found == bucket, slopes_of_heads, 0.0))
                         histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
     if has_time:
         slot = (band * pieces + piece) * sequences + b
@@ -729,7 +854,7 @@ def biases_kernel(
             tl.store(to + index, tl.sum(tl.where(is_above, 0.0, turned), axis=0) * inverse)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def places_kernel(
     d_places, d_columns, d_pos, offsets, query_offsets, targets, spans, sequences, tiles, lead, half, positions,
     has_targets: tl.constexpr, has_spans: tl.constexpr, pieces: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
