@@ -706,6 +706,39 @@ def keys_kernel(
     _store_tile(dv, of_values * inverse, begin, index, num_keys, heads * value_dim, value_dim, padded_value)
 
 
+@triton.jit
+def _add_four(a, b, c, d, more_a, more_b, more_c, more_d):
+    return a + more_a, b + more_b, c + more_c, d + more_d
+
+
+@triton.jit
+def _four_sums(a, b, c, d):
+    """Sums of all numbers of four tiles, exchanged between warps at once."""
+    if HAS_PTX:
+        size: tl.constexpr = a.shape[0] * a.shape[1]
+        tiles = (
+            tl.reshape(a, [size], can_reorder=True),
+            tl.reshape(b, [size], can_reorder=True),
+            tl.reshape(c, [size], can_reorder=True),
+            tl.reshape(d, [size], can_reorder=True),
+        )
+        sums = tl.reduce(tiles, 0, _add_four)
+    else:
+        sums = (tl.sum(a), tl.sum(b), tl.sum(c), tl.sum(d))
+    return sums
+
+
+@triton.jit
+def _of_four(place, at_least, first, second, third, fourth):
+    """Differences of sums that are one inside of the other, at places 0 to 3.
+
+    What lies in a bucket is the sum from it on less the sum from the next one on: one comparison a number. A bucket
+    without a number has a difference of equal sums: exactly 0.
+    """
+    of_pair = tl.where(place == 0, at_least - first, tl.where(place == 1, first - second, 0.0))
+    return of_pair + tl.where(place == 2, second - third, tl.where(place == 3, third - fourth, 0.0))
+
+
 @triton.jit(do_not_specialize=SIZES)
 def biases_kernel(
     q, k, v, grad, lse, delta, d_places, d_columns, d_own, d_time, offsets, query_offsets, targets, spans,
@@ -821,19 +854,30 @@ def biases_kernel(
                 )
                 asked_at = query_times + first_query + tl.minimum(row_at + index, num_queries - 1)[:, None]
                 times_at = key_times + first_key + tl.minimum(at + index, num_keys - 1)[None, :]
+                at_least = tl.sum(slopes_of_heads)  # in the bucket `bucket` or a later one
                 if fits & (first_asked >= last_time):
                     asked = (_read(asked_at) - first_asked).to(tl.int32)
                     times = (_read(times_at) - base).to(tl.int32)
-                    for bucket in range(lowest, highest + 1):
-                        is_in = _are_apart(asked, times, _limit(bucket, shift, limits))
-                        is_in = is_in & ~_are_apart(asked, times, _limit(bucket + 1, shift, limits))
-                        of_bucket = tl.sum(tl.where(is_in, slopes_of_heads, 0.0))
-                        histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
+                    for bucket in range(lowest, highest + 1, 4):
+                        first, second, third, fourth = _four_sums(
+                            tl.where(_are_apart(asked, times, _limit(bucket + 1, shift, limits)), slopes_of_heads, 0.0),
+                            tl.where(_are_apart(asked, times, _limit(bucket + 2, shift, limits)), slopes_of_heads, 0.0),
+                            tl.where(_are_apart(asked, times, _limit(bucket + 3, shift, limits)), slopes_of_heads, 0.0),
+                            tl.where(_are_apart(asked, times, _limit(bucket + 4, shift, limits)), slopes_of_heads, 0.0),
+                        )
+                        histogram += _of_four(of_buckets - bucket, at_least, first, second, third, fourth)
+                        at_least = fourth
                 else:
                     found = _buckets(tl.abs(_read(asked_at) - _read(times_at)), borders, buckets)
-                    for bucket in range(lowest, highest + 1):
-                        of_bucket = tl.sum(tl.where(found == bucket, slopes_of_heads, 0.0))
-                        histogram += tl.where(of_buckets == bucket, of_bucket, 0.0)
+                    for bucket in range(lowest, highest + 1, 4):
+                        first, second, third, fourth = _four_sums(
+                            tl.where(found > bucket, slopes_of_heads, 0.0),
+                            tl.where(found > bucket + 1, slopes_of_heads, 0.0),
+                            tl.where(found > bucket + 2, slopes_of_heads, 0.0),
+                            tl.where(found > bucket + 3, slopes_of_heads, 0.0),
+                        )
+                        histogram += _of_four(of_buckets - bucket, at_least, first, second, third, fourth)
+                        at_least = fourth
     if has_time:
         slot = (band * pieces + piece) * sequences + b
         tl.store(d_time + slot.to(tl.int64) * buckets + of_buckets, histogram * inverse, mask=of_buckets < buckets)
