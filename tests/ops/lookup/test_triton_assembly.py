@@ -11,7 +11,7 @@ import pytest
 from tests.ops.lookup.assembly import Assembly, assemble
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 from ziggurat.ops.lookup.triton.kernel import BOUNDED, LOOKUP_KERNELS
-from ziggurat.ops.lookup.triton.runs import CHUNK, LONG_RUN, UPDATE_KERNELS, chunk_lanes
+from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS, chunk_lanes
 from ziggurat.ops.machine import launches
 from ziggurat.ops.row_formats import RowFormat
 
@@ -71,7 +71,7 @@ def test_apply(dim: int, rule: str, rounding: str, tmp_path: Path) -> None:
     if rule == "sum" and rounding != "none":
         pytest.skip("sums are not rounded")
     numbers = ("learning_rate", "scale", "eps", "weight_decay", "rest1", "rest2")
-    integers = ("rows", "sources", "starts", "num_runs", "chunk_ends")
+    integers = ("rows", "sources", "starts", "num_runs", "first_chunks")
     types: dict[str, str] = {**dict.fromkeys(numbers, "fp32"), **dict.fromkeys(integers, "*i32")}
     types |= dict.fromkeys(("first_state", "second_state", "partials", "sums"), "*fp32")
     types |= {"weight": "*fp32" if rounding == "none" else "*i16", "vectors": "*bf16", "applies": "*i1"}
@@ -101,11 +101,10 @@ def test_check_of_gradients(dim: int, stored: str, has_lists: bool, tmp_path: Pa
 
 
 def test_sums_of_long_runs(dim: int, tmp_path: Path) -> None:
-    types = {"vectors": "*bf16", "partials": "*fp32", "num_lookups": "i32"}
-    types |= dict.fromkeys(("sources", "starts", "chunk_ends"), "*i32")
-    constants = {**sizes(dim), "tile": chunk_lanes(dim), "steps": 21}
+    types = {"vectors": "*bf16", "partials": "*fp32"} | dict.fromkeys(("sources", "pieces", "num_chunks"), "*i32")
+    constants = {**sizes(dim), "tile": chunk_lanes(dim)}
     kernels = kernels_of(UPDATE_KERNELS)
-    found = assemble(kernels.partials_kernel, tmp_path, types=types, constants=constants | {"chunk": CHUNK})
+    found = assemble(kernels.partials_kernel, tmp_path, types=types, constants=constants)
     assert found.spilled_bytes == 0
     assert found.wide("LDG")
     combine = {name: each for name, each in constants.items() if name != "align"}

@@ -96,16 +96,25 @@ def test_means_are_divided_and_long_runs_are_summed(architecture: int) -> None:
         divide = kernels_of(LOOKUP_KERNELS).divide_means_kernel
         compiled(divide, types=types, constants=constants, architecture=architecture, num_warps=launch.warps)
         kernels = kernels_of(UPDATE_KERNELS)
-        constants = sizes(dim) | {"tile": chunk_lanes(dim), "steps": 21}
-        types = {"vectors": "*bf16", "partials": "*fp32", "num_lookups": "i32"}
-        types |= dict.fromkeys(("sources", "starts", "chunk_ends"), "*i32")
+        constants = sizes(dim) | {"tile": chunk_lanes(dim)}
+        types = {"partials": "*fp32"} | dict.fromkeys(("sources", "pieces", "num_chunks"), "*i32")
         for vectors in ("*bf16", "*fp32"):
             own = types | {"vectors": vectors}
-            compiled(
-                kernels.partials_kernel, types=own, constants=constants | {"chunk": CHUNK}, architecture=architecture
-            )
+            compiled(kernels.partials_kernel, types=own, constants=constants, architecture=architecture)
         combine = {name: each for name, each in constants.items() if name != "align"}
         compiled(kernels.combine_kernel, types=types, constants=combine, architecture=architecture)
+
+
+def test_sorted_lookups_are_cut_into_runs(architecture: int) -> None:
+    kernels = kernels_of(UPDATE_KERNELS)
+    for rows, sources, has_long in itertools.product(("*i32", "*i64"), ("*i32", "*i64"), (False, True)):
+        none = "i32" if rows == "*i32" else "i64"
+        constants = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "steps": 21, "block": 512}
+        types = dict.fromkeys(("ends", "counts", "starts", "first_chunks", "pieces"), "*i32")
+        types |= {"rows": rows, "rows_of_runs": rows, "order": "*i64", "sources": sources, "sorted_sources": sources}
+        types |= {"num_lookups": "i32", "none": none}
+        for kernel in (kernels.count_kernel, kernels.cut_kernel):
+            compiled(kernel, types=types, constants=constants, architecture=architecture)
 
 
 @pytest.mark.parametrize("rounding", ["none", "stochastic"])
@@ -115,7 +124,7 @@ def test_updates(rule: str, rounding: str, architecture: int) -> None:
         pytest.skip("sums are not rounded")
     launch = launch_of(LaunchPart.UPDATE, architecture)
     numbers = ("learning_rate", "scale", "eps", "weight_decay", "rest1", "rest2")
-    integers = ("rows", "sources", "starts", "num_runs", "chunk_ends")
+    integers = ("rows", "sources", "starts", "num_runs", "first_chunks")
     types: dict[str, str] = {**dict.fromkeys(numbers, "fp32"), **dict.fromkeys(integers, "*i32")}
     types |= dict.fromkeys(("first_state", "second_state", "partials", "sums"), "*fp32")
     types |= {"weight": "*fp32" if rounding == "none" else "*i16", "applies": "*i1"}

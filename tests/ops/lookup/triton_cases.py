@@ -21,7 +21,7 @@ from ziggurat.ops.lookup.cut_rows import in_order, num_lookups, rows_of_tables, 
 from ziggurat.ops.lookup.gradient import are_finite_sums
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.sorted_reads import sorted_before
-from ziggurat.ops.lookup.triton import TritonKernel, apply, finite_without_waiting, runs
+from ziggurat.ops.lookup.triton import TritonKernel, finite_without_waiting, runs
 from ziggurat.ops.row_formats import RowFormat, RowNoise, RowOrigin
 
 DEVICE = torch.device("cpu")
@@ -367,11 +367,11 @@ def main(device: str, *names: str) -> None:
     DEVICE = torch.device(device)
     if device == "cpu":
         runs.CHUNK = 16
-        runs.LONG_RUN = apply.LONG_RUN = 20
+        runs.LONG_RUN = 20
     for name, case in list(globals().items()):
         if name.startswith("case_") and (not names or name in names):
             if name == "case_long_runs":
-                runs.CHUNK = runs.LONG_RUN = apply.LONG_RUN = 256
+                runs.CHUNK = runs.LONG_RUN = 256
             case()
             print(name, flush=True)
 

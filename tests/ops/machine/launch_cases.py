@@ -20,7 +20,7 @@ from tests.ops.lookup import triton_cases
 from tests.ops.lookup.triton_cases import FIELDS, TABLES, equal, looked_up, moved, steps, updated
 from tests.ops.lookup_problems import Problem, make_layout, make_problem
 from ziggurat.ops.interactions.cross_triton import add_crossed
-from ziggurat.ops.lookup.triton import TritonKernel, apply, runs
+from ziggurat.ops.lookup.triton import TritonKernel, runs
 from ziggurat.ops.machine.launches import CANDIDATES, DEFAULT, Launch, LaunchPart, family_of, read_launches
 from ziggurat.ops.wire import WireCode, pack, unpack
 from ziggurat.parallel.exchange.packing import RowsForRank, places_of
@@ -93,7 +93,7 @@ def main(device: str) -> None:
     triton_cases.DEVICE = torch.device(device)
     if device == "cpu":
         runs.CHUNK = 16
-        runs.LONG_RUN = apply.LONG_RUN = 20
+        runs.LONG_RUN = 20
     for case in (case_tables, case_messages, case_crossed, case_tuner):
         case()
         print(case.__name__, flush=True)

@@ -141,7 +141,7 @@ def test_lookups_and_updates(launch: Launch, architecture: int, dim: int, tmp_pa
     assert is_sound(assemble(lookup, tmp_path, types=types, constants=sizes | constants, **options))
     for rule, rounding in (("adagrad", "none"), ("adam", "stochastic")):
         types = dict.fromkeys(("learning_rate", "scale", "eps", "weight_decay", "rest1", "rest2"), "fp32")
-        types |= dict.fromkeys(("rows", "sources", "starts", "num_runs", "chunk_ends"), "*i32")
+        types |= dict.fromkeys(("rows", "sources", "starts", "num_runs", "first_chunks"), "*i32")
         types |= dict.fromkeys(("first_state", "second_state", "partials", "sums"), "*fp32")
         types |= {"weight": "*fp32" if rounding == "none" else "*i16", "vectors": "*bf16", "applies": "*i1"}
         types |= {"summed_rows": "*i64", "origins": "*i64"} | dict.fromkeys(("num_origins", "most_runs"), "i32")

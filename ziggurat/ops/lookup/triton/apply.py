@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two
 from ziggurat.ops.lookup.kernel import Step
-from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS, Runs, chunk_sums
+from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, chunk_sums
 from ziggurat.ops.machine.launches import Launch, tile_rows
 
 
@@ -115,10 +115,11 @@ def apply_runs(
         "sources": runs.sources,
         "starts": runs.starts,
         "num_runs": runs.count,
-        "chunk_ends": runs.starts if runs.chunk_ends is None else runs.chunk_ends,
+        "first_chunks": runs.starts if runs.chunks is None else runs.chunks.first,
         "partials": vectors if partials is None else partials,
         "is_summed": False,
         "has_long": partials is not None,
+        "long_run": 0 if runs.chunks is None else runs.chunks.long_run,
         "align": runs.align,
     }
     _launch(target, lookups, most_runs=runs.num_lookups, dim=dim, launch=launch)
@@ -136,10 +137,11 @@ def apply_sums(target: RuleTarget, sums: Float[Tensor, "U D"], *, rows: Int64[Te
     lookups = {
         "vectors": sums,
         "rows": rows,
-        **dict.fromkeys(("sources", "starts", "chunk_ends", "partials"), sums),
+        **dict.fromkeys(("sources", "starts", "first_chunks", "partials"), sums),
         "num_runs": len(rows),
         "is_summed": True,
         "has_long": False,
+        "long_run": 0,
         "align": 1,
     }
     _launch(target, lookups, most_runs=len(rows), dim=sums.shape[1], launch=launch)
@@ -153,7 +155,6 @@ def _launch(
         **target.arguments(),
         **lookups,
         most_runs=most_runs,
-        long_run=LONG_RUN,
         dim=dim,
         padded_dim=power_of_two(dim, least=1),
         tile=tile,

@@ -11,9 +11,11 @@ counted from its own begin: the bits of its sum depend on its own gradients, not
 How many runs and chunks there are stays on the device. Arrays are as long as they could have to be: N lookups have N
 runs at most, and N / CHUNK + N / LONG_RUN chunks.
 
-Cost: a radix sort of 32-bit rows (64-bit ones beyond 2^31 rows) with their positions, two prefix sums, and about 40
-bytes a lookup beside: at D = 128 a tenth of what the gradients and weights are. It needs ids alone, no gradients, so
-it is made a step early where the batch is known (`sorted_reads.py`).
+Sorted rows are read twice: to count the runs and chunks that begin in each block, and, once the counts of all blocks
+are summed up, to write them. Whether a run is long is seen at its first lookup: the one LONG_RUN further has its row.
+
+Cost: a radix sort of 32-bit rows (64-bit ones beyond 2^31 rows) with their positions, and about 30 bytes a lookup
+beside. It needs ids alone, no gradients, so it is made a step early where the batch is known (`sorted_reads.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +39,25 @@ LONG_RUN = 256  # lookups of a run that one program sums by itself
 CHUNK = 256  # lookups of a piece of a longer one
 _LANE_NUMBERS = 2048  # FP32 numbers that a program holds while it sums a chunk; like CHUNK it is the order of a sum
 _BLOCK = 512  # lookups that a program sorts out
+_MOST_PROGRAMS = 4096  # that sum chunks: they fill any GPU, and most steps have fewer chunks than there could be
 _MOST_32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The chunks of long runs.
+
+    Args:
+        first: of each long run; what stands at short runs means nothing.
+        pieces: of each chunk its first lookup and where it ends; in the first of a run how many the run has, else 0.
+        count: chunks.
+        long_run: lookups of the longest run that has none.
+    """
+
+    first: Int32[Tensor, "N"]
+    pieces: Int32[Tensor, "chunks 3"]
+    count: Int32[Tensor, "1"]
+    long_run: int
 
 
 @dataclass(frozen=True)
@@ -45,11 +65,11 @@ class Runs:
     """Lookups sorted by row.
 
     Args:
-        rows: of the storage; those of no run are behind.
-        sources: where the gradient of each begins, in units of `align` numbers.
+        rows: of each run, in the storage.
+        sources: where the gradient of each lookup begins, in units of `align` numbers.
         starts: of each run, and the end of the last.
         count: runs.
-        chunk_ends: how many chunks there are up to each run; None if no run can be long.
+        chunks: of long runs; None if no run can be long.
         align: what all sources are multiples of.
         firsts: where the gradients of each part that was sorted begin among those of all.
     """
@@ -58,7 +78,7 @@ class Runs:
     sources: Shaped[Tensor, "N"]
     starts: Int32[Tensor, "N+1"]
     count: Int32[Tensor, "1"]
-    chunk_ends: Int32[Tensor, "N"] | None
+    chunks: Chunks | None
     align: int
     firsts: tuple[int, ...]
 
@@ -66,17 +86,12 @@ class Runs:
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them."""
         made = (self.rows, self.sources, self.starts, self.count)
-        return made if self.chunk_ends is None else (*made, self.chunk_ends)
+        return made if self.chunks is None else (*made, self.chunks.first, self.chunks.pieces, self.chunks.count)
 
     @property
     def num_lookups(self) -> int:
         """N."""
-        return len(self.rows)
-
-    @property
-    def most_chunks(self) -> int:
-        """The largest possible number of chunks."""
-        return self.num_lookups // CHUNK + self.num_lookups // LONG_RUN + 1
+        return len(self.sources)
 
 
 def sort_runs(
@@ -112,22 +127,17 @@ def sort_runs(
 
 def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Tensor, "chunks D"] | None:
     """The sums of long runs, each in the place of its first chunk; None if no run can be long."""
-    if runs.chunk_ends is None:
+    chunks = runs.chunks
+    if chunks is None:
         return None
     kernels = kernels_of(UPDATE_KERNELS)
-    num = runs.num_lookups
-    partials = torch.empty(runs.most_chunks, dim, device=vectors.device)
-    sizes: dict[str, Any] = {
-        "dim": dim,
-        "padded_dim": power_of_two(dim, least=1),
-        "tile": chunk_lanes(dim),
-        "steps": num.bit_length(),
-    }
-    grid = (runs.most_chunks,)
+    partials = torch.empty(len(chunks.pieces), dim, device=vectors.device)
+    sizes: dict[str, int] = {"dim": dim, "padded_dim": power_of_two(dim, least=1), "tile": chunk_lanes(dim)}
+    grid = (min(len(chunks.pieces), _MOST_PROGRAMS),)
     kernels.partials_kernel[grid](
-        vectors, runs.sources, runs.starts, runs.chunk_ends, partials, num, align=runs.align, chunk=CHUNK, **sizes
+        vectors, runs.sources, chunks.pieces, chunks.count, partials, align=runs.align, **sizes
     )
-    kernels.combine_kernel[grid](runs.chunk_ends, partials, num, **sizes)
+    kernels.combine_kernel[grid](chunks.pieces, chunks.count, partials, **sizes)
     return partials
 
 
@@ -190,16 +200,37 @@ def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int,
     """Find the runs of sorted rows, and the chunks of the long ones."""
     kernels = kernels_of(UPDATE_KERNELS)
     num = len(rows)
-    begins = rows != none
-    begins[1:] &= rows[1:] != rows[:-1]
-    runs = begins.cumsum(0, dtype=torch.int32)
+    has_long = num > LONG_RUN
+    blocks = -(-num // _BLOCK)
+    sizes: dict[str, Any] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": _BLOCK}
+    sizes["steps"] = num.bit_length()
+    counts = torch.empty(1 + has_long, blocks, dtype=torch.int32, device=rows.device)
+    kernels.count_kernel[(blocks,)](rows, counts, num, none, **sizes)
+    ends = counts.cumsum(1, dtype=torch.int32)
     starts = torch.empty(num + 1, dtype=torch.int32, device=rows.device)
+    rows_of_runs = torch.empty_like(rows)
     in_order = torch.empty_like(sources)
-    grid = (-(-num // _BLOCK),)
-    kernels.starts_kernel[grid](rows, order, sources, runs, starts, in_order, num, none, block=_BLOCK)
-    chunk_ends = None
-    if num > LONG_RUN:
-        chunks = torch.empty(num, dtype=torch.int32, device=rows.device)
-        kernels.chunks_kernel[grid](starts, runs[-1:], chunks, num, long_run=LONG_RUN, chunk=CHUNK, block=_BLOCK)
-        chunk_ends = chunks.cumsum(0, dtype=torch.int32)
-    return Runs(rows, in_order, starts, runs[-1:], chunk_ends, align, tuple(firsts))
+    chunks = None
+    if has_long:
+        most_chunks = num // CHUNK + num // (LONG_RUN + 1) + 1
+        chunks = Chunks(
+            first=torch.empty(num, dtype=torch.int32, device=rows.device),
+            pieces=torch.empty(most_chunks, 3, dtype=torch.int32, device=rows.device),
+            count=ends[1, -1:],
+            long_run=LONG_RUN,
+        )
+    kernels.cut_kernel[(blocks,)](
+        rows,
+        order,
+        sources,
+        ends,
+        starts,
+        rows_of_runs,
+        in_order,
+        starts if chunks is None else chunks.first,
+        starts if chunks is None else chunks.pieces,
+        num,
+        none,
+        **sizes,
+    )
+    return Runs(rows_of_runs, in_order, starts, ends[0, -1:], chunks, align, firsts=tuple(firsts))

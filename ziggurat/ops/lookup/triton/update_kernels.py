@@ -1,10 +1,10 @@
 """The Triton kernels of the update. Importing this needs the package triton; `update.py` says what runs when.
 
     flatten_…        every lookup as (row of the storage, where its gradient is); `none` for padding and no row
-    starts_kernel    after the sort: where each run of equal rows begins
-    chunks_kernel    how many chunks each long run has
-    partials_kernel  the sum of each chunk of a long run            one program a chunk
-    combine_kernel   the sum of a long run, from its chunks in order   one program a long run
+    count_kernel     after the sort: how many runs of equal rows, and chunks of long ones, begin in each block
+    cut_kernel       where they begin, and which row each run is of
+    partials_kernel  the sum of each chunk of a long run
+    combine_kernel   the sum of a long run, from its chunks in order
     apply_kernel     sums of short runs, then the rule: a tile of runs a program, each row read and written once
     bounded_kernel   before any of these: whether no sum of gradients can overflow, or be NaN
 
@@ -106,36 +106,87 @@ def bounded_kernel(
         tl.store(verdict, 0)
 
 
-@triton.jit(do_not_specialize=["num_lookups"])
-def starts_kernel(rows, order, sources, runs, starts, sorted_sources, num_lookups, none, block: tl.constexpr):
-    """Write where runs begin, one more entry for where the last one ends, and the sources in the order of the rows.
+@triton.jit
+def _runs_of_block(
+    rows, num_lookups, none, has_long: tl.constexpr, long_run: tl.constexpr, chunk: tl.constexpr, steps: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    """Find which sorted lookups of a block begin a run, the last lookup of each long run, and its number of chunks.
 
-    `runs` counts the runs that begin at or before each position.
+    A run is long if the lookup `long_run` further has the same row. Where it ends is found by binary search, by the
+    program in whose block it begins.
     """
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < num_lookups
     row = tl.load(rows + at, mask=inside, other=0).to(tl.int64)
     before = tl.load(rows + at - 1, mask=inside & (at > 0), other=-1).to(tl.int64)
-    run = tl.load(runs + at, mask=inside, other=0)
-    begins = inside & (row != before)
-    tl.store(starts + run - 1, at.to(starts.dtype.element_ty), mask=begins & (row != none))
-    tl.store(starts + run, at.to(starts.dtype.element_ty), mask=begins & (row == none))
-    ends = inside & (at == num_lookups - 1) & (row != none)
-    tl.store(starts + run, (at + 1).to(starts.dtype.element_ty), mask=ends)
-    source = tl.load(sources + tl.load(order + at, mask=inside, other=0), mask=inside, other=0)
-    tl.store(sorted_sources + at, source, mask=inside)
+    is_run = inside & (row != none)
+    begins = is_run & (row != before)
+    last = at
+    chunks = tl.zeros([block], dtype=tl.int32)
+    if has_long:
+        further = at + long_run
+        is_long = begins & (further < num_lookups)
+        is_long = is_long & (tl.load(rows + further, mask=is_long, other=-1).to(tl.int64) == row)
+        last = tl.where(is_long, further, at)
+        if tl.max(is_long.to(tl.int32), axis=0) > 0:
+            for step in tl.static_range(steps):
+                further = last + (1 << (steps - 1 - step))
+                there = is_long & (further < num_lookups)
+                same = tl.load(rows + further, mask=there, other=-1).to(tl.int64) == row
+                last = tl.where(there & same, further, last)
+        chunks = tl.where(is_long, (last - at) // chunk + 1, 0).to(tl.int32)
+    return at, inside, row, is_run, begins, last, chunks
 
 
 @triton.jit(do_not_specialize=["num_lookups"])
-def chunks_kernel(
-    starts, num_runs, chunks, num_lookups, long_run: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr
-):
-    """Count the chunks of each run: none where it is short, or is no run."""
-    run = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    there = run < tl.load(num_runs)
-    begin = tl.load(starts + run, mask=there, other=0)
-    length = tl.load(starts + run + 1, mask=there, other=0) - begin
-    tl.store(chunks + run, tl.where(length > long_run, (length + chunk - 1) // chunk, 0), mask=run < num_lookups)
+def count_kernel(
+    rows, counts, num_lookups, none,
+    has_long: tl.constexpr, long_run: tl.constexpr, chunk: tl.constexpr, steps: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Count the runs that begin in each block, and behind all of these counts the chunks of its long runs."""
+    _, _, _, _, begins, _, chunks = _runs_of_block(rows, num_lookups, none, has_long, long_run, chunk, steps, block)
+    tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), axis=0))
+    if has_long:
+        tl.store(counts + tl.num_programs(0) + tl.program_id(0), tl.sum(chunks, axis=0))
+
+
+@triton.jit(do_not_specialize=["num_lookups"])
+def cut_kernel(
+    rows, order, sources, ends, starts, rows_of_runs, sorted_sources, first_chunks, pieces, num_lookups, none,
+    has_long: tl.constexpr, long_run: tl.constexpr, chunk: tl.constexpr, steps: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Write where each run begins, one more entry for where the last one ends, its row, and the sources in this order.
+
+    `ends` are the counts of `count_kernel`, summed up to each block. A chunk is written as three numbers: its first
+    lookup, where it ends, and in the first of a run how many the run has. `first_chunks` is written for long runs.
+    """
+    at, inside, row, is_run, begins, last, chunks = _runs_of_block(
+        rows, num_lookups, none, has_long, long_run, chunk, steps, block
+    )
+    number = tl.program_id(0)
+    run = tl.load(ends + number - 1, mask=number > 0, other=0) + tl.cumsum(begins.to(tl.int32), axis=0) - 1
+    tl.store(starts + run, at.to(starts.dtype.element_ty), mask=begins)
+    tl.store(rows_of_runs + run, row.to(rows_of_runs.dtype.element_ty), mask=begins)
+    following = tl.load(rows + at + 1, mask=is_run & (at + 1 < num_lookups), other=none).to(tl.int64)
+    tl.store(starts + run + 1, (at + 1).to(starts.dtype.element_ty), mask=is_run & (following == none))
+    source = tl.load(sources + tl.load(order + at, mask=inside, other=0), mask=inside, other=0)
+    tl.store(sorted_sources + at, source, mask=inside)
+    if has_long:
+        most = tl.max(chunks, axis=0)
+        if most > 0:
+            blocks = tl.num_programs(0)
+            first = tl.load(ends + blocks + number - 1, mask=number > 0, other=0)
+            first += tl.cumsum(chunks, axis=0) - chunks
+            tl.store(first_chunks + run, first, mask=chunks > 0)
+            tl.store(pieces + 3 * first.to(tl.int64) + 2, chunks, mask=chunks > 0)
+            for further in range(0, most):
+                piece = pieces + 3 * (first + further).to(tl.int64)
+                begin = at + further * chunk
+                is_piece = further < chunks
+                tl.store(piece, begin.to(tl.int32), mask=is_piece)
+                tl.store(piece + 1, tl.minimum(begin + chunk, last + 1).to(tl.int32), mask=is_piece)
+                tl.store(piece + 2, tl.zeros([block], tl.int32), mask=is_piece & (further > 0))
 
 
 @triton.jit
@@ -164,30 +215,14 @@ def _sum_of_lanes(x):
 
 
 @triton.jit
-def _run_of_chunk(chunk_ends, number, num_lookups, steps: tl.constexpr):
-    """The run that a chunk belongs to: the first whose chunks end behind it."""
-    place = number * 0
-    for step in tl.static_range(steps):
-        further = place + (1 << (steps - 1 - step))
-        there = further <= num_lookups
-        end = tl.load(chunk_ends + further - 1, mask=there, other=0)
-        place = tl.where(there & (end <= number), further, place)
-    return place
-
-
-@triton.jit(do_not_specialize=["num_lookups"])
 def partials_kernel(
-    vectors, sources, starts, chunk_ends, partials, num_lookups,
-    dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, tile: tl.constexpr, chunk: tl.constexpr,
-    steps: tl.constexpr,
+    vectors, sources, pieces, num_chunks, partials,
+    dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """The sum of one chunk of a long run: lane t of a tile sums members t, t + tile, …; then the lanes."""
-    number = tl.program_id(0)
-    if number < tl.load(chunk_ends + num_lookups - 1):
-        run = _run_of_chunk(chunk_ends, number, num_lookups, steps)
-        before = tl.load(chunk_ends + run - 1, mask=run > 0, other=0)
-        begin = tl.load(starts + run) + (number - before) * chunk
-        end = tl.minimum(begin + chunk, tl.load(starts + run + 1))
+    """Sum the chunks of long runs: lane t of a tile sums members t, t + tile, …; then the lanes."""
+    for number in range(tl.program_id(0), tl.load(num_chunks), tl.num_programs(0)):
+        begin = tl.load(pieces + 3 * number)
+        end = tl.load(pieces + 3 * number + 1)
         lane = tl.arange(0, tile)
         d = tl.arange(0, padded_dim)[None, :]
         total = tl.zeros([tile, padded_dim], dtype=tl.float32)
@@ -197,29 +232,24 @@ def partials_kernel(
             mask = there[:, None] & (d < dim)
             total += tl.load(vectors + source[:, None] + d, mask=mask, other=0.0).to(tl.float32)
         whole = _sum_of_lanes(total)
-        tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
+        tl.store(partials + (number + tl.zeros([1, 1], tl.int64)) * dim + d, whole, mask=d < dim)
 
 
-@triton.jit(do_not_specialize=["num_lookups"])
-def combine_kernel(
-    chunk_ends, partials, num_lookups,
-    dim: tl.constexpr, padded_dim: tl.constexpr, tile: tl.constexpr, steps: tl.constexpr,
-):  # fmt: skip
-    """The sum of a long run, in the place of its first chunk."""
-    number = tl.program_id(0)
-    if number < tl.load(chunk_ends + num_lookups - 1):
-        run = _run_of_chunk(chunk_ends, number, num_lookups, steps)
-        if number == tl.load(chunk_ends + run - 1, mask=run > 0, other=0):
-            end = tl.load(chunk_ends + run)
+@triton.jit
+def combine_kernel(pieces, num_chunks, partials, dim: tl.constexpr, padded_dim: tl.constexpr, tile: tl.constexpr):
+    """Sum long runs of several chunks, in the place of their first chunk."""
+    for number in range(tl.program_id(0), tl.load(num_chunks), tl.num_programs(0)):
+        count = tl.load(pieces + 3 * number + 2)
+        if count > 1:
             lane = tl.arange(0, tile)
             d = tl.arange(0, padded_dim)[None, :]
             total = tl.zeros([tile, padded_dim], dtype=tl.float32)
-            for first in range(number, end, tile):
-                there = first + lane < end
-                at = (first + lane).to(tl.int64)[:, None] * dim + d
+            for first in range(0, count, tile):
+                there = first + lane < count
+                at = (number + first + lane).to(tl.int64)[:, None] * dim + d
                 total += tl.load(partials + at, mask=there[:, None] & (d < dim), other=0.0)
             whole = _sum_of_lanes(total)
-            tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
+            tl.store(partials + (number + tl.zeros([1, 1], tl.int64)) * dim + d, whole, mask=d < dim)
 
 
 @triton.jit
@@ -255,7 +285,7 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
 
 @triton.jit
 def _sums_of_runs(
-    vectors, sources, chunk_ends, partials, run, begin, end, there, mask, d,
+    vectors, sources, first_chunks, partials, run, begin, end, there, mask, d,
     has_long: tl.constexpr, long_run: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
     align: tl.constexpr, tile: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
@@ -270,7 +300,7 @@ def _sums_of_runs(
             use = (at < stop)[:, None] & mask
             g += tl.load(vectors + source[:, None] + d, mask=use, other=0.0).to(tl.float32)
     if has_long:
-        part = tl.load(chunk_ends + run - 1, mask=is_long & (run > 0), other=0).to(tl.int64)
+        part = tl.load(first_chunks + run, mask=is_long, other=0).to(tl.int64)
         whole = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
         g = tl.where(is_long[:, None], whole, g)
     return g
@@ -306,7 +336,7 @@ def _updated(
 
 @triton.jit(do_not_specialize=["num_runs", "most_runs", "num_origins", "step_number"])
 def apply_kernel(
-    weight, first_state, second_state, vectors, rows, sources, starts, num_runs, chunk_ends, partials,
+    weight, first_state, second_state, vectors, rows, sources, starts, num_runs, first_chunks, partials,
     sums, summed_rows, learning_rate, scale, applies, eps, weight_decay, rest1, rest2,
     origins, num_origins, step_number, most_runs,
     size_there: tl.constexpr, scale_there: tl.constexpr, applies_there: tl.constexpr, number_there: tl.constexpr,
@@ -332,14 +362,13 @@ def apply_kernel(
         there = run < count
         d = tl.arange(0, padded_dim)[None, :]
         mask = there[:, None] & (d < dim)
+        row = tl.load(rows + run, mask=there, other=0).to(tl.int64)
         if is_summed:
-            row = tl.load(rows + run, mask=there, other=0).to(tl.int64)
             there = there & ((row != 0) | (run == 0))  # behind the distinct rows padding fills up
             mask = there[:, None] & (d < dim)
         else:
             begin = tl.load(starts + run, mask=there, other=0)
             end = tl.load(starts + run + 1, mask=there, other=0)
-            row = tl.load(rows + begin, mask=there, other=0).to(tl.int64)
         if rule != "sum":  # on their way while gradients are summed
             place = row[:, None] * dim + d
             stored = tl.load(weight + place, mask=mask, other=0)
@@ -350,7 +379,7 @@ def apply_kernel(
             g = tl.load(vectors + run[:, None] * dim + d, mask=mask, other=0.0).to(tl.float32)
         else:
             g = _sums_of_runs(
-                vectors, sources, chunk_ends, partials, run, begin, end, there, mask, d,
+                vectors, sources, first_chunks, partials, run, begin, end, there, mask, d,
                 has_long, long_run, dim, padded_dim, align, tile, unroll,
             )  # fmt: skip
         if rule == "sum":
