@@ -10,6 +10,7 @@
     fm_norm   Wukong's products and norm, 40 fields of 128 columns, rank 8
     tables    lookup and update of 26 tables of 1,000,000 rows, ids by a Zipf law, and what an update consists of
     search    1, 64 and 1,024 queries among 1,000,000 vectors of 64 numbers
+    recipes   steps of DCNv2, Wukong, DHEN, DIN and HSTU, nothing compiled (`benchmarks/gpu/recipes.py`)
     step      a DLRM step, compiled, and its forward and backward pass as CUDA graphs; where its time goes
 
 The file is written again after each case. Kernels are timed by events around calls that follow each other; each is held
@@ -51,15 +52,15 @@ from ziggurat.ops.lookup.choose import BatchShape, synthetic_lookups
 from ziggurat.ops.lookup.gradient import are_finite_sums
 from ziggurat.ops.lookup.layout import FieldSlot
 from ziggurat.ops.lookup.sorted_reads import PlannedRead
-from ziggurat.ops.lookup.triton import TritonKernel
+from ziggurat.ops.lookup.triton import TritonKernel, runs
 from ziggurat.ops.lookup.triton import kernel as triton_kernel
 from ziggurat.ops.lookup.triton.runs import chunk_sums
 from ziggurat.ops.machine.launches import DEFAULT, Launch, LaunchPart, launches_on
 from ziggurat.ops.machine.matmul_rate import copy_gb_per_s
 
 FP32, BF16, FP64 = torch.float32, torch.bfloat16, torch.float64
-PARTS = ("copy", "dots_mixed", "dots_bf16", "tables", "search", "fm_norm", "dots_fp32", "finite", "step")
-COMPILED = ("dots_mixed", "dots_bf16", "tables", "fm_norm", "dots_fp32")  # all at once, before anything is timed
+PARTS = ("copy", "dots_mixed", "dots_bf16", "tables", "search", "fm_norm", "dots_fp32", "finite", "recipes", "step")
+COMPILED = ("dots_mixed", "dots_bf16", "tables", "search", "fm_norm", "dots_fp32")  # at once, before any is timed
 LIMIT_S = 60.0  # of a part
 
 
@@ -348,7 +349,7 @@ def tables(run: Run) -> None:
     """Time lookup and update for every launch, and the pieces of an update."""
     rows = 1_000_000 if run.size > 1000 else 100  # few where candidates are compiled alone
     mine = Tables(run, rows=rows)
-    tiles = ((2048, 4, 4), (1024, 4, 2), (2048, 4, 2), (1024, 2, 2), (512, 1, 2), (4096, 8, 2))
+    tiles = ((2048, 4, 4), (1024, 4, 2), (2048, 4, 2), (1024, 2, 2))
     launches = [Launch(numbers=numbers, warps=warps, reads_ahead=ahead) for numbers, warps, ahead in tiles]
     dim, num_lookups = 128, 26 * run.size
     out = torch.empty(run.size, mine.layout.width, device=run.device, dtype=BF16)
@@ -371,7 +372,6 @@ def updates(run: Run, mine: Tables, name: str, grad: Tensor, *, tiles: tuple[tup
     """Time updates from a gradient, for every launch, with rows that are sorted already and without."""
     dim, num_lookups = 128, 26 * run.size
     ahead = mine.sorted_lookups()
-    tiles += ((512, 1, 4), (1024, 1, 2), (4096, 4, 2))
     launches = [Launch(numbers=numbers, warps=warps, reads_ahead=reads) for numbers, warps, reads in tiles]
     moved = num_lookups * dim * grad.itemsize + mine.distinct * (8 * dim + 8)
     before = mine.weight[:100_000].clone(), mine.state["sum"][:100_000].clone()
@@ -399,76 +399,139 @@ def updates(run: Run, mine: Tables, name: str, grad: Tensor, *, tiles: tuple[tup
         {"as it is": lambda: kernel.update(mine.weight, state=mine.state, parts=parts, step=mine.step)},
         bytes_moved=moved,
     )
-    runs = ahead.sorted_reads[0].made
+    sorted_runs = ahead.sorted_reads[0].made
     run.say(
         f"update_pieces_{name}",
         sort_ms=round(run.ms(mine.sorted_lookups), 4),
-        long_runs_ms=round(run.ms(lambda: chunk_sums(runs, grad.view(-1), dim=dim)), 4),
+        long_runs_ms=round(run.ms(lambda: chunk_sums(sorted_runs, grad.view(-1), dim=dim)), 4),
         launches=str(launches_on(run.device)),
+        **_profiled(run, mine.sorted_lookups, shown=20),
     )
+    lengths: dict[str, Callable[[], object]] = {}
+    for longest, chunk in ((runs.LONG_RUN, runs.CHUNK), (256, 256), (64, 256), (16, 256), (32, 128), (32, 64)):
+        for tile in ((1024, 4, 2), (2048, 4, 2)):
+            launch = Launch(numbers=tile[0], warps=tile[1], reads_ahead=tile[2])
+            lengths[f"runs of {longest}, chunks of {chunk}, {launch}"] = functools.partial(
+                _update_with_runs_of, mine, parts, longest=longest, chunk=chunk, launch=launch
+            )
+    run.compare(f"update_runs_{name}", lengths, bytes_moved=moved)
+
+
+def _update_with_runs_of(
+    tables: Tables, parts: list[GradientPart], *, longest: int, chunk: int, launch: Launch
+) -> None:
+    """Sort and update with another longest run and another length of chunks."""
+    kept = (runs.LONG_RUN, runs.CHUNK)
+    runs.LONG_RUN, runs.CHUNK = (longest, chunk)
+    try:
+        kernel = TritonKernel(launches=DEFAULT | {LaunchPart.UPDATE: launch})
+        kernel.update(tables.weight, state=tables.state, parts=parts, step=tables.step)
+    finally:
+        runs.LONG_RUN, runs.CHUNK = kept
 
 
 def search(run: Run) -> None:
-    """Time searches with and without masks, and hold their answers to those of torch's products."""
+    """Time searches, hold their answers to those of torch's products, then vary blocks, then time masks."""
     from ziggurat.ops.bitmask import full_mask
-    from ziggurat.retrieval.vectors import VectorIndex
+    from ziggurat.ops.scan import triton as scan_triton
 
     num = 1_000_000 if run.is_gpu else 2000
     draw = torch.Generator().manual_seed(0)
     centres = torch.randn(1000, 64, generator=draw)
     vectors = centres[torch.randint(0, 1000, (num,), generator=draw)] + torch.randn(num, 64, generator=draw)
-    begin_s = time.perf_counter()
-    index = VectorIndex.build(vectors).to(run.device) if not run.is_gpu else _built_on(run, vectors)
-    run.say("search_build", seconds=round(time.perf_counter() - begin_s, 2))
+    index = _index_of(run, vectors)
     lower = vectors.to(run.device, BF16)
-    mask = full_mask(num, device=run.device)
-    mask[: len(mask) // 2] = 0
-    order = index.order
+    asked: dict[int, Tensor] = {}
     for size in (1, 64, 1024) if run.is_gpu else (1, 3):
         queries = vectors[torch.randint(0, num, (size,), generator=draw)] + 0.1 * torch.randn(size, 64, generator=draw)
-        queries = queries.to(run.device)
+        asked[size] = queries.to(run.device)
 
-        def wait() -> None:
-            if run.is_gpu:
-                torch.cuda.synchronize()
+    def wait() -> None:
+        if run.is_gpu:
+            torch.cuda.synchronize()
 
-        def wall_ms(work: Callable[[], object]) -> float:
-            for _ in range(5):
-                work()
-            times = []
-            for _ in range(20):
-                wait()
-                start_s = time.perf_counter()
-                work()
-                wait()
-                times.append(1e3 * (time.perf_counter() - start_s))
-            return round(statistics.median(times), 4)
+    def wall_ms(work: Callable[[], object]) -> float:
+        for _ in range(5):
+            work()
+        times = []
+        for _ in range(20 if run.is_gpu else 1):
+            wait()
+            start_s = time.perf_counter()
+            work()
+            wait()
+            times.append(1e3 * (time.perf_counter() - start_s))
+        return round(statistics.median(times), 4)
+
+    for size, queries in asked.items():
 
         def torchs(queries: Tensor = queries) -> object:
             return (queries.to(BF16) @ lower.t()).topk(100, dim=1)
 
         found = index.search(queries, k=100)
         again = index.search(queries, k=100)
-        exact = (queries @ vectors.to(run.device).t()).topk(100, dim=1).indices
-        numbers = order[found.positions.clamp(min=0)]
+        few = queries[:64]
+        exact = (few @ vectors.to(run.device).t()).topk(100, dim=1).indices
+        numbers = index.order[found.positions[:64].clamp(min=0)]
         hits = (numbers.unsqueeze(2) == exact.unsqueeze(1)).any(-1).float().mean()
         run.say(
             f"search_{size}",
             ms=wall_ms(functools.partial(index.search, queries, k=100)),
-            masked_ms=wall_ms(functools.partial(index.search, queries, k=100, masks=mask)),
-            mask_each_ms=wall_ms(functools.partial(index.search, queries, k=100, masks=[mask] * size)),
             torch_ms=wall_ms(torchs),
             recall_at_100=round(float(hits), 4),
             same_bits=torch.equal(found.scores, again.scores) and torch.equal(found.positions, again.positions),
             **_profiled(run, functools.partial(index.search, queries, k=100)),
         )
+    changes: dict[int, tuple[dict[str, int], ...]] = {
+        1: ({"_SMALL_BLOCK": 128}, {"_SMALL_BLOCK": 512}, {"_SMALL_BLOCK": 1024}, {"_MERGED_OTHERS": 64}),
+        64: ({"_FEWEST_QUERIES": 64}, {"_FEWEST_QUERIES": 64, "_SMALL_BLOCK": 512}, {"_FEW_QUERIES": 0}),
+        1024: ({"_FEW_QUERIES": 1024}, {"_FEW_QUERIES": 1024, "_BLOCK": 512}),
+    }
+    for size, several in changes.items():
+        for change in several if run.is_gpu else ():
+            kept = {name: getattr(scan_triton, name) for name in change}
+            expected = index.search(asked[size], k=100)
+            for name, value in change.items():
+                setattr(scan_triton, name, value)
+            index._cached.pop("graphs", None)
+            try:
+                found = index.search(asked[size], k=100)
+                facts = _profiled(run, functools.partial(index.search, asked[size], k=100), shown=4)
+                facts["ms"] = wall_ms(functools.partial(index.search, asked[size], k=100))
+                facts["same_answers"] = torch.equal(found.scores, expected.scores)
+            except Exception as error:
+                facts = {"failed": repr(error)[:200]}
+            for name, value in kept.items():
+                setattr(scan_triton, name, value)
+            index._cached.pop("graphs", None)
+            run.say(f"search_{size}, {', '.join(f'{name} {value}' for name, value in change.items())}", **facts)
+    mask = full_mask(num, device=run.device)
+    mask[: len(mask) // 2] = 0
+    for size, queries in asked.items():
+        masked = functools.partial(index.search, queries, k=100, masks=mask)
+        run.say(
+            f"search_masked_{size}",
+            ms=wall_ms(masked),
+            mask_each_ms=wall_ms(functools.partial(index.search, queries, k=100, masks=[mask] * size)),
+            **_profiled(run, masked),
+        )
 
 
-def _built_on(run: Run, vectors: Tensor) -> Any:
-    """Build the index with the means found on the GPU: 5 s instead of a minute."""
+def _index_of(run: Run, vectors: Tensor) -> Any:
+    """Build the index, or read the one that was built while kernels were compiled: the CPU needs 15 s to cluster."""
+    from safetensors.torch import load_file, save_file
+
     from ziggurat.retrieval.vectors import VectorIndex
 
-    return VectorIndex.build(vectors.to(run.device)).to(run.device)
+    path = run.path.with_suffix(".index")
+    if path.is_file():
+        index = VectorIndex()
+        index._set(load_file(path))
+        return index.to(run.device)
+    begin_s = time.perf_counter()
+    index = VectorIndex.build(vectors)
+    run.say("search_build", seconds=round(time.perf_counter() - begin_s, 2))
+    save_file({name: each.contiguous() for name, each in index.named_buffers()}, path)
+    return index.to(run.device)
 
 
 def _profiled(run: Run, work: Callable[[], object], *, calls: int = 5, shown: int = 12) -> dict[str, Any]:
@@ -547,6 +610,18 @@ def step(run: Run) -> None:
         )
 
 
+def recipes(run: Run) -> None:
+    """Time steps of other models."""
+    from benchmarks.gpu.recipes import CASES, measured
+
+    for name, make in CASES.items():
+        try:
+            facts = measured(make(is_tiny=not run.is_gpu), run.device, steps=15 if run.is_gpu else 1)
+        except Exception as error:  # the next model is timed all the same
+            facts = {"failed": repr(error)[:400]}
+        run.say(f"recipe_{name}", **facts)
+
+
 def copy(run: Run) -> None:
     """Say what bytes are held against."""
     name = torch.cuda.get_device_properties(run.device).name if run.is_gpu else "no GPU"
@@ -562,6 +637,7 @@ WORK: dict[str, Callable[[Run], None]] = {
     "fm_norm": fm_norm,
     "tables": tables,
     "search": search,
+    "recipes": recipes,
     "step": step,
 }
 

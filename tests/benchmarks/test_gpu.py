@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu import session
+from benchmarks.gpu import recipes, session
 from benchmarks.gpu.contest import Machine, case, machine_of
 from benchmarks.gpu.tune import fastest
 from benchmarks.report import Case, Report, write_report
 from ziggurat.ops.machine.launches import Launch
+from ziggurat.recipes.next_item import EVENTS_HSTU
 
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -139,3 +140,17 @@ def test_a_session_survives_parts_that_fail_or_hang_and_keeps_what_they_wrote(tm
 def test_a_session_runs_the_tests_that_need_a_gpu(tmp_path: Path) -> None:
     tests = next(part for part in session.parts(tmp_path) if part.name == "tests")
     assert "tests/gpu" in tests.arguments
+
+
+def test_the_recipe_that_is_timed_is_the_one_of_the_catalogue() -> None:
+    assert recipes.MOVIELENS_HSTU == EVENTS_HSTU
+
+
+def test_steps_of_the_recipes_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.json"
+    monkeypatch.setattr("sys.argv", ["recipes", "--tiny", "--out", str(out), "--cases", "din,movielens_hstu,nobody"])
+    recipes.main()
+    found = json.loads(out.read_text())
+    assert found["din"]["samples"] == 16
+    assert found["movielens_hstu"]["samples"] == 4
+    assert "nobody" in found["nobody"]["failed"]
