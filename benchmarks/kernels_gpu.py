@@ -408,7 +408,7 @@ def updates(run: Run, mine: Tables, name: str, grad: Tensor, *, tiles: tuple[tup
         **_profiled(run, mine.sorted_lookups, shown=20),
     )
     lengths: dict[str, Callable[[], object]] = {}
-    for longest, chunk in ((runs.LONG_RUN, runs.CHUNK), (256, 256), (64, 256), (16, 256), (32, 128), (32, 64)):
+    for longest, chunk in ((runs.LONG_RUN, runs.CHUNK), (256, 256), (64, 256), (16, 256), (16, 128), (8, 128)):
         for tile in ((1024, 4, 2), (2048, 4, 2)):
             launch = Launch(numbers=tile[0], warps=tile[1], reads_ahead=tile[2])
             lengths[f"runs of {longest}, chunks of {chunk}, {launch}"] = functools.partial(

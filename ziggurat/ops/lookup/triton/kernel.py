@@ -4,7 +4,7 @@
     update    lookups sorted by row (`runs.py`), runs summed in FP32 and applied, a tile of runs a program: each row
               of weights and state is read once and written once, and nothing of the size of a table is touched
 
-**Deterministic**: no atomic additions. A run of at most 256 lookups is summed in the order of the batch; a longer one
+**Deterministic**: no atomic additions. A run of at most 32 lookups is summed in the order of the batch; a longer one
 in chunks of 256 whose sums are added in order. Sums across the threads of a program follow a tree that is written
 down, so neither the width of reads nor a launch decides their order. The bits of a row's update depend on its own
 gradients alone: they are the same on every repeat, with other tables beside it, and on the rank where a plan puts its

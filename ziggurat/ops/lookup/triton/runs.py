@@ -35,7 +35,7 @@ from ziggurat.ops.lookup.triton.device_layout import DeviceLayout
 from ziggurat.ops.machine.launches import tile_rows
 
 UPDATE_KERNELS = "ziggurat.ops.lookup.triton.update_kernels"
-LONG_RUN = 256  # lookups of a run that one program sums by itself
+LONG_RUN = 32  # lookups of a run that one program sums by itself, one after the other, while those beside it wait
 CHUNK = 256  # lookups of a piece of a longer one
 _LANE_NUMBERS = 2048  # FP32 numbers that a program holds while it sums a chunk; like CHUNK it is the order of a sum
 _BLOCK = 512  # lookups that a program sorts out
