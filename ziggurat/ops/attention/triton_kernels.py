@@ -898,7 +898,7 @@ def biases_kernel(
             tl.store(to + index, tl.sum(tl.where(is_above, 0.0, turned), axis=0) * inverse)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=[size for size in SIZES if size != "pieces"])
 def places_kernel(
     d_places, d_columns, d_pos, offsets, query_offsets, targets, spans, sequences, tiles, lead, half, positions,
     has_targets: tl.constexpr, has_spans: tl.constexpr, pieces: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
