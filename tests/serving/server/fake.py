@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import json
 import os
 import signal
@@ -219,6 +220,7 @@ def main() -> None:
 
     if len(sys.argv) > 3:
         record_accepted(sys.argv[3])
+    faulthandler.register(signal.SIGUSR1)  # a test that waits in vain asks where this process is
     config = from_json(ServerConfig, json.loads(Path(sys.argv[2]).read_text()), where="config")
 
     def say(address: str, loaded: Any) -> None:

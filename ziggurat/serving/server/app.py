@@ -43,6 +43,7 @@ from ziggurat.errors import (
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.admin_socket import is_admin
+from ziggurat.serving.server.arrivals import arrival
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.guidance import Examples, curl, shown
 from ziggurat.serving.server.metrics import Metrics
@@ -176,8 +177,7 @@ class ServerApp:
             await _send(send, 503, _SHED, (b"retry-after", seconds))
             return 503, None
         try:
-            answer = await self._answer(path, scope, receive, watch)
-            body = encode(answer.to_json())
+            answer, body = await self._answer(path, scope, receive, watch)
         except ClientGone:
             return 499, None
         except Exception as problem:
@@ -202,20 +202,27 @@ class ServerApp:
         await _send(send, 200, body, (b"x-export-version", answer.version.encode("latin-1", "replace")))
         return 200, answer
 
-    async def _answer(self, path: str, scope: Any, receive: Any, watch: Watch | None) -> Any:
+    async def _answer(self, path: str, scope: Any, receive: Any, watch: Watch | None) -> tuple[Any, bytes]:
+        """Return an answer and its bytes, within the request's deadline."""
         if self._key and not self._has_key(scope):
             raise _no_key()  # before anything that shows what the export knows, such as the id of a user
         if scope["method"] != "POST":
             raise self._wrong_method(path, scope)
         deadline = read_deadline(scope, config=self.config)
         body = await read_body(scope, receive, config=self.config)
+        arrived = arrival(scope)
         if len(body) > _LARGE:
             request, candidates = await run_in_threadpool(self._read, path, body)
         else:
             request, candidates = self._read(path, body)
         if watch is not None:
             watch.queue()
-        return await self.engine.ask(request, candidates=candidates, deadline_s=deadline, watch=watch)
+        answer = await self.engine.ask(
+            request, candidates=candidates, deadline_s=deadline, arrived=arrived, watch=watch
+        )
+        content = encode(answer.to_json())
+        self.engine.check_in_time(arrived=arrived, deadline_s=deadline)  # the last look before it is written
+        return answer, content
 
     def _wrong_method(self, path: str, scope: Any) -> RefusedRequestError:
         ways = curl(path, host=header(scope, b"host"), body=self._examples[path])

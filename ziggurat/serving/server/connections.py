@@ -31,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ziggurat.errors import RequestError
 from ziggurat.serving.server.admin_socket import ADMIN
+from ziggurat.serving.server.arrivals import note_arrival
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
 from ziggurat.serving.server.hosts import Hosts, WrongHead
 from ziggurat.serving.server.metrics import Metrics
@@ -69,7 +70,8 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_message = self._has_headers = False
         self._wrong_head: WrongHead | None = None
-        self._is_admin = transport.get_extra_info("socket").family == socket.AF_UNIX
+        self._socket = transport.get_extra_info("socket")
+        self._is_admin = self._socket.family == socket.AF_UNIX
         if len(self.connections) > self.limits.max_connections:
             self._refuse(b"503 Service Unavailable", "too many connections", b"retry-after: 1\r\n")
             return
@@ -144,6 +146,7 @@ class Connection(HttpToolsProtocol):
         """It is there whole."""
         self._received()
         self._in_message = False
+        note_arrival(self.scope, self._socket)
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

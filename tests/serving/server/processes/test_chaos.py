@@ -23,6 +23,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -310,12 +311,12 @@ def one_life(folder: Path, *, seed: int, steps: int) -> Life:
         for client in clients:
             client.ended = True
         server.process.send_signal(signal.SIGTERM)
-        status = server.process.wait(timeout=30)
+        status = ended(server)
         for thread in threads:
             thread.join(timeout=30)
-        if status != 0:
-            wrong.append(f"SIGTERM: status {status}")
         log = server.log.read_text()
+        if status != 0:
+            wrong.append(f"SIGTERM: status {status}\n{log[-4000:]}")
         wrong += [f"raw: {word} in the log" for word in RAW if word in log]
         wrong += [f"left behind: {each.name}" for each in folder.iterdir() if each.name.startswith(".ziggurat")]
         if server.workers_left():
@@ -330,6 +331,18 @@ def one_life(folder: Path, *, seed: int, steps: int) -> Life:
     for client in clients:
         statuses += client.statuses
     return Life(chaos.counts, statuses, causes, len({each.version for each in answers}), wrong)
+
+
+def ended(server: Running) -> int | None:
+    """Return the status that a server ends with; None, and where it is in its log, if it does not."""
+    try:
+        return server.process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        for pid in (server.process.pid, *server.workers):
+            signalled(pid, signal.SIGUSR1)
+        time.sleep(2)
+        server.process.kill()
+        return None
 
 
 def unlike_after_calm(server: Running) -> list[str]:

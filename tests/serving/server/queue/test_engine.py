@@ -250,7 +250,7 @@ def test_a_machine_that_pauses_is_no_queue(was_idle: bool, effort: Effort) -> No
         engine._loop = asyncio.get_running_loop()
         asked = asyncio.ensure_future(ask(engine, USER))
         await asyncio.sleep(0)
-        engine._queue.jobs[0].arrived -= 0.15
+        engine._queue.jobs[0].queued -= 0.15
         found = engine._take(was_idle=was_idle)[1]
         asked.cancel()
         return found

@@ -8,12 +8,14 @@
 A batch starts as soon as the thread is free: it never waits for company, since under load company is there. A batch has
 candidates, not requests, for its size: ranking 1,000 items costs what 1,000 requests for one item cost. A request whose
 deadline passed while it waited is not computed any more, and an answer that is there after its deadline is not given:
-its client learns that it was late, and asks elsewhere. If the answerer fails on a whole batch, its requests are
-computed one by one, so that only the guilty one fails; for the next seconds the engine is *careful*, and requests are
-checked before they join a batch (a check costs as much as the HTTP around it, and good requests need none).
+its client learns that it was late, and asks elsewhere. The time of a request begins when its last byte reached this
+machine, so what it waited before this process read it counts, too. If the answerer fails on a whole batch, its requests
+are computed one by one, so that only the guilty one fails; for the next seconds the engine is *careful*, and requests
+are checked before they join a batch (a check costs as much as the HTTP around it, and good requests need none).
 
-The wait of a new request = the rest of the running batch + the queue's candidates on the line of `cost.py`. Estimate
-and answer are for one effort; `ladder.py` chooses it before each batch.
+The wait of a new request = the rest of the running batch + the queue's candidates on the line of `cost.py`. To this
+comes what lately passed between an answer and its delivery: an event loop with hundreds of connections is late.
+Estimate and answer are for one effort; `ladder.py` chooses it before each batch.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ _MOST_SHARE = 0.4  # where the fixed part of a batch is large: up to this share,
 _FIXED_PARTS = 4.0  # a batch may take so many times its fixed part
 _WARM_UP_S = 2.0
 _CAREFUL_S = 10.0  # after a bad request was found in a batch
+_NEW_DELIVERY = 0.2  # weight of the last delivery in their mean time
 
 
 class OverloadError(ZigguratError, RuntimeError):
@@ -65,7 +68,8 @@ class OverloadError(ZigguratError, RuntimeError):
 class _Job:
     request: Request
     candidates: int
-    arrived: float
+    arrived: float  # at this machine
+    queued: float  # by this process
     deadline: float
     future: asyncio.Future[Answer]
     watch: Watch | None
@@ -122,6 +126,7 @@ class Engine:
         self._lock = threading.Lock()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._careful_until = 0.0
+        self._delivery_s = 0.0  # lately, from an answer to the event loop that gives it to its client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._compute_for_ever, name="engine", daemon=True)
 
@@ -161,7 +166,9 @@ class Engine:
     def overloaded(self) -> bool:
         """True if a request with the default deadline would be refused now; costs next to nothing."""
         queue = self._queue
-        return bool(queue.jobs) and (len(queue.jobs) >= self.config.max_queue or self.wait_s() > self._deadline_s)
+        return bool(queue.jobs) and (
+            len(queue.jobs) >= self.config.max_queue or self.wait_s() + self._delivery_s > self._deadline_s
+        )
 
     def candidates_of(self, request: Request) -> int:
         """Count the candidates of a request; raise RequestError for one that cannot be answered, while careful."""
@@ -176,14 +183,21 @@ class Engine:
         return max(self._num_candidates, request.k)
 
     async def ask(
-        self, request: Request, *, candidates: int, deadline_s: float | None = None, watch: Watch | None = None
+        self,
+        request: Request,
+        *,
+        candidates: int,
+        deadline_s: float | None = None,
+        arrived: float | None = None,
+        watch: Watch | None = None,
     ) -> Answer:
         """The answer to one request.
 
         Args:
             request: what is asked.
             candidates: what `candidates_of` said of it.
-            deadline_s: seconds from now; None for the server's.
+            deadline_s: seconds from the request's arrival; None for the server's.
+            arrived: when its last byte came, by `time.monotonic`; None for now.
             watch: records the request, if it is traced.
 
         Raises:
@@ -192,12 +206,20 @@ class Engine:
         """
         candidates = max(candidates, 1)
         now = time.monotonic()
+        arrived = now if arrived is None else arrived
         allowed = self._deadline_s if deadline_s is None else deadline_s
-        self._admit(request, candidates, allowed)
+        self._admit(request, candidates, allowed, passed=now - arrived)
         assert self._loop is not None, "start() comes first"
         future = self._loop.create_future()
-        deadline = now + allowed
-        job = _Job(request=request, candidates=candidates, arrived=now, deadline=deadline, future=future, watch=watch)
+        job = _Job(
+            request=request,
+            candidates=candidates,
+            arrived=arrived,
+            queued=now,
+            deadline=arrived + allowed,
+            future=future,
+            watch=watch,
+        )
         with self._lock:
             self._queue.jobs.append(job)
             self._queue.candidates[type(request)] += candidates
@@ -208,15 +230,34 @@ class Engine:
             self._wake.put(None)
         return await job.future
 
-    def _admit(self, request: Request, candidates: int, allowed: float) -> None:
+    def check_in_time(self, *, arrived: float, deadline_s: float | None) -> None:
+        """Refuse to give an answer that is there.
+
+        Args:
+            arrived: when its request came, by `time.monotonic`.
+            deadline_s: seconds from then; None for the server's.
+
+        Raises:
+            OverloadError: its deadline has passed.
+        """
+        allowed = self._deadline_s if deadline_s is None else deadline_s
+        passed = time.monotonic() - arrived
+        if passed > allowed:
+            self.metrics.expired.inc()
+            raise _too_late(allowed, passed, where="answer")
+
+    def _admit(self, request: Request, candidates: int, allowed: float, *, passed: float) -> None:
         queue = self._queue
         if queue.closing:
             raise _refusal("a server that takes requests", "one that is ending", "server", retry_after_s=1.0)
         if len(queue.jobs) >= self.config.max_queue:
             found = f"{len(queue.jobs):,} requests that wait already"
             raise _refusal(f"fewer than {self.config.max_queue:,} requests in the queue", found, "queue", self.wait_s())
+        if passed > allowed:
+            self.metrics.expired.inc()
+            raise _too_late(allowed, passed, where="connection")
         wait = self.wait_s()
-        total = wait + self._cost(type(request)).predict(candidates)
+        total = passed + wait + self._cost(type(request)).predict(candidates) + self._delivery_s
         if wait and total > allowed:  # a request that finds nothing before it is always tried
             found = f"{total * 1e3:.0f} ms, of which {wait * 1e3:.0f} ms in the queue"
             raise _refusal(f"an answer within {allowed * 1e3:.0f} ms", found, "queue", total - allowed)
@@ -299,7 +340,7 @@ class Engine:
         Time in which the thread had nothing to do counts not: the machine was late, and no less effort would help.
         """
         queue = self._queue
-        wait = now - queue.jobs[0].arrived if queue.jobs and not was_idle else 0.0
+        wait = now - queue.jobs[0].queued if queue.jobs and not was_idle else 0.0
         rest = sum(self._waiting_s(kind, behind_next=True) for kind in queue.counts)
         return max(wait, rest) / self._deadline_s
 
@@ -324,14 +365,15 @@ class Engine:
         if len(batch) > 1 and any(isinstance(answer, Exception) for answer in answers):
             self._careful_until = time.monotonic() + _CAREFUL_S
         self.metrics.expired.inc(sum(not job.future.cancelled() for job in late))
-        errors = [_too_late(job, started) for job in late]
+        errors = [_too_late(job.deadline - job.arrived, started - job.arrived, where="queue") for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, pairs)
+        self._loop.call_soon_threadsafe(self._deliver, pairs, time.monotonic())
 
-    def _deliver(self, pairs: Sequence[tuple[_Job, Answer | Exception]]) -> None:
+    def _deliver(self, pairs: Sequence[tuple[_Job, Answer | Exception]], done: float) -> None:
         """Give answers to those who wait, in the event loop; an answer after its deadline is an error."""
         now = time.monotonic()
+        self._delivery_s += _NEW_DELIVERY * (now - done - self._delivery_s)
         for job, answer in pairs:
             if job.future.done():
                 continue
@@ -339,7 +381,8 @@ class Engine:
                 job.future.set_exception(answer)
             elif now > job.deadline:
                 self.metrics.expired.inc()
-                job.future.set_exception(_too_late(job, now, where="computation"))
+                late = _too_late(job.deadline - job.arrived, now - job.arrived, where="computation")
+                job.future.set_exception(late)
             else:
                 job.future.set_result(answer)
 
@@ -416,10 +459,17 @@ def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> Ove
     return error
 
 
-def _too_late(job: _Job, now: float, *, where: str = "queue") -> OverloadError:
-    allowed = (job.deadline - job.arrived) * 1e3
-    waited = (now - job.arrived) * 1e3
-    found = f"{waited:.0f} ms in the queue" if where == "queue" else f"one after {waited:.0f} ms"
-    error = _refusal(f"an answer within {allowed:.0f} ms", found, where, 0.5)
+_TOO_LATE = {
+    "connection": "{:.0f} ms until it could be read",
+    "queue": "{:.0f} ms in the queue",
+    "computation": "one after {:.0f} ms",
+    "answer": "one after {:.0f} ms",
+}
+
+
+def _too_late(allowed_s: float, passed_s: float, *, where: str) -> OverloadError:
+    """Return the error of a request whose deadline passed at one of its stages."""
+    found = _TOO_LATE[where].format(passed_s * 1e3)
+    error = _refusal(f"an answer within {allowed_s * 1e3:.0f} ms", found, where, 0.5)
     error.expired = True
     return error
