@@ -83,6 +83,12 @@ class Running:
         return self.post("/recommend", {"user": {"user_id": "u1"}, "k": 3} | fields)
 
     @property
+    def private_copy(self) -> Path:
+        """Where the server's own copy of the first export is."""
+        (found,) = self.folder.glob(".ziggurat-served-*/*/export")
+        return found
+
+    @property
     def workers(self) -> list[int]:
         """Process ids of the supervisor's children."""
         pid = self.process.pid

@@ -122,8 +122,18 @@ class Chaos:
 
     def step(self) -> None:
         """Do one thing, after a moment of random length, which is now and then long enough for a swap."""
-        actions = (self.swap, self.bad_swap, self.hang_up, self.kill, self.stop, self.pause, self.garbage, self.replace)
-        action = self.draws.choices(actions, weights=(3, 2, 3, 3, 2, 1, 2, 2))[0]
+        weights = {
+            self.swap: 3,
+            self.bad_swap: 2,
+            self.hang_up: 3,
+            self.kill: 3,
+            self.stop: 2,
+            self.pause: 1,
+            self.garbage: 2,
+            self.replace: 2,
+            self.overwrite: 1,
+        }
+        action = self.draws.choices([*weights], weights=[*weights.values()])[0]
         self.counts[action.__name__] += 1
         action()
         is_calm = self.draws.random() < 0.15
@@ -171,6 +181,10 @@ class Chaos:
         (self.server.folder / "export").rename(old)
         new.rename(self.server.folder / "export")
         shutil.rmtree(old)
+
+    def overwrite(self) -> None:
+        """Another export into the files of the command's folder, as `cp` and `rsync --inplace` put it there."""
+        write_export(self.server.folder / "export", version=self._another("o"))
 
     def hang_up(self) -> None:
         self.server.process.send_signal(signal.SIGHUP)

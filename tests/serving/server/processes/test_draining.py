@@ -115,9 +115,8 @@ def test_a_pause_of_all_processes_ends_none_of_them(tmp_path: Path) -> None:
 
 def test_without_a_worker_clients_are_told_so_and_a_stopped_one_is_replaced(tmp_path: Path) -> None:
     with running(tmp_path, spares=0, hang_s=1.0) as server:
-        server_export = tmp_path / "export"
         (pid,) = server.workers
-        write_export(server_export, version="v1", load_s=4)  # the next worker takes its time
+        write_export(server.private_copy, version="v1", load_s=4)  # the next worker takes its time
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: server.workers and server.workers != [pid])
         (loading,) = server.workers

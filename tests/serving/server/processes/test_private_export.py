@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,10 +42,21 @@ def test_an_export_that_is_replaced_is_not_seen_until_a_swap(tmp_path: Path) -> 
     assert not hidden(tmp_path)
 
 
+def test_an_export_that_is_overwritten_in_place_is_not_seen_either(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0) as server:
+        write_export(tmp_path / "export", version="v2")
+        (first,) = server.workers
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: first not in server.workers and server.recommend()[0] == 200)
+        assert versions(server, 3) == {"v1"}
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: versions(server, 1) == {"v2"})
+
+
 def test_a_worker_that_loads_another_version_does_not_serve(tmp_path: Path) -> None:
     with running(tmp_path, workers=2, spares=0) as server:
         wait_until(lambda: len(server.workers) == 2)
-        write_export(tmp_path / "export", version="v2")  # in place, which a hard link shows
+        write_export(server.private_copy, version="v2")
         os.kill(server.workers[0], signal.SIGKILL)
         wait_until(lambda: "the export was replaced while it is served" in server.log.read_text())
         # The other worker answers, unless it had not loaded yet either: then nobody does.
@@ -53,7 +65,7 @@ def test_a_worker_that_loads_another_version_does_not_serve(tmp_path: Path) -> N
         assert {status for status, _ in answers} <= {200, 503}
 
 
-def test_a_copy_has_the_same_files_however_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_has_files_of_its_own(tmp_path: Path) -> None:
     source = write_export(tmp_path / "films")
     (source / "items").mkdir()
     (source / "items" / "a.bin").write_bytes(bytes(1000))
@@ -63,24 +75,39 @@ def test_a_copy_has_the_same_files_however_it_is_made(tmp_path: Path, monkeypatc
     place = export.make()
     assert place.name == "films"
     assert export.make() == place, "made once"
+    with (source / "items" / "a.bin").open("r+b") as file:
+        file.write(b"new")
+    assert (place / "items" / "a.bin").read_bytes() == bytes(1000)
+    assert (place / "link").is_symlink(), "for who loads it to refuse"
+    error = ExportError(expected="a", found="b", where=str(place / "x"), ways_out=f"rm {place}")
+    named = export.of_source(error)
+    assert (named.where, named.ways_out, type(named)) == (str(source / "x"), (f"rm {source}",), ExportError)
+    later = copies.of(source, generation=2).make()
+    copies.keep([2])
+    assert (place.exists(), later.exists()) == (False, True)
+    copies.delete()
+    assert not hidden(tmp_path)
+
+
+def test_without_room_for_twice_its_bytes_an_export_is_linked_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_export(tmp_path / "films")
+    (source / "a.bin").write_bytes(bytes(1000))
+    monkeypatch.setattr(private_export, "_shared", lambda source, to: False)
+    monkeypatch.setattr(private_export.shutil, "disk_usage", lambda path: SimpleNamespace(free=2000))
+    copies = PrivateExports()
+    linked = copies.of(source, generation=1).make()
+    assert (linked / "a.bin").samefile(source / "a.bin")
+    assert "2,000 bytes are free, too few for a copy of 1,017" in caplog.text
 
     def no_link(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "links to files of others are forbidden")
 
     monkeypatch.setattr(private_export.os, "link", no_link)
     copied = copies.of(source, generation=2).make()
-    for each in (place, copied):
-        assert (each / "items" / "a.bin").read_bytes() == bytes(1000)
-        assert (each / "link").is_symlink(), "for who loads it to refuse"
-    (source / "items" / "a.bin").write_bytes(b"new")
-    assert (copied / "items" / "a.bin").stat().st_size == 1000
-    copies.keep([2])
-    assert (place.exists(), copied.exists()) == (False, True)
-    error = ExportError(expected="a", found="b", where=str(copied / "x"), ways_out=f"rm {copied}")
-    named = copies.of(source, generation=2).of_source(error)
-    assert (named.where, named.ways_out, type(named)) == (str(source / "x"), (f"rm {source}",), ExportError)
+    assert not (copied / "a.bin").samefile(source / "a.bin")
     copies.delete()
-    assert not hidden(tmp_path)
 
 
 def test_without_room_for_a_copy_the_export_itself_is_loaded(
@@ -95,7 +122,8 @@ def test_without_room_for_a_copy_the_export_itself_is_loaded(
     assert PrivateExports().of(source, generation=1).make() == source
     assert "Read-only file system" in caplog.text
     monkeypatch.undo()
-    monkeypatch.setattr(private_export, "_copy_file", read_only)
+    monkeypatch.setattr(private_export.shutil, "copyfile", read_only)
+    monkeypatch.setattr(private_export, "_shared", lambda source, to: False)
     caplog.clear()
     copies = PrivateExports()
     assert copies.of(source, generation=1).make() == source

@@ -4,13 +4,14 @@
     exports/.ziggurat-served-host-x7k2a9/1/films/ what the workers of the first generation load
 
 Without it, a worker that takes the place of a dead one loads what the path leads to by then, and two versions answer
-side by side. The copy lies beside the export, on the same file system, so it costs next to nothing: its files share
-their blocks with the export's (btrfs, XFS, bcachefs: `FICLONE`), or else are hard links to them, which outlive any
-replacement of the export; where neither can be, they are copied. Through a hard link a file that is overwritten *in
-place* is still seen; its checksum is looked at when a worker loads it.
+side by side; and a file that is overwritten *in place* (`cp`, `rsync --inplace`) changes under those that have mapped
+it. The copy lies beside the export, on the same file system. Its files share their blocks with the export's where the
+system can (btrfs, XFS, bcachefs: `FICLONE`), which costs nothing; else their bytes are copied, once a version.
 
-Where the copy cannot be made (a read-only volume), the server says so and loads the export itself. The supervisor lets
-only workers of one version into one generation all the same.
+Where less than twice the export's bytes are free, its files are hard links to the export's, and the server says so:
+they outlive any replacement of the export, but show what is written in place. Where nothing can be made (a read-only
+volume), the server says so and loads the export itself. The supervisor lets only workers of one version into one
+generation all the same.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ziggurat.serving.server.processes.own_folder import OwnFolder
 _log = logging.getLogger("ziggurat.server")
 _PREFIX = ".ziggurat-served-"
 _FICLONE = 0x40049409  # of linux/fs.h: share the blocks of another file
+_ROOM = 2  # times the bytes of an export that must be free, so that a copy fills nobody's disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +74,17 @@ class PrivateExport:
         shutil.rmtree(being_made, ignore_errors=True)  # what a killed process left
         folder = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _copy_folder(
-                Path(f"/proc/self/fd/{folder}"), being_made
-            )  # the same folder, if its path leads elsewhere now
+            source = Path(f"/proc/self/fd/{folder}")  # the same folder, if its path leads elsewhere now
+            room = shutil.disk_usage(self.place.parent).free
+            num_bytes = _bytes_in(source)
+            files = _Files(may_copy=_ROOM * num_bytes <= room)
+            _copy_folder(source, being_made, files)
+            if files.num_links:
+                _log.warning(
+                    "%s: %s bytes are free, too few for a copy of %s: it is served through hard links. "
+                    "Replace it as you like, but do not write into its files",
+                    *(self.source, f"{room:,}", f"{num_bytes:,}"),
+                )
         finally:
             os.close(folder)
         being_made.rename(self.place)
@@ -148,7 +158,56 @@ def _say_none(where: Path, problem: OSError) -> None:
     _log.warning("no private copy of an export in %s (%s): do not replace or change what is served", where, problem)
 
 
-def _copy_folder(source: Path, to: Path) -> None:
+@dataclass(kw_only=True)
+class _Files:
+    """The way in which the files of a copy are made.
+
+    Args:
+        may_copy: there is room for their bytes.
+        num_links: files that are hard links, since they could neither share blocks nor be copied.
+    """
+
+    may_copy: bool
+    num_links: int = 0
+
+    def make(self, source: Path, to: Path) -> None:
+        """Share the blocks of a file, or else copy it, or else link it."""
+        if _shared(source, to):
+            return
+        if not self.may_copy:
+            with contextlib.suppress(OSError):
+                os.link(source, to, follow_symlinks=False)
+                self.num_links += 1
+                return
+        shutil.copyfile(source, to, follow_symlinks=False)
+
+
+def _shared(source: Path, to: Path) -> bool:
+    """Make a file that shares the blocks of another one; False, and no file, where the file system cannot."""
+    with source.open("rb") as from_file, to.open("xb") as to_file:
+        try:
+            fcntl.ioctl(to_file.fileno(), _FICLONE, from_file.fileno())
+        except OSError:
+            pass
+        else:
+            return True
+    to.unlink()
+    return False
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of all files below a folder."""
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                total += _bytes_in(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False):
+                total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def _copy_folder(source: Path, to: Path, files: _Files) -> None:
     """Copy files and folders; links stay links, for who loads them to refuse; pipes and devices are left out."""
     to.mkdir()
     with os.scandir(source) as entries:
@@ -157,22 +216,6 @@ def _copy_folder(source: Path, to: Path) -> None:
             if entry.is_symlink():
                 target.symlink_to(os.readlink(entry.path))
             elif entry.is_dir(follow_symlinks=False):
-                _copy_folder(Path(entry.path), target)
+                _copy_folder(Path(entry.path), target, files)
             elif entry.is_file(follow_symlinks=False):
-                _copy_file(Path(entry.path), target)
-
-
-def _copy_file(source: Path, to: Path) -> None:
-    """Share the blocks of a file, or else link it, or else copy it."""
-    with source.open("rb") as from_file, to.open("xb") as to_file:
-        try:
-            fcntl.ioctl(to_file.fileno(), _FICLONE, from_file.fileno())
-        except OSError:
-            pass
-        else:
-            return
-    to.unlink()
-    with contextlib.suppress(OSError):
-        os.link(source, to, follow_symlinks=False)
-        return
-    shutil.copyfile(source, to, follow_symlinks=False)
+                files.make(Path(entry.path), target)
