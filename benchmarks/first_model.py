@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.first_model_sets import MADE, PUBLISHED, SmallSet
 from benchmarks.harness import ROOT
 from benchmarks.report import Report
-from ziggurat.features.schema import MultiHot, Task
+from ziggurat.features.schema import Task
 from ziggurat.recipes.catalogue import fit_to_rows
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run, train_run
@@ -165,7 +165,7 @@ def trees(subject: SmallSet, *, config: RunConfig) -> float:
     except ImportError:
         return math.nan
     data = prepare_run(config)
-    columns = [each.name for each in subject.schema.features if not isinstance(each, MultiHot)]
+    columns = [each.name for each in subject.schema.features if each.id_lists is None]
     ids = {spec.name for spec in data.inputs.single}
 
     def rows_of(dataset: object) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -38,7 +38,7 @@ def require_items(schema: Schema) -> Items:
         SchemaError: the schema does not say which features describe the item.
     """
     if schema.items is None:
-        names = [feature.name for feature in schema.features if feature.kind == "categorical"]
+        names = [feature.name for feature in schema.features if feature.is_id]
         example = names[-1] if names else "item_id"
         raise SchemaError(
             expected="a schema that says which features describe the item",

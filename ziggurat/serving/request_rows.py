@@ -24,7 +24,7 @@ from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.errors import RequestError
 from ziggurat.features.events import HISTORY_TIMES
-from ziggurat.features.schema import Categorical, Dense, Feature, Moments, Schema, Vector, column_of
+from ziggurat.features.schema import Schema, column_of
 from ziggurat.serving.plain_values import shortest_text
 from ziggurat.typed import nearest
 
@@ -52,8 +52,9 @@ def frame_of(
         if name not in columns:
             given = [row.get(name) for row in rows]
             given = [None if missing.has(each) else each for each in given]
-            values = [_value(each, feature, name) for each in given]
-            columns[name] = pl.Series(name, values, dtype=_type_of(feature), strict=True)
+            read = ColumnReader(name)
+            values = [None if each is None else feature.of_request(each, read) for each in given]
+            columns[name] = pl.Series(name, values, dtype=feature.request_type(), strict=True)
     for group in joined:
         named = {each.name: column_of(each) for each in schema.features if each.name in group}
         _refuse_uneven([columns[named[name]] for name in group if name in named])
@@ -156,52 +157,59 @@ def canonical_id(value: Any, *, column: str = "id") -> str | None:
     return text or None
 
 
-def _type_of(feature: Feature) -> Any:
-    if isinstance(feature, Dense):
-        return pl.Float64
-    if isinstance(feature, Categorical):
-        return pl.String
-    if isinstance(feature, Vector):
-        return pl.List(pl.Float64)
-    if isinstance(feature, Moments):
-        return pl.List(pl.Int64)
-    return pl.List(pl.String)
+class ColumnReader:
+    """Ways to read the values of one column of requests: `RequestReader` of `features/kinds/feature.py`.
 
+    Args:
+        column: named in errors.
+    """
 
-def _value(value: Any, feature: Feature, column: str) -> Any:
-    if value is None:
-        return None
-    if isinstance(feature, Dense):
-        return number_of(value, column=column)
-    if isinstance(feature, Categorical):
-        return _id(value, column)
-    if isinstance(value, str) and not isinstance(feature, Vector | Moments) and feature.separator:
-        return value[: MAX_TEXT * 10].split(feature.separator) if value else None
-    if not isinstance(value, list | tuple):
-        kind = "numbers" if isinstance(feature, Vector) else "times" if isinstance(feature, Moments) else "ids"
-        raise _wrong(f"a list of {kind}", value, column)
-    if isinstance(feature, Vector):
-        return [number_of(each, column=column) for each in value]
-    if isinstance(feature, Moments):
-        return _times(value, feature, column)
-    return [_id(each, column) for each in value]
+    def __init__(self, column: str) -> None:
+        self.column = column
 
+    def number(self, value: Any) -> float | None:
+        """Return the number that a value of any type that JSON has means."""
+        return number_of(value, column=self.column)
 
-def _times(value: Sequence[Any], feature: Moments, column: str) -> list[int | None]:
-    times = [_cell(each, pl.Int64(), column) for each in value]
-    known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
-    if len(other := of_another_unit(known, seen=feature.seen)):
-        expected = f"times in {unit_of(feature.seen)}, as those of training ({feature.seen[0]} to {feature.seen[1]})"
-        raise _wrong(expected, int(known[other[0]]), column)
-    if feature.name == HISTORY_TIMES and len(earlier := np.flatnonzero(known[1:] < known[:-1])):
-        at = int(earlier[0])
-        raise RequestError(
-            expected="the times of a history, its oldest event first",
-            found=f"{known[at]} before {known[at + 1]}",
-            where=f"request, column {column!r}",
-            ways_out="sort the events by time, in all lists of the history alike",
-        )
-    return times
+    def id(self, value: Any) -> str | None:
+        """Return the text of an id of any type that JSON has."""
+        return _id(value, self.column)
+
+    def ids(self, value: Any, *, separator: str) -> list[str | None] | None:
+        """Return the texts of the ids of a list, or of a text that is divided."""
+        if isinstance(value, str) and separator:
+            return list(value[: MAX_TEXT * 10].split(separator)) if value else None
+        return [_id(each, self.column) for each in self._list(value, of="ids")]
+
+    def numbers(self, value: Any) -> list[float | None]:
+        """Return the numbers of a list."""
+        return [self.number(each) for each in self._list(value, of="numbers")]
+
+    def times(self, value: Any, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
+        """Return the times of a list, in the unit of those that training has seen."""
+        times = [_cell(each, pl.Int64(), self.column) for each in self._list(value, of="times")]
+        known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
+        if len(other := of_another_unit(known, seen=seen)):
+            expected = f"times in {unit_of(seen)}, as those of training ({seen[0]} to {seen[1]})"
+            raise _wrong(expected, int(known[other[0]]), self.column)
+        if feature == HISTORY_TIMES and len(earlier := np.flatnonzero(known[1:] < known[:-1])):
+            at = int(earlier[0])
+            raise RequestError(
+                expected="the times of a history, its oldest event first",
+                found=f"{known[at]} before {known[at + 1]}",
+                where=f"request, column {self.column!r}",
+                ways_out="sort the events by time, in all lists of the history alike",
+            )
+        return times
+
+    def refused(self, value: Any, *, expected: str) -> RequestError:
+        """Return the error for a value that cannot be, to be raised."""
+        return _wrong(expected, value, self.column)
+
+    def _list(self, value: Any, *, of: str) -> Sequence[Any]:
+        if not isinstance(value, list | tuple):
+            raise _wrong(f"a list of {of}", value, self.column)
+        return value
 
 
 def number_of(value: Any, *, column: str) -> float | None:

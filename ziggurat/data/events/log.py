@@ -35,7 +35,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import ZoneSigns
 from ziggurat.errors import DataError
 from ziggurat.features.events import HISTORY_TIMES, EqualTimes, FutureTimes
-from ziggurat.features.schema import Moments, Schema, column_of
+from ziggurat.features.schema import Schema, column_of
 
 _DAY_S = 86_400
 
@@ -168,9 +168,7 @@ def compared_with_training(log: EventLog, samples: Schema) -> str:
     Raises:
         DataError: another unit.
     """
-    seen: tuple[int, ...] = next(
-        (each.seen for each in samples.features if isinstance(each, Moments) and each.name == HISTORY_TIMES), ()
-    )
+    seen: tuple[int, ...] = next((each.seen_times for each in samples.features if each.name == HISTORY_TIMES), ())
     other = of_another_unit(log.times, seen=seen)
     if not len(other):
         return far_from_seen(log.times, seen=seen)

@@ -198,8 +198,7 @@ def _opened(target: Path, config: DataConfig, schema: Schema, *, source: RawSour
 
 def _with_seen(schema: Schema, seen: tuple[int, ...]) -> Schema:
     """The schema whose times say what training has seen."""
-    features = (replace(each, seen=seen) if isinstance(each, Moments) else each for each in schema.features)
-    return replace(schema, features=tuple(features))
+    return replace(schema, features=tuple(each.with_seen_times(seen) for each in schema.features))
 
 
 def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:

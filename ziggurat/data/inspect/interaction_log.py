@@ -185,13 +185,13 @@ def _position(columns: Sequence[ColumnFacts], *, users: pl.Series) -> str:
 
 
 def _is_action(facts: ColumnFacts, guess: FeatureGuess | None) -> bool:
-    is_categorical = guess is not None and isinstance(guess.feature, Categorical)
-    return is_categorical and bool(set(words(facts.name)) & _ACTIONS) and facts.num_distinct <= _MOST_ACTIONS
+    is_id = guess is not None and guess.feature is not None and guess.feature.is_id
+    return is_id and bool(set(words(facts.name)) & _ACTIONS) and facts.num_distinct <= _MOST_ACTIONS
 
 
 def _tells_of_item(facts: ColumnFacts, guess: FeatureGuess | None, *, item: ColumnFacts) -> bool:
     """Return whether a column says something of the item: one value for each item, and not its name once more."""
-    if guess is None or not isinstance(guess.feature, Categorical) or facts.num_distinct >= item.num_distinct:
+    if guess is None or guess.feature is None or not guess.feature.is_id or facts.num_distinct >= item.num_distinct:
         return False
     pairs = pl.DataFrame({"item": item.values.cast(pl.String), "value": facts.values.cast(pl.String)})
     several = pairs.group_by("item").agg(pl.col("value").n_unique().alias("values"), pl.len().alias("rows"))

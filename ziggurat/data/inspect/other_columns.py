@@ -17,14 +17,7 @@ from ziggurat.data.inspect.column_roles import (
     single_column_auc,
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, words
-from ziggurat.features.schema import (
-    Categorical,
-    Feature,
-    Label,
-    MultiHot,
-    Task,
-)
-from ziggurat.features.schema import Sequence as SequenceFeature
+from ziggurat.features.schema import Feature, Label, Task
 
 
 def refuse_leaks(
@@ -59,16 +52,16 @@ def refuse_leaks(
 def share_tables(guesses: dict[str, FeatureGuess], by_name: Mapping[str, ColumnFacts]) -> None:
     """Let a list of items look up the table of the item column, if names and ids agree; in place."""
     for name, guess in guesses.items():
-        feature = guess.feature
-        if not isinstance(feature, MultiHot | SequenceFeature):
+        feature = None if guess.feature is None else guess.feature.id_lists
+        if feature is None:
             continue
-        lists = by_name[name].values
-        elements = (lists.str.split(feature.separator) if feature.separator else lists).drop_nulls().explode()
+        elements = feature.divided(by_name[name].values).drop_nulls().explode()
         ids = elements.drop_nulls().cast(pl.String).str.strip_chars().unique()
         ids = ids.filter(ids != feature.padding) if feature.padding else ids
         for other, candidate in guesses.items():
             stem = [word for word in words(other) if word not in ("id", "ids")]
-            if not isinstance(candidate.feature, Categorical) or not stem or by_name[other].kind is Values.TRUTH:
+            is_id = candidate.feature is not None and candidate.feature.is_id
+            if not is_id or not stem or by_name[other].kind is Values.TRUTH:
                 continue
             related = set(stem) <= {word.rstrip("s") for word in words(name)} | set(words(name))
             known = by_name[other].present.cast(pl.String).unique()

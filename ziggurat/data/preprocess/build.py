@@ -44,8 +44,7 @@ from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.growing import NUM_NUMBERS
 from ziggurat.features.labels import is_number
-from ziggurat.features.schema import Encoding, MultiHot, Schema, column_of
-from ziggurat.features.schema import Sequence as ListFeature
+from ziggurat.features.schema import Encoding, Schema, column_of
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.ops.text.choose import text_kernel
@@ -232,7 +231,7 @@ class Build:
 
     def _doubts_of_first_rows(self) -> list[str]:
         """Return what the first rows show of lists that the schema does not say."""
-        lists = [column_of(each) for each in self._schema.features if isinstance(each, MultiHot | ListFeature)]
+        lists = [column_of(each) for each in self._schema.features if each.id_lists is not None]
         if not lists:
             return []
         with self._bad_rows(self._work.folder / "lists") as bad_rows:  # the rows were reported before

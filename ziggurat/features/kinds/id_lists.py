@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ziggurat.config import JSON, to_json
 from ziggurat.features.inputs import JaggedSpec
 from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.features.pooling import Pooling
 from ziggurat.typed import Length
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Spaces(StrEnum):
@@ -78,6 +81,13 @@ class IdLists(Feature):
         import polars as pl
 
         return pl.List(pl.String)
+
+    def divided(self, series: pl.Series) -> pl.Series:
+        """Return the lists of a raw column of texts, where `separator` divides them; else the column."""
+        import polars as pl
+
+        is_text = bool(self.separator) and series.dtype == pl.String
+        return series.set(series == "", None).str.split(self.separator) if is_text else series
 
     def pooled(self) -> Feature:
         """Return the feature with its embeddings added up, where they were not pooled at all."""

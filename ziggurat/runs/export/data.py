@@ -128,9 +128,7 @@ def with_user_feature(schema: Schema, *, others: Sequence[Schema], finds_items: 
     a group that no model knows may also be a request.
     """
     column = schema.group
-    reads = any(
-        isinstance(each, Categorical) and column_of(each) == column for other in others for each in other.features
-    )
+    reads = any(each.is_id and column_of(each) == column for other in others for each in other.features)
     if not column or not (reads or finds_items):
         return None
     return dataclasses.replace(schema, features=(*schema.features, Categorical(name=_USER, column=column)))

@@ -18,7 +18,7 @@ from ziggurat.data.catalogue import item_columns
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import Dense, Schema, column_of
+from ziggurat.features.schema import Schema, column_of
 from ziggurat.models.retrieval.over_arch import OverArchKind
 from ziggurat.models.retrieval.two_tower_choices import UserVectors
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -134,7 +134,7 @@ def _numeric(source: RawSource, *, schemas: Sequence[Schema], names: Sequence[st
         kind = kinds.get(name)
         feature = features.get(name)
         is_number = kind is not None and kind.is_numeric()
-        may_be = kind == pl.String and (isinstance(feature, Dense) or (feature is None and is_text))
+        may_be = kind == pl.String and (is_text if feature is None else feature.reads_numbers)
         if is_number or may_be:
             found.append(name)
     return found

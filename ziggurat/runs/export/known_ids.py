@@ -22,7 +22,7 @@ import polars as pl
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.errors import DataError, ExportError, RequestError, SchemaError
-from ziggurat.features.schema import NUM_RESERVED_ROWS, Categorical, column_of, table_of
+from ziggurat.features.schema import NUM_RESERVED_ROWS, column_of, table_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 
 LEAST_ITEMS, LEAST_USERS = 0.5, 0.1
@@ -158,7 +158,7 @@ def refuse_blind(ranker: Preprocessing, *, catalogue: ItemCatalogue, folder: str
 def _known(preprocessing: Preprocessing, column: str, ids: pl.Series) -> pl.Series | None:
     """Mark the ids that a model has rows of their own for; None where it looks none up in a vocabulary."""
     for feature in preprocessing.schema.features:
-        if isinstance(feature, Categorical) and column_of(feature) == column:
+        if feature.is_id and column_of(feature) == column:
             vocabulary = preprocessing.vocabularies.get(table_of(feature))
             if vocabulary is not None:
                 return pl.Series(vocabulary.rows(Ids.of(ids)) >= NUM_RESERVED_ROWS)

@@ -22,8 +22,7 @@ from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ExportError
-from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, Task, column_of
-from ziggurat.features.schema import Sequence as ListFeature
+from ziggurat.features.schema import Feature, Schema, Task, column_of
 from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
@@ -209,9 +208,9 @@ def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...]
         if feature.name in together:
             cells = of_group[together[feature.name]].replace(1, 0)
         cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))
-        if isinstance(feature, Categorical) and kind == pl.String and _is_free(schema, feature):
+        if feature.is_id and kind == pl.String and _is_free(schema, feature):
             cell = cell.when(pl.lit(cells) == 1).then(pl.lit(_NEVER_SEEN))
-        if isinstance(feature, MultiHot | ListFeature) and isinstance(kind, pl.List):
+        if feature.id_lists is not None and isinstance(kind, pl.List):
             cell = cell.when(pl.lit(cells) == 1).then(pl.lit(pl.Series([[]], dtype=kind).first(), dtype=kind))
         changes.append(cell.otherwise(pl.col(name)).alias(name))
     return frame.with_columns(changes)
@@ -228,13 +227,13 @@ def plain_columns(chunk: RawChunk, features: Iterable[Feature]) -> pl.DataFrame:
     frame = chunk.frame.select(list(dict.fromkeys(map(column_of, features))))
     if chunk.numbers.is_plain:
         return frame
-    names = {column_of(each) for each in features if isinstance(each, Dense)}
+    names = {column_of(each) for each in features if each.reads_numbers}
     texts = [name for name in names if frame.schema[name] == pl.String]
     return frame.with_columns(chunk.numbers.as_points(frame[name]) for name in texts)
 
 
-def _is_free(schema: Schema, feature: Categorical) -> bool:
-    return schema.table(feature.table or feature.name).encoding.value != "identity"
+def _is_free(schema: Schema, feature: Feature) -> bool:
+    return schema.table(feature.table_name).encoding.value != "identity"
 
 
 def request_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:

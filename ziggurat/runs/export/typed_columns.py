@@ -18,8 +18,7 @@ import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.written_numbers import WrittenNumbers
-from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, column_of
-from ziggurat.features.schema import Sequence as SequenceFeature
+from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.ops.written_decimals import with_decimals
 
 _NOT_PLAIN = r"^\s*[+-]?0[0-9]"  # an id with leading zeros, no number
@@ -49,12 +48,12 @@ def typed_columns(
 def _typed(series: pl.Series, feature: Feature | None, *, is_text: bool, written: WrittenNumbers) -> pl.Series:
     if series.dtype != pl.String:
         return with_decimals(series)
-    if isinstance(feature, Categorical):
+    if feature is not None and feature.is_id:
         text = canonical_text(series)
         return series if text is None else text
-    if isinstance(feature, MultiHot | SequenceFeature):
-        return series.set(series == "", None).str.split(feature.separator) if feature.separator else series
-    if isinstance(feature, Dense):
+    if feature is not None and feature.id_lists is not None:
+        return feature.id_lists.divided(series)
+    if feature is not None and feature.reads_numbers:
         return _numbers(series, written=written)
     if feature is None and is_text:
         numbers = series if series.str.contains(_NOT_PLAIN).any() else _numbers(series, written=written)

@@ -24,8 +24,8 @@ from ziggurat.data.preprocess.prepare import find_prepared
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing import inputs_of_schema
 from ziggurat.errors import ConfigError
-from ziggurat.features.inputs import InputSpec, JaggedSpec
-from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, MultiHot, Schema, table_of
+from ziggurat.features.inputs import InputSpec, JaggedSpec, MomentsSpec
+from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, Schema, table_of
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
 
@@ -101,7 +101,7 @@ def plan_inputs(
     given = dict(list_lengths or {})
     schema = config.table_schema
     _known_names(rows, {name for each in schema.features if (name := table_of(each))}, what="table", flag="--rows")
-    lists = {each.name for each in schema.features if hasattr(each, "max_length")}
+    lists = {each.name for each in schema.features if isinstance(each.spec(), JaggedSpec | MomentsSpec)}
     _known_names(given, lists, what="list", flag="--list-length")
     prepared = prepared_data(config)
     if folder is not None and RunFolder(Path(folder)).inputs.exists():
@@ -188,12 +188,12 @@ def _from_schema(config: RunConfig, rows: Mapping[str, int]) -> tuple[InputSpec,
 
 
 def _has_buckets(schema: Schema, name: str) -> bool:
-    return any(table_of(each) == name and hasattr(each, "num_buckets") for each in schema.features)
+    return any(table_of(each) == name and each.owns_table for each in schema.features)
 
 
 def _assumed_length(schema: Schema, spec: JaggedSpec) -> float:
-    default = MultiHot(name="").max_length
-    return float(spec.max_length) if spec.max_length < default else _USUAL_LENGTH
+    default = JaggedSpec(name="", table="")
+    return float(spec.max_length) if spec.max_length < default.max_length else _USUAL_LENGTH
 
 
 def _known_names(given: Mapping[str, object], names: set[str], *, what: str, flag: str) -> None:

@@ -32,8 +32,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.labels import Outcomes, linear_model_name
-from ziggurat.features.schema import MultiHot, Pooling, Schema
-from ziggurat.features.schema import Sequence as SequenceFeature
+from ziggurat.features.schema import Schema
 from ziggurat.models import LogisticRegressionConfig
 from ziggurat.models.contract.reads import is_linear
 from ziggurat.recipes.catalogue import logistic_training
@@ -252,13 +251,7 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
 
 def pooled_schema(schema: Schema) -> Schema:
     """The schema with every list pooled: logistic regression reads no sequences."""
-    features = tuple(
-        dataclasses.replace(each, pooling=Pooling.SUM)
-        if isinstance(each, MultiHot | SequenceFeature) and each.pooling is Pooling.NONE
-        else each
-        for each in schema.features
-    )
-    return dataclasses.replace(schema, features=features)
+    return dataclasses.replace(schema, features=tuple(each.pooled() for each in schema.features))
 
 
 class _Quiet:

@@ -30,7 +30,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.cells import MissingValues, canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import MISSING_ROW, UNKNOWN_ROW, Categorical, column_of, table_of
+from ziggurat.features.schema import MISSING_ROW, UNKNOWN_ROW, column_of, table_of
 
 MISSING = "(missing)"
 _STATES = ("known", "unknown", "missing")
@@ -77,7 +77,8 @@ class Slicer:
         self._with_vocabulary = [
             name
             for name in config.columns
-            if isinstance(feature := features.get(name), Categorical)
+            if (feature := features.get(name)) is not None
+            and feature.is_id
             and table_of(feature) in preprocessing.vocabularies
         ]
         self._number_of: dict[str, dict[str, int]] = {name: {} for name in config.columns}

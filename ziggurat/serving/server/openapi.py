@@ -9,16 +9,9 @@ import re
 from typing import Any
 
 from ziggurat.features.items import Repeats
+from ziggurat.features.kinds import Feature
 from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
-
-_KINDS: dict[str, dict[str, Any]] = {
-    "dense": {"type": ["number", "string", "boolean", "null"]},
-    "categorical": {"type": ["string", "number", "boolean", "null"]},
-    "multi_hot": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "boolean", "null"]}},
-    "sequence": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "boolean", "null"]}},
-    "vector": {"type": ["array", "null"], "items": {"type": "number"}},
-}
 
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
 _SHOWN_ITEMS: dict[str, Any] = {"type": "array", "items": {"$ref": "#/components/schemas/ShownItem"}}
@@ -304,8 +297,10 @@ def _path_parameter(name: str) -> dict[str, Any]:
 
 def _columns(columns: tuple[Column, ...]) -> dict[str, Any]:
     shown = {}
+    kinds = Feature.kinds()
     for column in columns:
-        schema = dict(_KINDS.get(column.kind, {}))
+        kind = kinds.get(column.kind)
+        schema = {} if kind is None else dict(kind.json_schema)
         if column.example is not None:
             schema["examples"] = [column.example]
         shown[column.name] = schema | {"description": column.kind}

@@ -20,14 +20,10 @@ from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.fit.leaks import sampled_rows
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.numeric import to_floats
-from ziggurat.features.schema import Dense, NumericTransform
+from ziggurat.features.kinds import FittedNumbers
 
 _FEW_STEPS = 4096  # between the least and the largest number; 12 bits of 24
 _NUM_GROUPS = 4
-_STANDARDISED = {
-    NumericTransform.IDENTITY: NumericTransform.STANDARDISE,
-    NumericTransform.LOG1P: NumericTransform.LOG1P_STANDARDISE,
-}
 
 
 def find_flat_numbers(train: EncodedDataset, preprocessing: Preprocessing) -> list[str]:
@@ -37,16 +33,16 @@ def find_flat_numbers(train: EncodedDataset, preprocessing: Preprocessing) -> li
         train: encoded training rows.
         preprocessing: what encoded them.
     """
-    features = [each for each in preprocessing.schema.features if isinstance(each, Dense)]
-    features = [each for each in features if each.name in preprocessing.inputs.dense]
+    inputs = preprocessing.inputs
+    features = [each.fitted_numbers for each in preprocessing.schema.features if each.name in inputs.dense]
     if not features or train.num_rows < 2:
         return []
     rows = sampled_rows(train, num_groups=_NUM_GROUPS)
-    lines = [_line(each, rows[each.name].to_numpy(), preprocessing) for each in features]
+    lines = [_line(each, rows[each.name].to_numpy(), preprocessing) for each in features if each is not None]
     return [line for line in lines if line]
 
 
-def _line(feature: Dense, numbers: Any, preprocessing: Preprocessing) -> str:
+def _line(feature: FittedNumbers, numbers: Any, preprocessing: Preprocessing) -> str:
     """Say what is wrong with the numbers of a feature; "" where nothing is."""
     in_place_of_missing = to_floats(np.array([np.nan]), feature, preprocessing.numbers[feature.name])[0]
     there = numbers[numbers != in_place_of_missing]
@@ -59,7 +55,7 @@ def _line(feature: Dense, numbers: Any, preprocessing: Preprocessing) -> str:
             f"transform = {feature.transform.value!r}: nothing can be learned from it{_way_out(feature)}"
         )
     steps = float(largest - least) / float(np.spacing(max(abs(least), abs(largest))))
-    if feature.transform not in _STANDARDISED or steps >= _FEW_STEPS:
+    if feature.transform.standardised is None or steps >= _FEW_STEPS:
         return ""
     if least == largest and not _rounds_whole_numbers(feature, float(largest)):
         return ""  # one number or nothing: whether it is there may be what the feature says
@@ -70,15 +66,15 @@ def _line(feature: Dense, numbers: Any, preprocessing: Preprocessing) -> str:
     )
 
 
-def _rounds_whole_numbers(feature: Dense, number: float) -> bool:
+def _rounds_whole_numbers(feature: FittedNumbers, number: float) -> bool:
     """Return whether 32 bits after the transform do not tell a whole number of this size from the next one."""
     step = float(np.spacing(np.float32(abs(number))))
-    raw_step = step if feature.transform is NumericTransform.IDENTITY else step * float(np.exp(min(abs(number), 700.0)))
+    raw_step = step if not feature.transform.is_logarithmic else step * float(np.exp(min(abs(number), 700.0)))
     return raw_step >= 1.0
 
 
-def _way_out(feature: Dense) -> str:
-    better = _STANDARDISED.get(feature.transform)
+def _way_out(feature: FittedNumbers) -> str:
+    better = feature.transform.standardised
     if better is None:
         return "; take it out of the schema"
     return f"; set transform = {better.value!r}, which is computed in 64 bits, or take a constant out of the schema"

@@ -14,7 +14,7 @@ import polars as pl
 from jaxtyping import Int64
 
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.features.schema import MultiHot, Schema, Sequence, Spaces, column_of
+from ziggurat.features.schema import Schema, Spaces, column_of
 
 _PADDINGS = ("0", "-1", "<pad>", "<PAD>", "[PAD]", "pad", "PAD")
 _LEAST_PADDED = 0.2  # share of lists that end, or begin, with padding
@@ -88,20 +88,19 @@ def doubts_about_lists(schema: Schema, chunk: RawChunk) -> list[str]:
     notes: list[str] = []
     for feature in schema.features:
         name = column_of(feature)
-        if not isinstance(feature, MultiHot | Sequence) or not chunk.has_column(name):
+        lists = feature.id_lists
+        if lists is None or not chunk.has_column(name):
             continue
-        series = chunk.column(name)
-        if series.dtype == pl.String and feature.separator:
-            series = series.set(series == "", None).str.split(feature.separator)
+        series = lists.divided(chunk.column(name))
         if not isinstance(series.dtype, pl.List) or series.dtype.inner.is_nested():
             continue
-        padding = "" if feature.padding else find_padding(series)
+        padding = "" if lists.padding else find_padding(series)
         if padding:
             notes.append(
                 f"the lists of feature {feature.name!r} are filled up with {padding!r}, which is learned as an id of "
                 f'theirs; padding = "{padding}" in the schema takes it away'
             )
-        if feature.spaces is Spaces.KEEP and has_spaces(series):
+        if lists.spaces is Spaces.KEEP and has_spaces(series):
             notes.append(
                 f"ids in the lists of feature {feature.name!r} begin or end with spaces, and are others than the same "
                 'ids without; spaces = "strip" in the schema takes the spaces away'
