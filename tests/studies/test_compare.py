@@ -75,17 +75,18 @@ def test_compares_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compare(config(models=("dnn",), seeds=1), out=tmp_path / "whole")
+    from ziggurat.training.hooks.fitting import SaveWhenDue
     from ziggurat.training.trainer import Trainer
 
-    original = Trainer._boundary
+    original = SaveWhenDue.after
 
-    def killed(self: Trainer, *, last: bool) -> None:
-        original(self, last=last)
-        if self.position.epoch == 1:
-            self.store.wait()
+    def killed(self: SaveWhenDue, trainer: Trainer, *, is_last: bool) -> None:
+        original(self, trainer, is_last=is_last)
+        if trainer.position.epoch == 1:
+            trainer.store.wait()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "_boundary", killed)
+    monkeypatch.setattr(SaveWhenDue, "after", killed)
     with pytest.raises(KeyboardInterrupt):
         compare(config(models=("dnn",), seeds=1), out=tmp_path / "killed")
     monkeypatch.undo()

@@ -141,11 +141,11 @@ def as_data(case: Case) -> Any:
 
 def die_at_step(trainer: Trainer, step: int, *, dies: bool) -> None:
     """Let this process be killed before step number `step` + 1."""
-    train_one = trainer._train
+    train_one = trainer._train_on
 
-    def dying(*arguments: Any) -> Any:
+    def dying(*arguments: Any, **named: Any) -> Any:
         if dies and trainer.position.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return train_one(*arguments)
+        return train_one(*arguments, **named)
 
-    trainer._train = dying  # type: ignore[method-assign]
+    trainer._train_on = dying  # type: ignore[method-assign]

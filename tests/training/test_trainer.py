@@ -25,7 +25,7 @@ from ziggurat.training.config import (
     TrainingConfig,
 )
 from ziggurat.training.metrics.accumulator import MetricFunction
-from ziggurat.training.records.log import RunRecords
+from ziggurat.training.records.log import MetricsFile
 from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.trainer import FitResult, Trainer
 
@@ -187,19 +187,19 @@ def test_a_log_that_cannot_be_closed_does_not_hide_what_ended_the_training(
     def full(*_: object, **__: object) -> None:
         raise CheckpointError(expected="room", found="none", where="a disk", ways_out="make some")
 
-    def refuse(self: RunRecords) -> None:
+    def refuse(self: MetricsFile) -> None:
         raise FileError(expected="room", found="none", where="the log", ways_out="make some")
 
     trainer = make(tmp_path / "run")
     monkeypatch.setattr(trainer.store, "save", full)
-    monkeypatch.setattr(RunRecords, "close", refuse)
+    monkeypatch.setattr(MetricsFile, "close", refuse)
     with pytest.raises(CheckpointError, match="a disk"):
         trainer.fit()
 
 
 def test_a_full_disk_under_the_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    records = RunRecords(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard")
+    records = MetricsFile(tmp_path / "metrics.jsonl")
     records.append({"kind": "train", "step": 1, "loss": 0.5})
     with pytest.raises(FileError, match="No space left on device") as caught:
         records.close()

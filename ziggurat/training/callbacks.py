@@ -7,14 +7,14 @@
     on_end        once, with the best step, after the best weights came back
 
 A callback sees numbers and changes none: a run with callbacks has the same bits as one without. On many ranks only the
-first rank calls them. The trackers' packages are not required; an adapter whose package is missing says so when it is
-made, before anything is trained. metrics.jsonl and TensorBoard are written in any case.
+first rank calls them. Whoever wants more than these numbers (steps, weights, checkpoints) writes a hook
+(`hooks/hook.py`). The trackers' packages are not required; an adapter whose package is missing says so when it is made,
+before anything is trained. metrics.jsonl and TensorBoard are written in any case.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ziggurat.errors import ConfigError
@@ -34,41 +34,6 @@ class Callback(Protocol):
     def on_end(self, step: int, summary: dict[str, float]) -> None:
         """The run is over: `best_step`, `best_value` if there was an evaluation, `steps`."""
         ...
-
-
-class TellingRecords:
-    """The training log, which also tells callbacks what is written to it.
-
-    Args:
-        records: the log itself.
-        callbacks: who is told.
-    """
-
-    def __init__(self, records: Any, *, callbacks: Sequence[Callback]) -> None:
-        self._records = records
-        self._callbacks = callbacks
-
-    def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
-        """Write one record, and tell."""
-        self._records.append(record, timing=timing)
-        values = {
-            name: float(value)
-            for name, value in (record | (timing or {})).items()
-            if isinstance(value, int | float) and name != "step"
-        }
-        for callback in self._callbacks:
-            if record["kind"] == "train":
-                callback.on_log(record["step"], values)
-            elif record["kind"] == "valid":
-                callback.on_evaluate(record["step"], values)
-
-    def flush(self, *, durable: bool = False) -> None:
-        """Flush as the log does."""
-        self._records.flush(durable=durable)
-
-    def close(self) -> None:
-        """Close as the log does."""
-        self._records.close()
 
 
 class WandbCallback:

@@ -58,10 +58,17 @@ class FitResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Says whether a run at `position` is at its end under `config`, and why."""
+    """Says whether a run at `position` is at its end under `config`, and why.
+
+    Args:
+        position: where it stands.
+        config: its settings.
+        stop_reason: why a hook of a user ended it; "" if none did.
+    """
 
     position: Position
     config: TrainingConfig
+    stop_reason: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -70,8 +77,8 @@ class Ending:
 
     @property
     def epochs_are_done(self) -> bool:
-        """True if all epochs were trained."""
-        return self.position.epoch >= self.config.epochs
+        """True if all epochs of the window were trained."""
+        return self.position.epoch - self.position.window_epoch >= self.config.epochs
 
     @property
     def max_steps_reached(self) -> bool:
@@ -95,6 +102,8 @@ class Ending:
             reason = f"all epochs done ({self.config.epochs}), {position.step:,} steps"
         elif self.max_steps_reached:
             reason = f"max-steps reached at step {position.step:,}"
+        elif self.stop_reason:
+            reason = f"ended at step {position.step:,} by a hook: {self.stop_reason}"
         else:
             reason = (
                 f"early stop at step {position.step:,}: {metric} no better in {position.not_improved} evaluations "
@@ -112,7 +121,7 @@ class Ending:
         position = self.position
         ways = []
         if self.epochs_are_done:
-            ways.append(f"--training.epochs {position.epoch + 1}")
+            ways.append(f"--training.epochs {position.epoch - position.window_epoch + 1}")
         if self.max_steps_reached:
             ways.append(f"--training.max-steps {2 * position.step}")
         if self.patience_is_out:

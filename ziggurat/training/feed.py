@@ -159,7 +159,8 @@ class Feed:
     def row_in_epoch(self, position: Position) -> int:
         """Rows of the present epoch that all ranks have trained; 0 for sources that keep count themselves."""
         if isinstance(self.source, LoaderSource):
-            return position.rows - position.epoch * self.source.num_rows
+            epochs_done = position.epoch - position.window_epoch
+            return position.rows - position.window_rows - epochs_done * self.source.num_rows
         return 0
 
     def total_steps(self, position: Position) -> int:
@@ -171,9 +172,10 @@ class Feed:
             if self.source.token_budget:
                 return limit
             steps = position.step
-            if position.epoch < epochs:
+            epochs_done = position.epoch - position.window_epoch
+            if epochs_done < epochs:
                 steps += self.source.loader.num_steps(start_row=self.row_in_epoch(position))
-                steps += (epochs - position.epoch - 1) * self.steps_per_epoch
+                steps += (epochs - epochs_done - 1) * self.steps_per_epoch
         return min(steps, limit) if limit else steps
 
     def epoch(
@@ -318,7 +320,7 @@ class Feed:
         """
         if isinstance(self.source, LoaderSource):
             self.source.loader.go_on_in(position.shuffle, where=where)
-            self.source.load_state_dict({"epoch": position.epoch, "row": self.row_in_epoch(position)})
+            self.rewind(position)
             return
         known = len(position.sources)
         if known != self._world_size:
@@ -329,5 +331,13 @@ class Feed:
                 ways_out=f"resume on {known} ranks" if known else "pass the data set that the run began with",
             )
         self._state = state_from_json(position.sources[self._rank])
-        self.source.load_state_dict(self._state["source"])
-        self._waits = self._state["is_done"] and position.step_in_epoch > 0
+        self.rewind(position)
+
+    def rewind(self, position: Position) -> None:
+        """Go back from batches that were taken ahead to the one after the last step of this process."""
+        if isinstance(self.source, LoaderSource):
+            epoch = position.epoch - position.window_epoch
+            self.source.load_state_dict({"epoch": epoch, "row": self.row_in_epoch(position)})
+        elif self._state:
+            self.source.load_state_dict(self._state["source"])
+            self._waits = self._state["is_done"] and position.step_in_epoch > 0

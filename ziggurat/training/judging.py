@@ -17,7 +17,6 @@ from typing import Any
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.training.callbacks import TellingRecords
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
@@ -29,7 +28,7 @@ from ziggurat.training.team import Team
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeStep:
-    """A step that was made and is still to be judged.
+    """A step that was made.
 
     Args:
         result: what it found, perhaps not known yet.
@@ -37,6 +36,8 @@ class MadeStep:
         step: its number, from 1.
         epoch: its epoch, from 0.
         num_rows: samples of all ranks.
+        seconds: from the step before it, without evaluations and checkpoints between; on a GPU, until it was queued.
+        is_last: whether the pass over the data has no step after it.
         line: what the log says of it beside the loss; None where no line is due.
     """
 
@@ -45,7 +46,14 @@ class MadeStep:
     step: int
     epoch: int
     num_rows: int
+    seconds: float
+    is_last: bool
     line: dict[str, Any] | None
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the batch before the update; waits for a GPU that still computes it."""
+        return self.result.loss
 
 
 class Judge:
@@ -58,6 +66,7 @@ class Judge:
         folder: of the run.
         progress: where to say what was skipped.
         timing: what the log says of time, asked for when a line is written.
+        write: writes a record with its timing into the log.
 
     Attributes:
         loss: of the step that was judged last; NaN before the first.
@@ -72,6 +81,7 @@ class Judge:
         folder: RunFolder,
         progress: Progress,
         timing: Callable[[], dict[str, Any]],
+        write: Callable[[dict[str, Any], dict[str, Any]], None],
     ) -> None:
         self._team = team
         self._config = config
@@ -79,6 +89,7 @@ class Judge:
         self._folder = folder
         self._progress = progress
         self._timing = timing
+        self._write = write
         self._made: deque[MadeStep] = deque()
         self.loss = float("nan")
 
@@ -86,12 +97,11 @@ class Judge:
         """A step was made."""
         self._made.append(made)
 
-    def judge(self, position: Position, records: TellingRecords, *, all_of_them: bool = False) -> None:
+    def judge(self, position: Position, *, all_of_them: bool = False) -> None:
         """Judge the steps whose results are known without waiting for the newest one, or all of them.
 
         Args:
             position: of the run; sums of losses and skipped steps are counted there.
-            records: the log.
             all_of_them: the newest one too, however long it takes.
 
         Raises:
@@ -108,10 +118,10 @@ class Judge:
             else:
                 first_bad = self._on_non_finite(made, result)
                 position.skipped += 1
-                records.append({"kind": "skipped", "step": made.step, "first_bad": first_bad})
+                self._write({"kind": "skipped", "step": made.step, "first_bad": first_bad}, {})
             if made.line is not None and position.loss_rows:
                 loss = position.loss_sum / position.loss_rows
-                records.append(made.line | {"loss": loss}, timing=self._timing())
+                self._write(made.line | {"loss": loss}, self._timing())
                 position.loss_sum = 0.0
                 position.loss_rows = 0
 

@@ -43,6 +43,9 @@ class Position:
         sources: states of the data sources, one a rank, as plain data; empty where `rows` says it (`LoaderSource`).
         shuffle: order of the rows; "" in checkpoints of before it could be chosen.
         loss: name of the function that is minimised instead of the model's own loss; "" for the model's.
+        window: number of the window of data that is trained, from 0 (`Trainer.fit(train=…)`).
+        window_rows: rows trained before that window.
+        window_epoch: epochs done before that window.
     """
 
     step: int = 0
@@ -63,6 +66,22 @@ class Position:
     sources: list[Any] = field(default_factory=list)
     shuffle: str = ""
     loss: str = ""
+    window: int = 0
+    window_rows: int = 0
+    window_epoch: int = 0
+
+    def begin_window(self) -> None:
+        """Go on to another window of data, whose evaluations are not compared with those of the one before."""
+        self.window += 1
+        self.window_rows = self.rows
+        self.window_epoch = self.epoch
+        self.step_in_epoch = 0
+        self.sources = []
+        self.evaluations = []
+        self.best_step = 0
+        self.best_value = None
+        self.not_improved = 0
+        self.finished = False
 
     def best_steps(self, steps: Sequence[int] | None, *, stop: EarlyStopConfig) -> set[int]:
         """Return the steps of evaluations best so far at some of `steps` (None: any time); their weights may be needed.
@@ -104,8 +123,12 @@ class Position:
         return improved
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; floats survive exactly."""
-        return asdict(self)
+        """Plain data; floats survive exactly. A run on one window says nothing of windows, as it always did."""
+        found = asdict(self)
+        if not self.window:
+            for name in ("window", "window_rows", "window_epoch"):
+                del found[name]
+        return found
 
     @classmethod
     def from_json(cls, data: Any) -> Position:

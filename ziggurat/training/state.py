@@ -17,18 +17,74 @@ The plain data is the run's `Position`, and how much of log and ledger was writt
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.models import Model
 from ziggurat.parallel.tables.sharded_tables import tables_of
-from ziggurat.training.checkpoint import rng_state, set_rng_state
+from ziggurat.training.checkpoint import Checkpoint, CheckpointStore, Match, rng_state, set_rng_state
 from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.negatives import DrawnNegatives
+from ziggurat.training.position import Position
+from ziggurat.training.records.shared_ledger import SharedLedger
 from ziggurat.training.step.train_step import TrainStep
 
 RNG = "rng."
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Everything that training changes: what a checkpoint holds, and what a resumed run goes on with.
+
+    Args:
+        step: the model, its weights and optimizers.
+        position: steps, epochs, rows and evaluations so far.
+        negatives: what was mined; None where the model draws none.
+        growing: vocabularies that grow; None where there are none.
+        ledger: which rows were trained; None while no run is open.
+    """
+
+    step: TrainStep
+    position: Position
+    negatives: DrawnNegatives | None = None
+    growing: GrowingTables | None = None
+    ledger: Ledger | SharedLedger | None = None
+
+    def seed(self, seed: int, *, rank: int) -> None:
+        """Seed torch's generators; each rank draws numbers of its own."""
+        seed_everything(seed, rank=rank)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of a checkpoint by name. They share memory with the run. Collective."""
+        return snapshot_tensors(self.step, self.negatives, self.growing)
+
+    def load(self, store: CheckpointStore) -> Checkpoint:
+        """Load tensors and position of the newest intact checkpoint. Collective.
+
+        Raises:
+            CheckpointError: none is intact, or it does not fit.
+        """
+        prepare_to_load(self.step)
+        into = self.tensors()
+        checkpoint = store.load(into=into, optional=optional_names(self.step))
+        restore_state(self.step, into, self.growing)
+        self.position = Position.from_json(checkpoint.state.get("position"))
+        return checkpoint
+
+    def load_weights(self, store: CheckpointStore, step: int) -> None:
+        """Load the weights of the checkpoint of a step, and what was grown; optimizers stay. Collective.
+
+        Raises:
+            DamagedCheckpointError: it is damaged or gone; nothing was changed.
+        """
+        wanted = into_model(self.step.model)
+        wanted |= {} if self.growing is None else self.growing.state()
+        store.load(step, into=wanted, match=Match.SUBSET)
+        if self.growing is not None:
+            self.growing.rebuild()
 
 
 def state_tensors(step: TrainStep) -> dict[str, Tensor]:

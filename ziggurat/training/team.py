@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from ziggurat.training.balancing import balancer_of
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.feed import Feed
 from ziggurat.training.growing.growing_tables import GrowingTables
-from ziggurat.training.records.log import NoRecords, RunRecords
+from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.shared_ledger import SharedLedger
 from ziggurat.training.report.progress import NoProgress, Progress, RowsOfAll
@@ -110,6 +110,16 @@ class Team:
         facts["version torch"] = torch.__version__
         require_equal(facts, where="before the first step")
 
+    def require_same_hooks(self, hooks: Sequence[Hook]) -> None:
+        """Compare the hooks that every rank calls; collective. One that is missing on a rank may wait for ever.
+
+        Raises:
+            ConfigError: they differ, on every rank.
+        """
+        if self._agreement is not None:
+            names = ", ".join(repr(hook) for hook in hooks if hook.on_every_rank)
+            require_equal({"hooks": names}, where="before the first step")
+
     def progress(self, progress: Progress | None) -> Progress:
         """Return the progress display of this rank."""
         return progress if progress is not None and self.is_first else NoProgress()
@@ -141,12 +151,6 @@ class Team:
             return embeddings.kernel_name
         names = embeddings.kernel_names if self._agreement is None else self._kernels
         return KernelChoice(names[0]) if names else embeddings.config.kernel
-
-    def records(self, folder: RunFolder, *, resume_step: int | None) -> RunRecords | NoRecords:
-        """The training log."""
-        if not self.is_first:
-            return NoRecords()
-        return RunRecords(folder.metrics, tensorboard=folder.tensorboard, resume_step=resume_step)
 
     def ledger(self, folder: RunFolder) -> Ledger | SharedLedger:
         """The sample ledger."""

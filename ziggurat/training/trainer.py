@@ -1,7 +1,17 @@
-"""Trainer: fit with evaluation, early stop, checkpoints, log and resume, on one device or many ranks.
+"""Trainer: makes steps on a source of batches; `fit` adds evaluation, early stop, checkpoints, log and resume.
 
-    for every epoch, for every batch:
-        step ─► ledger ─► log line? ─► evaluation? ─► enough? ─► checkpoint?
+    fit      on_start ─► for every epoch: steps ─► on_end
+    steps    for every batch: step ─► ledger ─► log line? ─► on_step: evaluation? enough? checkpoint? ─► yield it
+             ─► on_window
+
+When a run evaluates, ends and saves is said by hooks (`hooks/fitting.py`), to which a user adds others. A loop of one's
+own is made of the same parts, on one window of data after another:
+
+    for window in windows:
+        for made in trainer.steps(window):
+            ...
+        trainer.validate()
+        trainer.save()
 
 The position in the data is arithmetic, weights, optimizers and random state are in the checkpoint, and log and ledger
 are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not.
@@ -15,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +34,28 @@ import torch
 from ziggurat.arguments import check_arguments
 from ziggurat.data.encoded.records import WEIGHT_COLUMN
 from ziggurat.data.source import LoaderSource
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch, validate_batch
 from ziggurat.models import Model
 from ziggurat.models.blocks.batch_norm import refuse_lone_sample
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.training.callbacks import Callback, TellingRecords
-from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError, Match
+from ziggurat.training.callbacks import Callback
+from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.evaluation.first_look import drawn_negatives, first_look
 from ziggurat.training.feed import Fed
+from ziggurat.training.growing.growing_tables import GrowingTables
+from ziggurat.training.hooks.fitting import EndWhenDone, EvaluateWhenDue, RestoreBest, SaveWhenDue
+from ziggurat.training.hooks.hook import Hook, Hooks, check_hooks, with_own
+from ziggurat.training.hooks.writers import TellCallback, WriteEvents, WriteMetrics
 from ziggurat.training.judging import Judge, MadeStep
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.metric import is_loss
+from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.records.run_lock import RunLock
@@ -48,16 +63,8 @@ from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
-from ziggurat.training.state import (
-    into_model,
-    optional_names,
-    prepare_to_load,
-    restore_state,
-    seed_everything,
-    snapshot_tensors,
-)
+from ziggurat.training.state import TrainState
 from ziggurat.training.step.own_loss import LossFunction, loss_name, refuse_other_loss
-from ziggurat.training.step.results import LateResult, StepResult
 from ziggurat.training.step.schedule import learning_rate_factor
 from ziggurat.training.team import Team
 
@@ -69,7 +76,7 @@ class Trainer:
         model: on its device; its `inputs` name the labels.
         config: settings.
         train: a `DataSource` of this rank's batches, or a data set (EncodedDataset, MemoryDataset), which all ranks
-            then read as `config.loader` says.
+            then read as `config.loader` says. The first window; `fit` and `steps` take others.
         valid: a data set, or batches of this rank to iterate again and again; None: no evaluation, no early stop.
         folder: the run's folder; created, refused if another run is in it (unless `fit(resume=True)`).
         progress: where to show progress; None: nowhere.
@@ -106,34 +113,55 @@ class Trainer:
             torch.set_num_threads(config.threads)
         self.loss = loss
         self.metrics = dict(metrics or {})
-        datasets = {"train": train, "valid": valid}
         self.model = model
-        named = {"loss": loss_name(loss), "metrics": ", ".join(self.metrics)}
-        self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
+        self._require_same_data(config, train=train, valid=valid)
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
-        self.feed = team.feed(train, model, config)
-        self.growing = team.growing(model, seed=config.seed)
-        self.repeats = {} if self.growing else deduplicate_source(self.feed.source, model, parallel=parallel)
-        self._rankings = first_look(model, train, valid=valid, loader=config.loader)
-        self.negatives = drawn_negatives(model, train, rankings=self._rankings, seed=config.seed)
-        self._refuse_what_cannot_train(train)
-        if valid is not None:
-            self.config = with_stop_metric(self.config, model.inputs, own=self.metrics, more=self._rankings.names)
-        self.valid = valid
-        self.position = Position(loss=loss_name(loss))
+        self.state = TrainState(step=self.step, position=Position(loss=loss_name(loss)))
+        self._window = 0  # number of the window that the feed reads
+        self._read(train, valid=valid)
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
         team.end_with_topology(self.store.close)
+        self.hooks = Hooks((), trainer=self, is_first=team.is_first)
+        self.stop_reason = ""
+        self.steps_of_pass = 0  # steps of the present pass over the data, made by this process
+        self.resume_step: int | None = None  # step after which log and ledger go on; None: they are new
         self._pace = Pace()
         self._showing = False
         self._is_undefined_said = False
+        self._is_open = False
+        self._has_begun = False
+        self._is_placed = True  # the feed stands where the position of a checkpoint says
+        self._is_ahead = False  # the feed has taken batches whose steps were not made
         self._pinned: set[int] = set()
         self._written = WrittenFiles(self.folder)
         self._damaged = list[str]()
         self._restored: bool | None = None
         self._latest = ""  # the last evaluation, for whoever watches
-        told = {"config": config, "inputs": model.inputs, "folder": self.folder, "progress": self.progress}
-        self.judge = Judge(team, timing=self._timing, **told)
+        self.judge = Judge(
+            team,
+            config=config,
+            inputs=model.inputs,
+            folder=self.folder,
+            progress=self.progress,
+            timing=self._timing,
+            write=self.record,
+        )
+
+    @property
+    def position(self) -> Position:
+        """Steps, epochs, rows and evaluations so far."""
+        return self.state.position
+
+    @property
+    def negatives(self) -> DrawnNegatives | None:
+        """What draws negatives; None where the model wants none."""
+        return self.state.negatives
+
+    @property
+    def growing(self) -> GrowingTables | None:
+        """Vocabularies that grow; None where there are none."""
+        return self.state.growing
 
     @property
     def kernel_name(self) -> KernelChoice:
@@ -144,6 +172,27 @@ class Trainer:
     def total_steps(self) -> int:
         """Steps of the whole run, if nothing stops it early; 0 where the training data does not know."""
         return self.feed.total_steps(self.position)
+
+    def _require_same_data(self, config: TrainingConfig, *, train: Any, valid: Any) -> None:
+        """Compare settings and data of all ranks."""
+        named = {"loss": loss_name(self.loss), "metrics": ", ".join(self.metrics)}
+        datasets = {"train": train, "valid": valid}
+        self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
+
+    def _read(self, train: Any, *, valid: Any) -> None:
+        """Read this data from now on."""
+        self.feed = self.team.feed(train, self.model, self.config)
+        self.state.growing = self.team.growing(self.model, seed=self.config.seed)
+        parallel = self.team.parallel
+        self.repeats = {} if self.growing else deduplicate_source(self.feed.source, self.model, parallel=parallel)
+        self._rankings = first_look(self.model, train, valid=valid, loader=self.config.loader)
+        self.state.negatives = drawn_negatives(self.model, train, rankings=self._rankings, seed=self.config.seed)
+        self._refuse_what_cannot_train(train)
+        if valid is not None:
+            more = self._rankings.names
+            self.config = with_stop_metric(self.config, self.model.inputs, own=self.metrics, more=more)
+        self.valid = valid
+        self._train = train
 
     def _refuse_what_cannot_train(self, train: Any) -> None:
         """Refuse training rows whose weights are all 0, and a last batch of one for torch's own batch norm.
@@ -172,51 +221,166 @@ class Trainer:
                 where = f"training data: {num_rows:,} rows in batches of {batch_size:,}, the last of which has one"
                 refuse_lone_sample(self.model, where=where)
 
-    def fit(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> FitResult:
-        """Train to the end, or go on from the newest intact checkpoint; `callbacks` hear of it on the first rank.
+    def fit(
+        self,
+        *,
+        resume: bool = False,
+        train: Any = None,
+        valid: Any = None,
+        hooks: Sequence[Hook] = (),
+        callbacks: Sequence[Callback] = (),
+    ) -> FitResult:
+        """Train to the end, or go on from the newest intact checkpoint.
+
+        Args:
+            resume: go on.
+            train: another window of data, on which training goes on where it stands: `epochs` passes over it, with its
+                own best weights and its own patience. A script that is resumed calls `fit` for all of its windows
+                again; those that the checkpoint has behind it are passed over.
+            valid: other validation data, from now on.
+            hooks: take part, on every rank; see `hooks/hook.py`.
+            callbacks: hear of it on the first rank; see `callbacks.py`.
 
         Raises:
             ConfigError: the folder already holds a run and `resume` is False, or another process writes to it.
             NumericsError: NaN or infinity, with `non_finite` STOP; no weight was touched, the batch is dumped.
             CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
         """
-        if self._lock is not None:
-            return self._fit(resume=resume, callbacks=callbacks)
-        with RunLock(self.folder.path) as lock:
-            self.team.on_first(lock.acquire)
-            return self._fit(resume=resume, callbacks=callbacks)
+        own = (*(TellCallback(callback) for callback in callbacks), *check_hooks(hooks, where="fit, argument 'hooks'"))
+        self._take(train, valid=valid)
+        is_new = train is None and (resume or self.ending.is_finished)
+        with self._session(self._hooks_of_fit(own), resume=resume, is_new=is_new):
+            if self.position.window > self._window:
+                self.progress.say(f"window {self._window + 1} of the data is done: the checkpoint is further")
+                return self._result()
+            while not self.ending.is_finished:
+                for _ in self.steps():
+                    pass
+            self.store.wait()
+            self.progress.end()
+            if self.ending.patience_is_out or self.stop_reason:
+                self.progress.detail(self.ending.text())
+            result = self._result()
+            self.hooks.on_end(result)
+        return result
 
-    def _fit(self, *, resume: bool, callbacks: Sequence[Callback]) -> FitResult:
-        resumed = self.restore() if resume else self._start()
-        self._restored = None
+    def steps(self, source: Any = None, *, hooks: Sequence[Hook] = ()) -> Iterator[MadeStep]:
+        """Train the rest of a pass over the data, and yield every step when it was made.
+
+        Nothing is evaluated and saved but by `hooks` and by whoever iterates (`validate`, `save`). Whoever ends early
+        goes on with the batch after the last one the next time. On many ranks all must do so at the same step.
+
+        Args:
+            source: another window of data, which takes the place of the present one; None: the present one.
+            hooks: take part; inside of `fit` those of `fit` do.
+        """
+        own = check_hooks(hooks, where="steps, argument 'hooks'")
+        self._take(source, valid=None)
+        return self._steps(own)
+
+    def _steps(self, own: tuple[Hook, ...]) -> Iterator[MadeStep]:
+        if self._is_open:
+            yield from self._pass()
+            return
+        with self._session((WriteMetrics(), WriteEvents(), *own), resume=self._restored is not None, is_new=False):
+            if self.position.window > self._window:
+                return
+            self.position.finished = False
+            yield from self._pass()
+            self.progress.end()
+            self.hooks.on_end(self._result())
+
+    def stop(self, reason: str) -> None:
+        """Let `fit` or `steps` end after the present step; for hooks, on every rank at the same step."""
+        self.stop_reason = reason
+
+    def record(self, record: Mapping[str, Any], timing: Mapping[str, Any] | None = None) -> None:
+        """Add a line to the training log.
+
+        Args:
+            record: plain data with a `kind`; `step` is the present one unless it says another.
+            timing: what depends on the clock, and differs in a run that is repeated.
+        """
+        line = record if "step" in record else {**record, "step": self.position.step}
+        self.hooks.on_record(line, timing or {})
+
+    def _hooks_of_fit(self, own: tuple[Hook, ...]) -> tuple[Hook, ...]:
+        first = (WriteMetrics(), WriteEvents(), RestoreBest())
+        last = (EvaluateWhenDue(), EndWhenDone(), SaveWhenDue())
+        ours = tuple(type(hook) for hook in (*first, *last))
+        others = [hook for hook in own if not isinstance(hook, ours)]
+        return (*with_own(first, own), *others, *with_own(last, own))
+
+    def _take(self, train: Any, *, valid: Any) -> None:
+        """Read another window of data, or evaluate other validation data, where one is given."""
+        if train is None and valid is None:
+            return
+        valid = self.valid if valid is None else valid
+        if train is not None:
+            self._window += 1
+            self._is_ahead = False
+        else:
+            train = self._train
+        self._require_same_data(self.config, train=train, valid=valid)
+        self._read(train, valid=valid)
+
+    @contextlib.contextmanager
+    def _session(self, hooks: Sequence[Hook], *, resume: bool = False, is_new: bool = True) -> Iterator[None]:
+        """Hold the folder, its log and its ledger; call hooks from `on_start` to `close`.
+
+        Args:
+            hooks: of this session.
+            resume: go on from the newest checkpoint, unless this object has begun.
+            is_new: begin a run, and refuse one that is there; False: go on where this object stands, if it has begun.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._lock is None:
+                lock = stack.enter_context(RunLock(self.folder.path))
+                self.team.on_first(lock.acquire)
+            self._begin(resume=resume, is_new=is_new)
+            self.team.require_same_hooks(hooks)
+            self.hooks = Hooks(hooks, trainer=self, is_first=self.team.is_first)
+            self.stop_reason = ""
+            self._is_open = True
+            try:
+                self.hooks.on_start()
+                self.state.ledger = self.team.ledger(self.folder)
+                self.state.ledger.truncate(self.position.step)
+                self.model.train()
+                yield
+                self.hooks.close()
+                self.state.ledger.close()
+            except BaseException:
+                with contextlib.suppress(Exception):  # what ended the training is what must be told
+                    self.progress.end()
+                with contextlib.suppress(Exception):
+                    self.hooks.close()
+                if self.state.ledger is not None:
+                    with contextlib.suppress(OSError):
+                        self.state.ledger.close()
+                raise
+            finally:
+                self._is_open = False
+                self.state.ledger = None
+                self.hooks = Hooks((), trainer=self, is_first=self.team.is_first)
+
+    def _begin(self, *, resume: bool, is_new: bool) -> None:
+        """Draw or load what training begins with, and stand where the position says."""
+        if is_new or not self._has_begun:
+            goes_on = self.restore() if resume else self._start()
+            self._restored = None
+            self._has_begun = True
+        else:
+            goes_on = True
         for line in self.team.on_first(lambda: self._written.put_aside(self._damaged, step=self.position.step)):
             self.progress.say(line)
-        records = self.team.records(self.folder, resume_step=self.position.step if resumed else None)
-        callbacks = callbacks if self.team.is_first else ()
-        self.records = TellingRecords(records, callbacks=callbacks)
-        self.ledger = self.team.ledger(self.folder)
-        self.ledger.truncate(self.position.step)
-        self.model.train()
-        try:
-            while not self.position.finished and self.position.epoch < self.config.epochs:
-                self._epoch()
-            self.store.wait()
-        except BaseException:
-            for close in (self.progress.end, self.records.close, self.ledger.close):
-                with contextlib.suppress(OSError):  # what ended the training is what must be told
-                    close()
-            raise
-        self.progress.end()
-        self.records.close()
-        self.ledger.close()
-        stopped_early = self.ending.patience_is_out
-        if stopped_early:
-            self.progress.detail(self.ending.text())
-        self._restore_best()
-        result = self._result(stopped_early)
-        for callback in callbacks:
-            callback.on_end(result.steps, result.summary)
-        return result
+        self._damaged = []
+        if self.position.window < self._window:
+            self.position.begin_window()
+        elif self.position.window == self._window and not self._is_placed:
+            self.feed.restore(self.position, where=str(self.folder.checkpoints))
+            self._is_placed = True
+        self.resume_step = self.position.step if goes_on else None
 
     def restore(self) -> bool:
         """Load the newest intact checkpoint, for `fit(resume=True)` to go on from; False if there is none yet.
@@ -233,7 +397,12 @@ class Trainer:
     @property
     def ending(self) -> Ending:
         """The answer whether and why the run ends where it stands (after `restore`, or after `fit`)."""
-        return Ending(position=self.position, config=self.config)
+        return Ending(position=self.position, config=self.config, stop_reason=self.stop_reason)
+
+    @property
+    def is_at_limit(self) -> bool:
+        """True if the last epoch or the last step that settings allow is done."""
+        return self.ending.epochs_are_done or self.ending.max_steps_reached
 
     def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
@@ -266,44 +435,96 @@ class Trainer:
             EVALUATION.write(self.folder.evaluation(split), result.to_json())
         return result
 
-    # ---------------------------------------------------------------------------------------------- one epoch
+    # ------------------------------------------------------------------------------------------ one pass over data
 
-    def _epoch(self) -> None:
+    def _pass(self) -> Iterator[MadeStep]:
+        """Make the steps that are left of a pass over the data."""
         position = self.position
-        epoch = self.position.epoch
+        if self._is_ahead:
+            self.feed.rewind(position)
+            self._is_ahead = False
         first_row = position.rows - self.feed.row_in_epoch(position)
+        self.steps_of_pass = 0
+        batches = self.feed.epoch(
+            device=self.step.device,
+            empty=Batch.empty(self.model.inputs),
+            step=position.step,
+            negatives=self.negatives,
+            growing=self.growing,
+        )
         begin = time.perf_counter()
-        empty = Batch.empty(self.model.inputs)
-        made = {"negatives": self.negatives, "growing": self.growing}
-        for fed in self.feed.epoch(device=self.step.device, empty=empty, step=position.step, **made):
-            result = self._train(fed)
-            elapsed = time.perf_counter() - begin
-            self._pace.count(elapsed, rows=fed.num_rows, busy_s=result.busy_s)
-            self.judge.judge(position, self.records)
-            if not self._showing:
-                self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.feed.num_rows)
-                self._showing = True
-            note = f"loss {self.judge.loss:.4f}{self._latest} · {self._pace.text()}"
-            self.progress.update(position.rows - first_row, note=note)
-            self._boundary(last=fed.is_last)
-            if position.finished or position.epoch != epoch:
-                self.team.drain(self.model, feed=self.feed)
+        for fed in batches:
+            made = self._train_on(fed, begin=begin)
+            self.judge.judge(position)
+            self._show(made, done=position.rows - first_row)
+            if made.is_last:
+                self._end_pass()
+            self.hooks.on_step(made)
+            is_over = made.is_last or position.finished or bool(self.stop_reason)
+            if is_over:
+                self._drain(is_ahead=not made.is_last)
+            if made.is_last:
+                self.hooks.on_window()
+            try:
+                yield made
+            except GeneratorExit:
+                if not is_over:
+                    self._drain(is_ahead=True)
+                raise
+            if is_over:
                 return
             begin = time.perf_counter()
-        self._boundary(last=True)  # no batch was left: an empty data set, or a resume at its very end
+        self._end_pass()  # no batch was left: an empty data set, or a resume at its very end
+        self.hooks.on_window()
 
-    def _train(self, fed: Fed) -> StepResult | LateResult:
+    def _drain(self, *, is_ahead: bool) -> None:
+        """Receive what was sent ahead for steps that will not come."""
+        self.team.drain(self.model, feed=self.feed)
+        self._is_ahead = is_ahead
+
+    def _end_pass(self) -> None:
+        self.position.epoch += 1
+        self.position.step_in_epoch = 0
+
+    def _train_on(self, fed: Fed, *, begin: float) -> MadeStep:
+        """Make one step.
+
+        Args:
+            fed: the batch, and the one after it.
+            begin: when it was asked for.
+        """
         position = self.position
-        num_rows = fed.num_rows
         factor = self._factor()
         result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming)
         position.step += 1
         position.step_in_epoch += 1
-        position.rows += num_rows
-        numbers = {"step": position.step, "epoch": position.epoch, "num_rows": num_rows}
-        self.judge.take(MadeStep(result=result, batch=fed.batch, line=self._line(factor), **numbers))
-        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
-        return result
+        position.rows += fed.num_rows
+        self.steps_of_pass += 1
+        assert self.state.ledger is not None
+        self.state.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
+        seconds = time.perf_counter() - begin
+        self._pace.count(seconds, rows=fed.num_rows, busy_s=result.busy_s)
+        made = MadeStep(
+            result=result,
+            batch=fed.batch,
+            step=position.step,
+            epoch=position.epoch,
+            num_rows=fed.num_rows,
+            seconds=seconds,
+            is_last=fed.is_last,
+            line=self._line(factor),
+        )
+        self.judge.take(made)
+        return made
+
+    def _show(self, made: MadeStep, *, done: int) -> None:
+        """Show a person how far the epoch is."""
+        if not self._showing:
+            window = f"window {self._window + 1}, " if self._window else ""
+            epoch = made.epoch - self.position.window_epoch + 1
+            self.progress.begin(f"{window}epoch {epoch}/{self.config.epochs}", total=self.feed.num_rows)
+            self._showing = True
+        self.progress.update(done, note=f"loss {self.judge.loss:.4f}{self._latest} · {self._pace.text()}")
 
     def _factor(self) -> float:
         return learning_rate_factor(
@@ -328,29 +549,26 @@ class Trainer:
 
     def _judge_all(self) -> None:
         """Judge every step that was made; nothing of the run is ahead of the host afterwards."""
-        self.judge.judge(self.position, self.records, all_of_them=True)
+        self.judge.judge(self.position, all_of_them=True)
 
     # ---------------------------------------------------------------------------------- evaluation and checkpoint
 
-    def _boundary(self, *, last: bool) -> None:
-        """After a step: evaluate, decide, save. `last` says that the epoch has no further batch."""
-        position = self.position
-        config = self.config
-        if last:
-            position.epoch = position.epoch + 1
-            position.step_in_epoch = 0
-        at_end = position.epoch >= config.epochs or bool(config.max_steps and position.step >= config.max_steps)
-        due = bool(config.evaluate_every) and position.step % config.evaluate_every == 0
-        due = due or (not config.evaluate_every and last)
-        improved = False
-        if self.valid is not None and (due or at_end):
-            improved = self._evaluate_and_judge(is_extra=not due)
-        position.finished = at_end or self.ending.patience_is_out
-        save = bool(config.checkpoint_every) and position.step % config.checkpoint_every == 0
-        if save or last or improved or position.finished:
-            self._save(pinned=improved)
+    def validate(self, *, is_extra: bool = False) -> Evaluation:
+        """Evaluate the validation data, and count it: for the best weights, for patience and for the log.
 
-    def _evaluate_and_judge(self, *, is_extra: bool) -> bool:
+        Args:
+            is_extra: nothing but the end of the run asked for it, so a run that ends later has none at this step.
+
+        Raises:
+            ConfigError: there is no validation data.
+        """
+        if self.valid is None:
+            raise ConfigError(
+                expected="validation data",
+                found="none",
+                where="Trainer.validate",
+                ways_out=("Trainer(…, valid=…)", "of other data: trainer.evaluate(data)"),
+            )
         position = self.position
         stop = self.config.early_stop
         self._judge_all()
@@ -367,8 +585,9 @@ class Trainer:
         self.progress.detail(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
         self._latest = f" · valid {stop.metric} {value:.5f}{' (best)' if improved else ''}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self.records.append({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
-        return improved
+        self.record({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
+        self.hooks.on_evaluate(evaluation, is_best=improved)
+        return evaluation
 
     def _say_undefined(self, metric: str, metrics: Mapping[str, float]) -> None:
         """Say once that no evaluation can be the best one: patience does not count those without a value."""
@@ -383,87 +602,105 @@ class Trainer:
             "so patience stops nothing; what decides: " + ", or ".join([*ways, "other validation rows"])
         )
 
-    def _save(self, *, pinned: bool) -> None:
+    def save(self, *, pinned: bool = False) -> None:
+        """Save a checkpoint of the present step. Collective.
+
+        Args:
+            pinned: keep it as long as it is the best one.
+
+        Raises:
+            CheckpointError: it, or the one before it, could not be written.
+        """
+        if not self._is_open:
+            hooks = (WriteMetrics(), WriteEvents())
+            with self._session(hooks, resume=self._restored is not None, is_new=False):
+                self.save(pinned=pinned)
+                self.store.wait()
+            return
+        position = self.position
         self._judge_all()
-        self.records.flush(durable=True)
-        self.ledger.flush(durable=True)
-        self.position.threads = torch.get_num_threads()
-        self.position.world_size = self.team.world_size
-        self.position.sources = self.feed.states()
-        self.position.shuffle = self.feed.shuffle
-        state: dict[str, JSON] = {"position": self.position.to_json()}
+        self.hooks.on_checkpoint()
+        assert self.state.ledger is not None
+        self.state.ledger.flush(durable=True)
+        position.threads = torch.get_num_threads()
+        position.world_size = self.team.world_size
+        position.sources = self.feed.states()
+        position.shuffle = self.feed.shuffle
+        state: dict[str, JSON] = {"position": position.to_json()}
         state["written"] = self.team.on_first(self._written.marks)
         state |= self.team.context_rates(self.model)
-        kept = [self.position.step, *(step for step in self.store.steps() if step not in self._pinned)]
-        needed = self.position.best_steps(kept, stop=self.config.early_stop)
+        kept = [position.step, *(step for step in self.store.steps() if step not in self._pinned)]
+        needed = position.best_steps(kept, stop=self.config.early_stop)
         for old in self._pinned - needed:
             self.store.unpin(old)
-        self._pinned = (self._pinned & needed) | {self.position.best_step}
-        tensors = snapshot_tensors(self.step, self.negatives, self.growing)
-        self.store.save(self.position.step, tensors=tensors, state=state, pinned=pinned)
+        self._pinned = (self._pinned & needed) | {position.best_step}
+        self.store.save(position.step, tensors=self.state.tensors(), state=state, pinned=pinned)
 
     # ------------------------------------------------------------------------------------------ start and resume
 
     def _start(self) -> bool:
         self.team.on_first(self.folder.refuse_old_run)
         self.folder.path.mkdir(parents=True, exist_ok=True)
-        seed_everything(self.config.seed, rank=self.team.rank)
+        self.state.seed(self.config.seed, rank=self.team.rank)
         return False
 
     def _resume(self) -> bool:
         """Load the newest intact checkpoint; False if the run was killed before it wrote its first one."""
         if not self.team.on_first(self.store.steps):
             self.progress.say("no checkpoint yet: starting from the beginning")
-            seed_everything(self.config.seed, rank=self.team.rank)
+            self.state.seed(self.config.seed, rank=self.team.rank)
             return False
-        prepare_to_load(self.step)
-        into = snapshot_tensors(self.step, self.negatives, self.growing)
-        checkpoint = self.store.load(into=into, optional=optional_names(self.step))
-        restore_state(self.step, into, self.growing)
+        checkpoint = self.state.load(self.store)
+        position = self.position
         self.team.restore_context_rates(self.model, checkpoint.state)
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
-        self.position = Position.from_json(checkpoint.state.get("position"))
-        refuse_other_loss(self.position.loss, self.loss, where=str(self.folder.checkpoints))
-        self.feed.restore(self.position, where=str(self.folder.checkpoints))
-        if self.position.world_size != self.team.world_size:
-            seed_everything(self.config.seed + self.position.step, rank=self.team.rank)
-            self.progress.say(f"ranks: {self.team.world_size}, before: {self.position.world_size}")
-        if self.position.best_step in self.store.steps():
-            self.store.pin(self.position.best_step)
-        self._pinned = set(self.store.pinned()) & set(self.position.best_steps(None, stop=self.config.early_stop))
+        refuse_other_loss(position.loss, self.loss, where=str(self.folder.checkpoints))
+        self._is_placed = position.window == self._window
+        if self._is_placed:
+            self.feed.restore(position, where=str(self.folder.checkpoints))
+        if position.world_size != self.team.world_size:
+            self.state.seed(self.config.seed + position.step, rank=self.team.rank)
+            self.progress.say(f"ranks: {self.team.world_size}, before: {position.world_size}")
+        if position.best_step in self.store.steps():
+            self.store.pin(position.best_step)
+        self._pinned = set(self.store.pinned()) & set(position.best_steps(None, stop=self.config.early_stop))
         marks = checkpoint.state.get("written")
-        step = self.position.step
         damaged = self.config.damaged_records
-        self._damaged = self.team.on_first(lambda: self._written.damaged(marks, step=step, then=damaged))
-        if self.position.epoch < self.config.epochs and not self.ending.max_steps_reached:
-            self.position.finished = self.ending.patience_is_out
-        if self.position.threads and not self.config.threads:
-            torch.set_num_threads(self.position.threads)
-        self.progress.say(f"resumed at step {self.position.step:,} (epoch {self.position.epoch + 1})")
+        self._damaged = self.team.on_first(lambda: self._written.damaged(marks, step=position.step, then=damaged))
+        if not self.is_at_limit:
+            position.finished = self.ending.patience_is_out
+        if position.threads and not self.config.threads:
+            torch.set_num_threads(position.threads)
+        self.progress.say(f"resumed at step {position.step:,} (epoch {position.epoch + 1})")
         return True
 
-    def _restore_best(self) -> None:
+    def restore_best(self) -> None:
+        """Load the weights of the best evaluation, where they are not those of the last step. Collective.
+
+        If they are lost that is said, and the last ones stay.
+        """
         best = self.position.best_step
         if not best or best == self.position.step:
             if self.step.average is not None:
                 self.step.average.keep()
             return
-        wanted = into_model(self.model)
-        wanted |= {} if self.growing is None else self.growing.state()
         try:
-            self.store.load(best, into=wanted, match=Match.SUBSET)
+            self.state.load_weights(self.store, best)
         except DamagedCheckpointError as error:
             self.progress.say(f"the best weights (step {best:,}) are lost; those of the last step stay:\n{error}")
             return
-        if self.growing is not None:
-            self.growing.rebuild()
         self.progress.detail(
             f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"
         )
 
     # ---------------------------------------------------------------------------------------------------- details
 
-    def _result(self, stopped_early: bool) -> FitResult:
-        pace = {"samples_per_s": self._pace.samples_per_s, "first_step_s": self._pace.first_step_s}
-        return FitResult.of(self.position, stopped_early=stopped_early, end=self.ending.text(), **pace)
+    def _result(self) -> FitResult:
+        return FitResult.of(
+            self.position,
+            stopped_early=self.ending.patience_is_out,
+            end=self.ending.text(),
+            samples_per_s=self._pace.samples_per_s,
+            first_step_s=self._pace.first_step_s,
+        )

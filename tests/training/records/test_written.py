@@ -17,6 +17,7 @@ from ziggurat.errors import CheckpointError
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointConfig, Match
 from ziggurat.training.config import DamagedRecords, EarlyStopConfig
+from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.written import WrittenFiles
@@ -161,17 +162,11 @@ def test_the_best_of_an_older_checkpoint_stays_until_that_one_is_gone(tmp_path: 
     trainer = worse_and_worse(tmp_path / "run")
     values = iter([0.9, 0.5, 0.4, 0.95, 0.3, 0.2, 0.1])
 
-    def judge(*, is_extra: bool) -> bool:
-        del is_extra
-        at = trainer.position
-        value = next(values)
-        at.evaluations.append({"step": at.step, "epoch": at.epoch, "metrics": {"auc": value}})
-        improved = at.best_value is None or value > at.best_value
-        if improved:
-            at.best_step, at.best_value = at.step, value
-        return improved
+    def evaluated(dataset: object, *, split: str = "") -> Evaluation:
+        del dataset, split
+        return Evaluation(metrics={"auc": next(values)}, num_rows=1, curves={})
 
-    trainer._evaluate_and_judge = judge  # type: ignore[method-assign]
+    trainer.evaluate = evaluated  # type: ignore[method-assign]
     seen: dict[int, list[int]] = {}
     save = trainer.store.save
 
@@ -197,14 +192,14 @@ def test_without_the_best_weights_the_last_ones_stay_and_that_is_said(tmp_path: 
     text = io.StringIO()
     trainer.progress = LineProgress(text)
     lost = folder / f"checkpoints/step-{best:012d}"
-    trainer._resume()
+    trainer.restore()
     trainer.position.best_step, trainer.position.best_value = best, 0.9
     last = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     if how == "deleted":
         shutil.rmtree(lost)
     else:
         (lost / "state.json").write_bytes(b"{}")
-    trainer._restore_best()
+    trainer.restore_best()
     assert f"the best weights (step {best}) are lost" in text.getvalue()
     assert all(torch.equal(value, last[name]) for name, value in trainer.model.state_dict().items())
 

@@ -1,9 +1,12 @@
-"""The training log: metrics.jsonl, one JSON object a line, and the same numbers for TensorBoard.
+"""The files of the training log: metrics.jsonl, one JSON object a line, and the same numbers for TensorBoard.
 
 A run that was killed has logged steps that its last checkpoint does not know. Resuming cuts the log back to that
 checkpoint's step, trains those steps again, and the log ends as if nothing had happened. Wall-clock values stand under
 `timing`, so that everything else is comparable between runs to the last bit. Where the package tensorboard is not
 there, metrics.jsonl has every number, and the start-up report says so.
+
+Both are written by hooks (`hooks/writers.py`) that see one stream of records; the HTML report is made of metrics.jsonl,
+also of a run that ended long ago.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +26,16 @@ from ziggurat.files import write_text, writing_to
 _SHOWN_EVERY_S = 30.0
 
 
-class RunRecords:
-    """Appends to metrics.jsonl and TensorBoard.
+class MetricsFile:
+    """Appends to metrics.jsonl.
 
     Args:
-        path: the JSONL file.
-        tensorboard: folder of event files.
+        path: the file.
         resume_step: keep what was logged up to this step and cut the rest; None starts a new log.
     """
 
-    def __init__(self, path: Path, *, tensorboard: Path, resume_step: int | None = None) -> None:
+    def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
         self._path = path
-        self._tensorboard = tensorboard
         with writing_to(path, FileError):
             path.parent.mkdir(parents=True, exist_ok=True)
             if resume_step is None:
@@ -41,46 +43,26 @@ class RunRecords:
             else:
                 _cut(path, last_step=resume_step)
             self._file = path.open("a", encoding="utf-8")
-        purge = None if resume_step is None else resume_step + 1
-        self._events: Any = None
-        if not why_no_events():
-            with writing_to(tensorboard, FileError):
-                self._events = _Events(tensorboard, purge_step=purge)
 
-    def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
-        """Write one record; it must hold `kind` and `step`. Numbers go to TensorBoard as `kind/name`."""
-        line = record | ({"timing": timing} if timing else {})
+    def append(self, record: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None) -> None:
+        """Write one record; it must hold `kind` and `step`."""
+        line = {**record, "timing": dict(timing)} if timing else dict(record)
         with writing_to(self._path, FileError):
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        if self._events is None:
-            return
-        with writing_to(self._tensorboard, FileError):
-            for name, value in (record | (timing or {})).items():
-                if isinstance(value, int | float) and name != "step":
-                    self._events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
-    def flush(self, *, durable: bool = False) -> None:
-        """Hand everything to the operating system; `durable` also waits for the disk."""
+    def flush(self) -> None:
+        """Hand everything to the operating system, and wait for the disk."""
         with writing_to(self._path, FileError):
             self._file.flush()
-            if durable:
-                os.fsync(self._file.fileno())
-        if self._events is not None:
-            with writing_to(self._tensorboard, FileError):
-                self._events.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Flush and close both logs."""
-        try:
-            with writing_to(self._path, FileError):
-                self._file.close()  # flushes, and gives the file back even where that fails
-        finally:
-            if self._events is not None:
-                with writing_to(self._tensorboard, FileError):
-                    self._events.close()
+        """Flush and close."""
+        with writing_to(self._path, FileError):
+            self._file.close()  # flushes, and gives the file back even where that fails
 
 
-class _Events:
+class EventsFile:
     """A file of TensorBoard's events, written where it is told to.
 
     TensorBoard's own writer has a thread, whose traceback is on the screen before anybody can say that a disk is full.
@@ -97,26 +79,36 @@ class _Events:
 
         self._make_event = Event
         self._make_scalar = scalar
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
         self._flushed_at = time.time()
-        self._file = (folder / name).open("wb")
-        self._records = RecordWriter(self._file)
-        self._add(Event(file_version="brain.Event:2"))
-        if purge_step is not None:
-            self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+        with writing_to(folder, FileError):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / name).open("wb")
+            self._records = RecordWriter(self._file)
+            self._add(Event(file_version="brain.Event:2"))
+            if purge_step is not None:
+                self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Add a number."""
-        self._add(self._make_event(step=step, summary=self._make_scalar(name, value)))
+    def append(self, record: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None) -> None:
+        """Write the numbers of one record, as `kind/name`."""
+        with writing_to(self._folder, FileError):
+            for name, value in {**record, **(timing or {})}.items():
+                if isinstance(value, int | float) and name != "step":
+                    event = self._make_event(
+                        step=record["step"], summary=self._make_scalar(f"{record['kind']}/{name}", value)
+                    )
+                    self._add(event)
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
-        self._file.flush()
+        with writing_to(self._folder, FileError):
+            self._file.flush()
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        with writing_to(self._folder, FileError):
+            self._file.close()
 
     def _add(self, event: Any) -> None:
         event.wall_time = time.time()
@@ -124,19 +116,6 @@ class _Events:
         if event.wall_time - self._flushed_at > _SHOWN_EVERY_S:  # for who watches a run
             self._flushed_at = event.wall_time
             self._file.flush()
-
-
-class NoRecords:
-    """A log that writes nothing, for every rank but the first."""
-
-    def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
-        """Write nothing."""
-
-    def flush(self, *, durable: bool = False) -> None:
-        """Write nothing."""
-
-    def close(self) -> None:
-        """Write nothing."""
 
 
 @functools.cache

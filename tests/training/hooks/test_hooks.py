@@ -1,0 +1,315 @@
+"""Hooks are called at their moments and change no bit; ours can be replaced; one trainer takes window after window."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.rank_runs import Case, trainer_of
+from tests.training.tiny import tiny_dataset, tiny_inputs
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.errors import ConfigError
+from ziggurat.models import DNNConfig, MLPConfig, build_model
+from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.ending import FitResult
+from ziggurat.training.evaluation.evaluate import Evaluation
+from ziggurat.training.hooks.fitting import EvaluateWhenDue, RestoreBest
+from ziggurat.training.hooks.hook import Hook, hooks_named
+from ziggurat.training.judging import MadeStep
+from ziggurat.training.trainer import Trainer
+
+CONFIG = TrainingConfig(
+    epochs=2,
+    log_every=2,
+    threads=1,
+    precision=Precision.FP32,
+    learning_rate=0.01,
+    loader=LoaderConfig(batch_size=64, shuffle_buffer_rows=100),
+)
+WINDOWS = tuple(tiny_dataset(256, seed=seed) for seed in (0, 2, 3))
+
+
+class Heard(Hook):
+    """Remembers what it is called with."""
+
+    def __init__(self) -> None:
+        self.moments: list[tuple[str, int]] = []
+        self.losses: list[float] = []
+        self.bests: list[bool] = []
+        self.is_closed = False
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.moments.append(("start", trainer.position.step))
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        assert made.step == trainer.position.step
+        self.losses.append(made.loss)
+        self.moments.append(("step", made.step))
+
+    def on_window(self, trainer: Trainer) -> None:
+        self.moments.append(("window", trainer.position.step))
+
+    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        del trainer, timing
+        self.moments.append((f"record {record['kind']}", record["step"]))
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
+        assert evaluation.num_rows == 128
+        self.bests.append(is_best)
+        self.moments.append(("evaluate", trainer.position.step))
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        self.moments.append(("checkpoint", trainer.position.step))
+
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        del trainer
+        self.moments.append(("end", result.steps))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def trainer_in(folder: Path, *, train: Any = None, valid: Any = None, **changes: Any) -> Trainer:
+    model = build_model(
+        DNNConfig(embedding_dim=4, deep=MLPConfig(hidden_dims=(8,), dropout=0.2)), tiny_inputs(), seed=0
+    )
+    train = tiny_dataset(256) if train is None else train
+    valid = tiny_dataset(128, seed=1) if valid is None else valid
+    return Trainer(model, config=replace(CONFIG, **changes), train=train, valid=valid, folder=folder)
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(second[name], value) for name, value in first.items())
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "timing"} for line in lines]
+
+
+def test_a_hook_is_called_at_every_moment_of_a_run_and_changes_no_bit(tmp_path: Path) -> None:
+    heard = Heard()
+    with_hook = trainer_in(tmp_path / "a")
+    with_hook.fit(hooks=[heard])
+    without = trainer_in(tmp_path / "b")
+    without.fit()
+    assert same(weights_of(with_hook), weights_of(without))
+    assert log_of(tmp_path / "a") == log_of(tmp_path / "b")
+    one_epoch = lambda first: [  # noqa: E731
+        ("step", first),
+        ("record train", first + 1),
+        ("step", first + 1),
+        ("step", first + 2),
+        ("record train", first + 3),
+        ("step", first + 3),
+        ("record valid", first + 3),
+        ("evaluate", first + 3),
+        ("checkpoint", first + 3),
+        ("window", first + 3),
+    ]
+    assert heard.moments == [("start", 0), *one_epoch(1), *one_epoch(5), ("end", 8)]
+    assert heard.bests[0]
+    assert heard.is_closed
+    logged = [line["loss"] for line in log_of(tmp_path / "a") if line["kind"] == "train"]
+    assert logged == [sum(heard.losses[start : start + 2]) / 2 for start in range(0, 8, 2)]
+
+
+def test_a_hook_of_the_users_takes_the_place_of_the_one_that_it_derives_from(tmp_path: Path) -> None:
+    class KeepLast(RestoreBest):
+        def on_end(self, trainer: Trainer, result: FitResult) -> None:
+            pass
+
+    class AtEvenSteps(EvaluateWhenDue):
+        def after(self, trainer: Trainer, *, is_last: bool) -> None:
+            if trainer.position.step % 2 == 0:
+                trainer.validate()
+
+    worse = EarlyStopConfig(metric="auc", min_delta=10.0)  # the first evaluation stays the best
+    last = trainer_in(tmp_path / "last", early_stop=worse, evaluate_every=2)
+    last.fit(hooks=[KeepLast()])
+    best = trainer_in(tmp_path / "best", early_stop=worse)
+    best.fit(hooks=[AtEvenSteps()])
+    assert log_of(tmp_path / "last") == log_of(tmp_path / "best")
+    stored = last.store.load().tensors
+    assert same({f"model.{name}": value for name, value in weights_of(last).items()}, stored)
+    assert not same(weights_of(last), weights_of(best))
+    assert same({f"model.{name}": value for name, value in weights_of(best).items()}, best.store.load(2).tensors)
+
+
+def test_a_hook_ends_training_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    class Enough(Hook):
+        def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+            if made.step == 3:
+                trainer.stop("three are enough")
+
+    result = trainer_in(tmp_path / "run").fit(hooks=[Enough()])
+    assert result.steps == 3
+    assert result.end.startswith("ended at step 3 by a hook: three are enough")
+    resumed = trainer_in(tmp_path / "run")
+    assert resumed.fit(resume=True).steps == 8
+    whole = trainer_in(tmp_path / "whole")
+    whole.fit()
+    assert same(weights_of(whole), weights_of(resumed))
+
+
+def test_an_error_of_a_hook_names_it_and_every_hook_is_closed(tmp_path: Path) -> None:
+    class Broken(Hook):
+        def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+            raise RuntimeError("as on a bad day")
+
+    heard = Heard()
+    with pytest.raises(RuntimeError, match="as on a bad day") as caught:
+        trainer_in(tmp_path / "run").fit(hooks=[Broken(), heard])
+    assert "Broken, on_step, at step 1" in caught.value.__notes__[0]
+    assert heard.is_closed
+    assert heard.moments == [("start", 0)]
+
+
+def test_what_is_no_hook_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    class Callback:
+        def on_log(self, step: int, values: dict[str, float]) -> None: ...
+
+    for wrong, way in ((Heard, r"hooks=\[Heard\(\)\]"), (Callback(), r"callbacks=\["), (print, "derive from it")):
+        with pytest.raises(ConfigError, match=way):
+            trainer_in(tmp_path / "run").fit(hooks=[wrong])  # type: ignore[list-item]
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="--extension MODULE"):
+        hooks_named(["no_such_hook"])
+
+
+# ---------------------------------------------------------------------------------------------------- windows
+
+
+def test_steps_are_those_of_fit(tmp_path: Path) -> None:
+    whole = trainer_in(tmp_path / "fit")
+    whole.fit(hooks=[_KeepLast()])
+    own = trainer_in(tmp_path / "own")
+    losses = []
+    for _ in range(CONFIG.epochs):
+        losses += [made.loss for made in own.steps()]
+        own.validate()
+    assert len(losses) == 8
+    assert same(weights_of(whole), weights_of(own))
+    assert [line for line in log_of(tmp_path / "fit") if line["kind"] == "train"] == log_of(tmp_path / "own")
+    assert (tmp_path / "fit/ledger.bin").read_bytes() == (tmp_path / "own/ledger.bin").read_bytes()
+
+
+class _KeepLast(RestoreBest):
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        pass
+
+
+def test_a_loop_that_ends_early_goes_on_with_the_next_batch_and_from_its_own_checkpoint(tmp_path: Path) -> None:
+    whole = trainer_in(tmp_path / "whole")
+    list(whole.steps())
+    cut = trainer_in(tmp_path / "cut")
+    for made in cut.steps():
+        if made.step == 2:
+            break
+    cut.save()
+    assert [made.step for made in cut.steps()] == [3, 4]
+    assert same(weights_of(whole), weights_of(cut))
+    resumed = trainer_in(tmp_path / "cut")
+    assert resumed.restore()
+    assert [made.step for made in resumed.steps()] == [3, 4]
+    assert same(weights_of(whole), weights_of(resumed))
+    assert log_of(tmp_path / "cut") == log_of(tmp_path / "whole")
+
+
+def over_windows(folder: Path, *, resume: bool = False, stop_at: int = 0) -> Trainer:
+    """Train three windows one after the other, each validated on the one after it."""
+
+    class Dies(Hook):
+        def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+            if made.step == stop_at:
+                trainer.store.wait()
+                raise KeyboardInterrupt
+
+    trainer = trainer_in(folder, train=WINDOWS[0], valid=tiny_dataset(128, seed=10), checkpoint_every=3)
+    trainer.fit(resume=resume, hooks=[Dies()])
+    for number in (1, 2):
+        trainer.fit(train=WINDOWS[number], valid=tiny_dataset(128, seed=10 + number), hooks=[Dies()])
+    return trainer
+
+
+@pytest.mark.parametrize("stop_at", [4, 9, 13, 17, 22])
+def test_windows_follow_one_another_and_a_killed_script_ends_with_the_same_bits(tmp_path: Path, stop_at: int) -> None:
+    whole = over_windows(tmp_path / "whole")
+    assert whole.position.step == 24
+    assert whole.position.window == 2
+    assert [entry["step"] for entry in whole.position.evaluations] == [20, 24]
+    with pytest.raises(KeyboardInterrupt):
+        over_windows(tmp_path / "cut", stop_at=stop_at)
+    resumed = over_windows(tmp_path / "cut", resume=True)
+    assert same(weights_of(whole), weights_of(resumed))
+    assert log_of(tmp_path / "cut") == log_of(tmp_path / "whole")
+    assert (tmp_path / "cut/ledger.bin").read_bytes() == (tmp_path / "whole/ledger.bin").read_bytes()
+
+
+def test_a_window_trains_what_a_trainer_of_its_own_would(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run", train=WINDOWS[0], epochs=1)
+    trainer.fit(hooks=[_KeepLast()])
+    rows = [made.batch.row_ids.tolist() for made in trainer.steps(WINDOWS[1])]
+    alone = trainer_in(tmp_path / "alone", train=WINDOWS[1], epochs=1)
+    assert rows == [made.batch.row_ids.tolist() for made in alone.steps()]
+
+
+# ------------------------------------------------------------------------------------------------------ ranks
+
+
+class OnRanks(Hook):
+    def __init__(self) -> None:
+        self.steps = 0
+        self.auc = 0.0
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        self.steps += 1
+        if made.step == 2:
+            self.auc = trainer.evaluate(trainer.valid).metrics["auc"]
+        if made.step == 5:
+            trainer.stop("enough")
+
+
+class OnFirst(OnRanks):
+    on_every_rank = False
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        del trainer, made
+        self.steps += 1
+
+
+def check_ranks(rank: int, world_size: int, folder: str) -> tuple[int, int, float, int]:
+    del rank
+    everywhere = OnRanks()
+    first = OnFirst()
+    trainer = trainer_of(Case(), folder, world_size=world_size)
+    result = trainer.fit(hooks=[everywhere, first])
+    return everywhere.steps, first.steps, everywhere.auc, result.steps
+
+
+def test_hooks_are_called_on_every_rank_or_on_the_first(tmp_path: Path) -> None:
+    found = run_ranks(check_ranks, 2, 2, str(tmp_path / "two"))
+    alone = check_ranks(0, 1, str(tmp_path / "one"))
+    assert [(each[0], each[1], each[3]) for each in found] == [(5, 5, 5), (5, 0, 5)]
+    assert found[0][2] == found[1][2] == pytest.approx(alone[2], abs=1e-6)
+
+
+def refuses_others(rank: int, folder: str) -> None:
+    trainer = trainer_of(Case(), folder, world_size=2)
+    with pytest.raises(ConfigError, match="hooks"):
+        trainer.fit(hooks=[OnRanks()] if rank else [])
+
+
+def test_ranks_with_different_hooks_are_refused(tmp_path: Path) -> None:
+    run_ranks(refuses_others, 2, str(tmp_path / "run"))

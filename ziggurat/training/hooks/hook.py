@@ -1,0 +1,208 @@
+"""Hook: an object that a training run calls at fixed moments of its life, ours or a user's.
+
+    on_start ─► on_step ─► on_step ─► … ─► on_window ─► … ─► on_end ─► close
+                   │ on_record        each line of the training log
+                   │ on_evaluate      validation data were evaluated
+                   │ on_checkpoint    a checkpoint is about to be written
+
+    class Slowest(Hook):
+        def on_step(self, trainer, made): ...
+
+    zg.fit(frame, label="bought", hooks=[Slowest()])     trainer.fit(hooks=[…])     zg.train_run(config, …, hooks=[…])
+
+The trainer makes steps and knows how to evaluate, to save and to load. *When* it does so is said by hooks of ours
+(`fitting.py`), and what is kept of it by others (`writers.py`); they have no method that a user's hook does not have. A
+hook that derives from one of ours takes its place. In the order of a run: the log, the best weights, hooks of the
+user, then evaluation, the end and checkpoints. So a user's `on_step` sees weights before they are evaluated, and a
+user's `on_end` sees the best ones.
+
+A hook is called on every rank, at the same step, and may therefore call what all ranks do together
+(`trainer.evaluate`); one that writes files or talks to a server sets `on_every_rank = False`, and is then called on the
+first rank alone. A module that is imported by `ziggurat --extension` lists a hook by `Hook.add`, and `ziggurat train
+--hook NAME` takes it. Hooks live in one process and may see several runs one after another: `on_start` begins anew.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ziggurat.errors import ConfigError
+from ziggurat.specification import Specification
+
+if TYPE_CHECKING:
+    from ziggurat.training.ending import FitResult
+    from ziggurat.training.evaluation.evaluate import Evaluation
+    from ziggurat.training.judging import MadeStep
+    from ziggurat.training.trainer import Trainer
+
+
+class Hook(Specification, kind="hook"):
+    """Does nothing at each moment of a run. Derive from it, and define the methods that are needed.
+
+    Attributes:
+        name: what `--hook` calls it; hooks that are only passed as objects need none.
+        on_every_rank: False: called on the first rank alone.
+    """
+
+    name: ClassVar[str] = ""
+    on_every_rank: ClassVar[bool] = True
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Begin: weights are drawn or loaded, and no step of this call of `fit` is made yet."""
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        """See a step that was made; `made.loss` waits for a GPU that still computes it."""
+
+    def on_window(self, trainer: Trainer) -> None:
+        """See the end of a pass over the training data: of an epoch, or of the window given to `steps`."""
+
+    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        """See a line of the training log.
+
+        Args:
+            trainer: of the run.
+            record: holds `kind` (`train`, `valid`, `skipped`) and `step`, and numbers by name.
+            timing: what depends on the clock.
+        """
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
+        """See an evaluation of the validation data, and whether it is the best so far."""
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        """Bring to the disk what belongs to the present step: its checkpoint is written next, and resume begins there.
+
+        The checkpoint is complete when `on_checkpoint` or `on_end` is called the next time.
+        """
+
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        """See the end of training that did not fail."""
+
+    def close(self) -> None:
+        """Give back what is held; called last, also where training failed."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
+
+class Hooks:
+    """The hooks of one run on one rank, called in their order.
+
+    Args:
+        hooks: of all ranks.
+        trainer: that they are called with.
+        is_first: whether this rank is the first.
+    """
+
+    def __init__(self, hooks: Sequence[Hook], *, trainer: Trainer, is_first: bool) -> None:
+        self._trainer = trainer
+        self._hooks = [hook for hook in hooks if is_first or hook.on_every_rank]
+
+    def on_start(self) -> None:
+        """Call `Hook.on_start`."""
+        self._call("on_start")
+
+    def on_step(self, made: MadeStep) -> None:
+        """Call `Hook.on_step`."""
+        self._call("on_step", made)
+
+    def on_window(self) -> None:
+        """Call `Hook.on_window`."""
+        self._call("on_window")
+
+    def on_record(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        """Call `Hook.on_record`."""
+        self._call("on_record", record, timing)
+
+    def on_evaluate(self, evaluation: Evaluation, *, is_best: bool) -> None:
+        """Call `Hook.on_evaluate`."""
+        self._call("on_evaluate", evaluation, is_best=is_best)
+
+    def on_checkpoint(self) -> None:
+        """Call `Hook.on_checkpoint`."""
+        self._call("on_checkpoint")
+
+    def on_end(self, result: FitResult) -> None:
+        """Call `Hook.on_end`."""
+        self._call("on_end", result)
+
+    def close(self) -> None:
+        """Call `close` of every hook, also where one of them raises; the first error is raised at the end."""
+        first: Exception | None = None
+        for hook in self._hooks:
+            try:
+                hook.close()
+            except Exception as error:
+                self._name(hook, "close", error)
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _call(self, moment: str, *arguments: Any, **named: Any) -> None:
+        for hook in self._hooks:
+            try:
+                getattr(hook, moment)(self._trainer, *arguments, **named)
+            except Exception as error:
+                self._name(hook, moment, error)
+                raise
+
+    def _name(self, hook: Hook, moment: str, error: Exception) -> None:
+        """Add to an error of a user's hook which hook it is, and when."""
+        if not type(hook).__module__.startswith("ziggurat."):
+            error.add_note(f"raised by the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}")
+
+
+def hooks_named(names: Sequence[str]) -> tuple[Hook, ...]:
+    """Return listed hooks by name.
+
+    Raises:
+        ConfigError: there is none of a name.
+    """
+    known = {hook.name: hook for hook in Hook}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                expected="a hook that a module lists: " + (", ".join(known) or "none is listed"),
+                found=repr(name),
+                where=f"command line, --hook {name}",
+                ways_out=[
+                    *(f"--hook {near}" for near in difflib.get_close_matches(name, known, n=2)),
+                    "import the module that lists it by Hook.add: ziggurat --extension MODULE train …",
+                ],
+            )
+    return tuple(known[name] for name in names)
+
+
+def check_hooks(hooks: Sequence[object], *, where: str = "argument 'hooks'") -> tuple[Hook, ...]:
+    """Return hooks of a user, if that is what they are.
+
+    Raises:
+        ConfigError: one is a class, a callback, or something else.
+    """
+    found: list[Hook] = []
+    for hook in hooks:
+        if isinstance(hook, Hook):
+            found.append(hook)
+            continue
+        name = hook.__name__ if isinstance(hook, type) else type(hook).__name__
+        ways = [f"derive from it: class {name}(Hook), from ziggurat.training.hooks.hook import Hook"]
+        if isinstance(hook, type) and issubclass(hook, Hook):
+            ways = [f"make one: hooks=[{name}()]"]
+        elif hasattr(hook, "on_log"):
+            ways = [f"it is a callback: callbacks=[{name}(…)]", *ways]
+        raise ConfigError(
+            expected="objects that derive from ziggurat.training.hooks.hook.Hook",
+            found=f"the class {name}" if isinstance(hook, type) else f"an object of {name}",
+            where=where,
+            ways_out=ways,
+        )
+    return tuple(found)
+
+
+def with_own(defaults: Sequence[Hook], own: Sequence[Hook]) -> tuple[Hook, ...]:
+    """Return hooks of ours, each replaced by those of the user that derive from its class."""
+    found: list[Hook] = []
+    for default in defaults:
+        found += [hook for hook in own if isinstance(hook, type(default))] or [default]
+    return tuple(found)
