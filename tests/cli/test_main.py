@@ -24,7 +24,7 @@ FROZEN = {
     "demo": {"--out", "--no-ranks", "--serve", "--sequences"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
-        *("--model", "--baseline"),
+        *("--model", "--baseline", "--hook"),
         *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT),
     },

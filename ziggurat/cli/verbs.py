@@ -135,6 +135,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.execute import train_run
     from ziggurat.runs.quality.baselines import check_baseline
+    from ziggurat.training.hooks.hook import hooks_named
     from ziggurat.training.report.progress import show_progress
 
     if not options.out and not options.resume and not options.config:
@@ -156,9 +157,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         return 0
     if options.baseline:
         check_baseline(config)
+    hooks = hooks_named(options.hook)
     plan = Plan.load(options.plan) if options.plan else None
     progress = show_progress(verbose=options.verbose)
-    result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=progress)
+    result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=progress, hooks=hooks)
     if not result.is_first:
         return 0
     _print_result(result, verbose=options.verbose)
@@ -227,6 +229,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     """Try a few models on a table, and train the best."""
     from ziggurat.features.schema_io import read_schema
     from ziggurat.studies.first_model import candidates_of, settings_of_models, train_first_model
+    from ziggurat.training.hooks.hook import hooks_named
     from ziggurat.training.records.run_folder import RunFolder
     from ziggurat.training.report.progress import show_progress
 
@@ -240,12 +243,14 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
             where="command line",
             ways_out=("name a recipe: ziggurat train table_dlrm …", f"leave {given[0]} out"),
         )
+    hooks = hooks_named(options.hook)
     folder = Path(options.out)
     RunFolder(folder).refuse_old_run()
     candidates = candidates_of(
         read_schema(options.schema), change=lambda config: apply_settings(fitted(config, changes), changes)
     )
-    found = train_first_model(candidates, folder=folder, progress=show_progress(verbose=options.verbose))
+    progress = show_progress(verbose=options.verbose)
+    found = train_first_model(candidates, folder=folder, progress=progress, hooks=hooks)
     head = ("model", f"valid {found.metric}", "pairs add", "steps", "best step", "seconds")
     rows = [
         (
@@ -558,6 +563,13 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
+    parser.add_argument(
+        "--hook",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a training hook that an --extension lists takes part; may be repeated",
+    )
     add_verbose(parser)
     add_short_forms(parser)
 

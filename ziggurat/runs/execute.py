@@ -39,10 +39,11 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
 from ziggurat.files import refuse_url
-from ziggurat.models import MODEL_CONFIGS, build_model
+from ziggurat.models import MODEL_CONFIGS, Model, build_model
 from ziggurat.models.converted import take_precision
 from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.job import job
+from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.plan import Plan
 from ziggurat.recipes.catalogue import sizes_text
@@ -64,6 +65,7 @@ from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
+from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import has_repeats, repeats_lines
@@ -212,6 +214,7 @@ def train_run(
     plan: Plan | None = None,
     progress: Progress | None = None,
     callbacks: Sequence[Callback] = (),
+    hooks: Sequence[Hook] = (),
     loss: LossFunction | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
     data: Any = None,
@@ -225,6 +228,7 @@ def train_run(
         plan: where tables go on many ranks; None plans (see `many_ranks.py`).
         progress: where to show progress; rank 0 does.
         callbacks: who is told of logged values and evaluations; see `training/callbacks.py`.
+        hooks: take part in training, on every rank; see `training/hooks/hook.py`.
         loss: minimised instead of the model's own; see `training/step/own_loss.py`. To resume, give it again.
         metrics: functions of your own by name, `fn(scores, labels, weights) -> float`, beside the built-in ones; early
             stop may follow one (`EarlyStopConfig(metric="name", better=Better.HIGHER)`).
@@ -250,20 +254,25 @@ def train_run(
             where="train_run, config",
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
+    own_hooks = check_hooks(hooks, where="train_run, argument 'hooks'")
     run = RunFolder(Path(folder))
     frames = None if data is None else frames_by_split(data)
     if frames is not None:
         config = with_kept_frames(config, frames, run=run)
-    if resume:  # another schema is named before what it does not go with
-        _start_or_resume(run, config, resume=True)
+    changes: list[Difference] | None = None
+    if resume and (run.config.exists() or run.checkpoints.exists()):
+        config, changes = config_to_resume(run, config)  # another schema is named before what it does not go with
     config.check(metrics=metrics or ())
     _check_known_tables(config)
     if not resume:
         check_schema_fits(config)
     with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
-        ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
+        names = ", ".join(repr(hook) for hook in own_hooks if hook.on_every_rank)
+        ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume, "hook": names})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
-        config, changes = _start_or_resume(run, config, resume=resume)
+        if changes is None:
+            files = config.data.resolved(config.table_schema)
+            config = with_absolute_paths(dataclasses.replace(config, data=files))
         ranks.on_first(lambda: _check_folder(run, lock=lock, resume=resume))
         if frames is not None:
             ranks.on_first(lambda: keep_frames(frames, run=run))
@@ -272,18 +281,26 @@ def train_run(
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
             progress.say(sources_text(run, changes))
-        goes_on = changes is not None and has_begun
-        fitted = load_preprocessing(run.preprocessing) if goes_on and run.preprocessing.exists() else None
-        prepared = ranks.first_then_all(
-            lambda shown: prepare_run(config, progress=shown, fitted=fitted), progress=progress
+        prepared = _prepare_on_ranks(
+            config, ranks=ranks, run=run, goes_on=changes is not None and has_begun, progress=progress
         )
-        ranks.require_same_data(prepared)
-        if goes_on and (note := ranks.on_first(lambda: _compare_data(run, prepared, config=config))):
-            progress.say(note)
-        config = _with_unknown_ids(config, prepared)
-        config, rung_lines = _with_rungs(config, prepared, ranks=ranks)
-        functions = {"loss": loss, "metrics": metrics, "progress": progress, "lock": lock}
-        trainer, facts, starts_at = _trainer(config, prepared, ranks=ranks, run=run, resume=has_begun, given=functions)
+        shares = with_unknown_shares(config.training.unknown_ids, prepared)
+        config = dataclasses.replace(config, training=dataclasses.replace(config.training, unknown_ids=shares))
+        lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
+        config, rung_lines = with_rungs(config, prepared.train, list_lengths=lengths, num_ranks=ranks.world_size)
+        model = _build(config, prepared, ranks=ranks, run=run, resume=has_begun)
+        trainer = Trainer(
+            model.model,
+            config=config.training,
+            train=prepared.train,
+            valid=prepared.valid,
+            folder=run.path,
+            progress=progress,
+            parallel=model.parallel,
+            loss=loss,
+            metrics=metrics,
+            lock=lock,
+        )
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
         if trainer.growing is not None:
@@ -292,51 +309,35 @@ def train_run(
             progress.say(f"finished: {trainer.ending.text()}")
             progress.say(f"to go on: ziggurat train {pasted(run.path)} --resume {trainer.ending.ways_on()}")
         else:
-            num_valid = prepared.valid.num_rows if prepared.valid is not None else 0
-            decision = decision_lines(
-                trainer.config.early_stop, asked=config.training.early_stop, inputs=prepared.inputs, num_rows=num_valid
-            )
+            asked = config
             config = resolved(config, trainer=trainer)
-            report = startup_report(trainer.step, data=_data_lines(prepared, trainer), facts=facts, decision=decision)
-            report.sections.update({"Formats of tables": rung_lines} if rung_lines else {})
-            report.sections["Training"] |= {"scores start at": starts_at} if starts_at else {}
-            _complete(report, config, trainer=trainer, ranks=ranks)
+            report = _startup_report(
+                asked, config, trainer=trainer, prepared=prepared, ranks=ranks, model=model, rung_lines=rung_lines
+            )
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
             if ranks.is_first:
                 progress.open()
-            if trainer.team.parallel is not None:
-                ranks.keep_plan(trainer.team.parallel, run=run)
+            if model.parallel is not None:
+                ranks.keep_plan(model.parallel, run=run)
             for line in report.brief:
                 progress.say(line)
             progress.detail(report.text())
-            if trainer.team.parallel is None and not trainer.position.step:
-                warnings = drowned_labels(trainer.model, prepared.train, loss=loss)
-                for line in [*warnings, *far_labels(trainer.model, prepared.train)]:
+            if model.parallel is None and not trainer.position.step:
+                warnings = drowned_labels(model.model, prepared.train, loss=loss)
+                for line in [*warnings, *far_labels(model.model, prepared.train)]:
                     progress.say(f"warning: {line}")
-        fit = trainer.fit(resume=resume, callbacks=callbacks)
-        evaluations = _final_evaluations(trainer, prepared)
-        if trainer.team.parallel is not None and not is_over:
-            ranks.write_traffic(trainer.team.parallel, run=run)
-        for split, evaluation in evaluations.items():
-            # A model that finds items learns what is chosen at all; its AUC is that of likes against dislikes.
-            for line in () if trainer.model.finds_items else _suspicious(evaluation, split, trainer, prepared):
-                progress.say(f"warning: {line}")
-        items = config.table_schema.items
-        for split, evaluation in evaluations.items():
-            for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
-                # Where users take items again, the protocol decides what the metrics mean.
-                matters = line.startswith("warning") or has_repeats(evaluation.metrics)
-                show = progress.say if matters else progress.detail
-                show(f"{split}: {line}")
-        for line in short_of_rows(run.metrics, prepared.inputs):
-            progress.say(f"warning: {line}")
-        evaluations, plateau = _with_pairs(evaluations, trainer, prepared, config=config, run=run)
-        if plateau:
-            progress.say(plateau)
-        for split, evaluation in evaluations.items():
-            progress.detail(f"{split}  {evaluation.line()}")
+        fit = trainer.fit(resume=resume, hooks=own_hooks, callbacks=callbacks)
+        evaluations = {
+            split: trainer.evaluate(dataset, split=split)
+            for split, dataset in (("valid", prepared.valid), ("test", prepared.test))
+            if dataset is not None and dataset.num_rows
+        }
+        if model.parallel is not None and not is_over:
+            ranks.write_traffic(model.parallel, run=run)
+        evaluations = _say_results(evaluations, trainer, prepared, config=config, run=run, progress=progress)
         progress.detail(f"end  {fit.end}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
+        ranks.close()
         ranks.close()
     return RunResult(
         folder=run.path,
@@ -346,74 +347,6 @@ def train_run(
         metric=trainer.config.early_stop.metric,
         is_first=ranks.is_first,
     )
-
-
-def check_schema_fits(config: RunConfig) -> None:
-    """Refuse a schema that the model cannot be built for, before files are read: tables have a few rows, and no memory.
-
-    A schema with events is looked at by `RunConfig.check`; a model of the user's own may want values while it is built.
-
-    Raises:
-        SchemaError, ConfigError: as `build_model` raises them.
-    """
-    schema = config.table_schema
-    if schema.events is not None or type(config.model) not in MODEL_CONFIGS:
-        return
-    tables = {name for feature in schema.features if (name := table_of(feature))}
-    vocabularies = {name: range(8) for name in tables if schema.table(name).encoding is Encoding.VOCABULARY}
-    inputs = inputs_of_schema(schema, vocabularies)
-    with torch.device("meta"):
-        build_model(config.model, inputs, seed=0, towers=config.towers, draw_tables=False)
-
-
-def _suspicious(evaluation: Evaluation, split: str, trainer: Trainer, prepared: PreparedData) -> list[str]:
-    """Say which metrics of a split need a second look, and the likely reason for those below chance."""
-    if prepared.preprocessing.schema.events is not None:  # rows are read as questions there, with their histories
-        return suspicious(evaluation.metrics, split=split)
-    return BelowChance(
-        split=split, evaluation=evaluation, prepared=prepared, evaluate=lambda rows: trainer.evaluate(rows).metrics
-    ).lines()
-
-
-def _with_pairs(
-    evaluations: dict[str, Evaluation], trainer: Trainer, prepared: PreparedData, *, config: RunConfig, run: RunFolder
-) -> tuple[dict[str, Evaluation], str]:
-    """The evaluations with what pairs of features add on validation rows, and a sentence where that is nothing."""
-    has_events = config.table_schema.events is not None
-    if trainer.team.parallel is not None or prepared.valid is None or "valid" not in evaluations or has_events:
-        return evaluations, ""
-    gain = gain_of_pairs(trainer.model, prepared.valid)
-    if gain is None:
-        return evaluations, ""
-    valid = dataclasses.replace(evaluations["valid"], pairs=gain)
-    EVALUATION.write(run.evaluation("valid"), valid.to_json())
-    losses = [record["loss"] for record in read_records(run.metrics) if record["kind"] == "train"]
-    text = plateau_text(gain, config=config, losses=losses, num_rows=prepared.train.num_rows)
-    return {**evaluations, "valid": valid}, text
-
-
-def _compare_data(run: RunFolder, prepared: PreparedData, *, config: RunConfig) -> str:
-    return refuse_other_data(run, prepared, data=raw_files(config, progress=NoProgress()))
-
-
-def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[Difference] | None]:
-    """The config to run, with absolute paths; and, for a run that is resumed, what changes in it."""
-    if resume and (run.config.exists() or run.checkpoints.exists()):
-        return config_to_resume(run, config)
-    data = config.data.resolved(config.table_schema)
-    return with_absolute_paths(dataclasses.replace(config, data=data)), None
-
-
-def _with_unknown_ids(config: RunConfig, prepared: PreparedData) -> RunConfig:
-    """The config with the shares of unknown ids that the data has, if it asks for them."""
-    shares = with_unknown_shares(config.training.unknown_ids, prepared)
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, unknown_ids=shares))
-
-
-def _with_rungs(config: RunConfig, prepared: PreparedData, *, ranks: Ranks) -> tuple[RunConfig, dict[str, str]]:
-    """The config with formats of tables that fit `tables.memory_limit`, and what the report says of them."""
-    lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
-    return with_rungs(config, prepared.train, list_lengths=lengths, num_ranks=ranks.world_size)
 
 
 def _check_known_tables(config: RunConfig) -> None:
@@ -451,6 +384,24 @@ def _check_known_tables(config: RunConfig) -> None:
         check_room(held, use=TableUse.TRAINING, device=device, where=where)
 
 
+def check_schema_fits(config: RunConfig) -> None:
+    """Refuse a schema that the model cannot be built for, before files are read: tables have a few rows, and no memory.
+
+    A schema with events is looked at by `RunConfig.check`; a model of the user's own may want values while it is built.
+
+    Raises:
+        SchemaError, ConfigError: as `build_model` raises them.
+    """
+    schema = config.table_schema
+    if schema.events is not None or type(config.model) not in MODEL_CONFIGS:
+        return
+    tables = {name for feature in schema.features if (name := table_of(feature))}
+    vocabularies = {name: range(8) for name in tables if schema.table(name).encoding is Encoding.VOCABULARY}
+    inputs = inputs_of_schema(schema, vocabularies)
+    with torch.device("meta"):
+        build_model(config.model, inputs, seed=0, towers=config.towers, draw_tables=False)
+
+
 def _check_folder(run: RunFolder, *, lock: RunLock, resume: bool) -> None:
     refuse_url(run.path, error=ConfigError)
     if not resume:
@@ -463,10 +414,47 @@ def _check_folder(run: RunFolder, *, lock: RunLock, resume: bool) -> None:
         refuse_other_vocabularies(run)
 
 
-def _trainer(
-    config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, given: Mapping[str, Any]
-) -> tuple[Trainer, ModelFacts, str]:
-    """The trainer of a run, its model on the ranks; the facts of the model as a whole, and what its logits start at."""
+def _prepare_on_ranks(
+    config: RunConfig, *, ranks: Ranks, run: RunFolder, goes_on: bool, progress: Progress
+) -> PreparedData:
+    """Prepare data on rank 0, open it on the others, and compare it with what the run began with.
+
+    Args:
+        config: of the run.
+        ranks: all of them.
+        run: its folder.
+        goes_on: whether the run has begun, on data that is known.
+        progress: shows it.
+    """
+    fitted = load_preprocessing(run.preprocessing) if goes_on and run.preprocessing.exists() else None
+    prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown, fitted=fitted), progress=progress)
+    ranks.require_same_data(prepared)
+    if goes_on:
+        note = ranks.on_first(lambda: refuse_other_data(run, prepared, data=raw_files(config, progress=NoProgress())))
+        if note:
+            progress.say(note)
+    return prepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """A model, ready to be trained.
+
+    Args:
+        model: on its device, its tables drawn or about to be loaded.
+        parallel: the ranks that it was made parallel for; None on one device.
+        facts: of the model as a whole.
+        starts_at: what its scores start at; "" if at 50 %.
+    """
+
+    model: Model
+    parallel: Parallel | None
+    facts: ModelFacts
+    starts_at: str
+
+
+def _build(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool) -> _Built:
+    """Build the model, and make it parallel where there are ranks."""
     device = choose_device(config.device).device
     embedding = config.model.embedding
     if resume:  # perhaps on another machine
@@ -490,58 +478,7 @@ def _trainer(
             tables.draw(config.training.seed)
     if parallel is None:
         model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
-    trainer = Trainer(
-        model,
-        config=config.training,
-        train=prepared.train,
-        valid=prepared.valid,
-        folder=run.path,
-        parallel=parallel,
-        **given,
-    )
-    return trainer, facts, starts_at
-
-
-def _data_lines(prepared: PreparedData, trainer: Trainer) -> dict[str, str]:
-    lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
-    # Unknown ids of these stand beside their metrics, where they say what a metric is worth.
-    for split in ("valid", "test"):
-        lines.pop(f"unknown in {split}", None)
-    return lines | reading_lines(trainer.feed.source) | trainer.repeats
-
-
-def _complete(report: StartupReport, config: RunConfig, *, trainer: Trainer, ranks: Ranks) -> None:
-    """Add what neither the step nor the data knows."""
-    report.sections["Machine"]["ziggurat"] = ziggurat.__version__
-    report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines
-    if shares := config.training.unknown_ids:
-        report.sections["Training"]["ids made unknown"] = f"at random, share of the rows: {', '.join(shares)}"
-    if sizes := sizes_text(config):
-        report.sections["Training"]["sizes"] = sizes
-    if trainer.model.embeddings.tables.on_disk:
-        report.sections["Training"]["checkpoints of the disk"] = trainer.store.rows_line()
-    if trainer.feed.balancer is not None:
-        report.sections["Balance"] = trainer.feed.balancer.lines
-    if ranks.tower_size_reason:
-        report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
-
-
-def _write_start(
-    run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport, has_begun: bool
-) -> None:
-    CONFIG.write(run.config, run_config_to_json(config))
-    INPUTS.write(run.inputs, to_json(prepared.inputs))
-    record = DataRecord.of(prepared, data=raw_files(config, progress=NoProgress()))
-    if has_begun and run.preprocessing.exists():
-        # Compared with the data before; it stays as training began with it, and so does its name in the record.
-        record = dataclasses.replace(record, vocabulary=saved_fingerprint(run.preprocessing))
-    else:
-        # What stands here is that of a start that died before its log, perhaps of other data or another schema.
-        save_preprocessing(prepared.preprocessing, run.preprocessing)
-        for path in (run.plan, run.traffic):
-            path.unlink(missing_ok=True)
-    record.save(run.data)
-    STARTUP.write(run.startup, report.sections)
+    return _Built(model=model, parallel=parallel, facts=facts, starts_at=starts_at)
 
 
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
@@ -562,10 +499,130 @@ def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
 
 
-def _final_evaluations(trainer: Trainer, prepared: PreparedData) -> dict[str, Evaluation]:
-    splits = {"valid": prepared.valid, "test": prepared.test}
-    return {
-        name: trainer.evaluate(dataset, split=name)
-        for name, dataset in splits.items()
-        if dataset is not None and dataset.num_rows
-    }
+def _startup_report(
+    asked: RunConfig,
+    config: RunConfig,
+    *,
+    trainer: Trainer,
+    prepared: PreparedData,
+    ranks: Ranks,
+    model: _Built,
+    rung_lines: dict[str, str],
+) -> StartupReport:
+    """Report what is about to be trained, on what, and why so.
+
+    Args:
+        asked: the config before `auto` was replaced.
+        config: of the run.
+        trainer: not begun yet.
+        prepared: the data.
+        ranks: all of them.
+        model: that is trained.
+        rung_lines: formats of tables that a limit of memory chose, and why.
+    """
+    decision = decision_lines(
+        trainer.config.early_stop,
+        asked=asked.training.early_stop,
+        inputs=prepared.inputs,
+        num_rows=prepared.valid.num_rows if prepared.valid is not None else 0,
+    )
+    lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+    # Unknown ids of these stand beside their metrics, where they say what a metric is worth.
+    for split in ("valid", "test"):
+        lines.pop(f"unknown in {split}", None)
+    lines |= reading_lines(trainer.feed.source) | trainer.repeats
+    report = startup_report(trainer.step, data=lines, facts=model.facts, decision=decision)
+    if rung_lines:
+        report.sections["Formats of tables"] = rung_lines
+    training = report.sections["Training"]
+    if model.starts_at:
+        training["scores start at"] = model.starts_at
+    report.sections["Machine"]["ziggurat"] = ziggurat.__version__
+    if trainer.negatives is not None:
+        training |= trainer.negatives.lines
+    if shares := config.training.unknown_ids:
+        training["ids made unknown"] = f"at random, share of the rows: {', '.join(shares)}"
+    if sizes := sizes_text(config):
+        training["sizes"] = sizes
+    if trainer.model.embeddings.tables.on_disk:
+        training["checkpoints of the disk"] = trainer.store.rows_line()
+    if trainer.feed.balancer is not None:
+        report.sections["Balance"] = trainer.feed.balancer.lines
+    if ranks.tower_size_reason:
+        report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
+    return report
+
+
+def _write_start(
+    run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport, has_begun: bool
+) -> None:
+    CONFIG.write(run.config, run_config_to_json(config))
+    INPUTS.write(run.inputs, to_json(prepared.inputs))
+    record = DataRecord.of(prepared, data=raw_files(config, progress=NoProgress()))
+    if has_begun and run.preprocessing.exists():
+        # Compared with the data before; it stays as training began with it, and so does its name in the record.
+        record = dataclasses.replace(record, vocabulary=saved_fingerprint(run.preprocessing))
+    else:
+        # What stands here is that of a start that died before its log, perhaps of other data or another schema.
+        save_preprocessing(prepared.preprocessing, run.preprocessing)
+        for path in (run.plan, run.traffic):
+            path.unlink(missing_ok=True)
+    record.save(run.data)
+    STARTUP.write(run.startup, report.sections)
+
+
+def _say_results(
+    evaluations: dict[str, Evaluation],
+    trainer: Trainer,
+    prepared: PreparedData,
+    *,
+    config: RunConfig,
+    run: RunFolder,
+    progress: Progress,
+) -> dict[str, Evaluation]:
+    """Say what the final metrics mean and what is odd about them; return them with what pairs of features add."""
+    for split, evaluation in evaluations.items():
+        # A model that finds items learns what is chosen at all; its AUC is that of likes against dislikes.
+        for line in () if trainer.model.finds_items else _suspicious(evaluation, split, trainer, prepared):
+            progress.say(f"warning: {line}")
+    items = config.table_schema.items
+    for split, evaluation in evaluations.items():
+        for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
+            # Where users take items again, the protocol decides what the metrics mean.
+            matters = line.startswith("warning") or has_repeats(evaluation.metrics)
+            show = progress.say if matters else progress.detail
+            show(f"{split}: {line}")
+    for line in short_of_rows(run.metrics, prepared.inputs):
+        progress.say(f"warning: {line}")
+    evaluations, plateau = _with_pairs(evaluations, trainer, prepared, config=config, run=run)
+    if plateau:
+        progress.say(plateau)
+    for split, evaluation in evaluations.items():
+        progress.detail(f"{split}  {evaluation.line()}")
+    return evaluations
+
+
+def _suspicious(evaluation: Evaluation, split: str, trainer: Trainer, prepared: PreparedData) -> list[str]:
+    """Say which metrics of a split need a second look, and the likely reason for those below chance."""
+    if prepared.preprocessing.schema.events is not None:  # rows are read as questions there, with their histories
+        return suspicious(evaluation.metrics, split=split)
+    return BelowChance(
+        split=split, evaluation=evaluation, prepared=prepared, evaluate=lambda rows: trainer.evaluate(rows).metrics
+    ).lines()
+
+
+def _with_pairs(
+    evaluations: dict[str, Evaluation], trainer: Trainer, prepared: PreparedData, *, config: RunConfig, run: RunFolder
+) -> tuple[dict[str, Evaluation], str]:
+    """The evaluations with what pairs of features add on validation rows, and a sentence where that is nothing."""
+    has_events = config.table_schema.events is not None
+    if trainer.team.parallel is not None or prepared.valid is None or "valid" not in evaluations or has_events:
+        return evaluations, ""
+    gain = gain_of_pairs(trainer.model, prepared.valid)
+    if gain is None:
+        return evaluations, ""
+    valid = dataclasses.replace(evaluations["valid"], pairs=gain)
+    EVALUATION.write(run.evaluation("valid"), valid.to_json())
+    losses = [record["loss"] for record in read_records(run.metrics) if record["kind"] == "train"]
+    text = plateau_text(gain, config=config, losses=losses, num_rows=prepared.train.num_rows)
+    return {**evaluations, "valid": valid}, text

@@ -28,7 +28,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ from ziggurat.studies.trees import NAME as TREES
 from ziggurat.studies.trees import TreesResult, boosted_trees, trees_library
 from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.evaluation.evaluate import PairsGain
+from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.step.train_step import TrainStep
 
@@ -204,7 +205,11 @@ def without_unknown(candidates: list[Candidate], prepared: PreparedData) -> list
 
 
 def train_first_model(
-    candidates: list[Candidate], *, folder: str | Path, progress: Progress | None = None
+    candidates: list[Candidate],
+    *,
+    folder: str | Path,
+    progress: Progress | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> FirstModel:
     """Train every candidate on its budget, then the best one as long as it improves.
 
@@ -212,6 +217,7 @@ def train_first_model(
         candidates: from `candidates_of`, whose configs name the files.
         folder: of the best one's run; the others lie below `candidates` in it.
         progress: says how long it will take, and shows each training.
+        hooks: take part in every training; see `training/hooks/hook.py`.
 
     Raises:
         ConfigError: there are no validation rows, or torchrun started this process.
@@ -246,7 +252,7 @@ def train_first_model(
         begin = time.perf_counter()
         started = (place / "config.json").exists()
         named = _Named(shown, candidate.name)
-        result = train_run(config, folder=place, resume=started, progress=named)
+        result = train_run(config, folder=place, resume=started, progress=named, hooks=hooks)
         said[candidate.name] = named.said
         valid = result.evaluations["valid"].metrics[metric]
         found = Tried(
@@ -274,7 +280,7 @@ def train_first_model(
             if line not in told:
                 shown.say(line)
     goes_on = _Named(shown, best.name) if is_whole else shown
-    result = train_run(best.config, folder=folder, resume=is_whole, progress=goes_on)
+    result = train_run(best.config, folder=folder, resume=is_whole, progress=goes_on, hooks=hooks)
     return FirstModel(metric=metric, tried=tuple(tried), result=result, config=best.config, trees=grown)
 
 

@@ -33,6 +33,7 @@ from ziggurat.runs.execute import train_run
 from ziggurat.runs.kept_frames import SPLITS, frames_by_split, keep_frames, with_kept_frames
 from ziggurat.runs.load import Run, load_run
 from ziggurat.studies.first_model import candidates_of, train_first_model
+from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress, show_progress
 
@@ -48,6 +49,7 @@ def fit(
     valid: Any = None,
     test: Any = None,
     progress: Progress | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Run:
     """Train a first model of a table, and return its run.
 
@@ -61,6 +63,7 @@ def fit(
         valid: of the same kind as `data`; None: a share of its rows, the latest where there is a time.
         test: likewise.
         progress: where to show progress; None: a bar, or lines, on standard error. `NoProgress()` shows nothing.
+        hooks: take part in every training; see `training/hooks/hook.py`.
 
     Raises:
         ConfigError: `out` holds a run; or data that is neither a frame nor files.
@@ -74,6 +77,7 @@ def fit(
         (2, 1)
     """
     shown = show_progress() if progress is None else progress
+    own_hooks = check_hooks(hooks, where="fit, argument 'hooks'")
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
     found = _inspected(data, label=label) if schema is None else None
@@ -104,9 +108,10 @@ def fit(
         return fit_to_rows(override(config, _settings(found)))
 
     if model is None:
-        train_first_model(candidates_of(table_schema, change=with_data), folder=run.path, progress=shown)
+        candidates = candidates_of(table_schema, change=with_data)
+        train_first_model(candidates, folder=run.path, progress=shown, hooks=own_hooks)
         return load_run(run.path)
-    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=shown)
+    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=shown, hooks=own_hooks)
     return load_run(run.path, models=() if type(model) in MODEL_CONFIGS else (type(model),))
 
 
