@@ -6,7 +6,9 @@ an `IndexError`), so existing `except` clauses keep working. The four parts stay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import itertools
+from collections.abc import Iterable, Sequence
 
 
 class ZigguratError(Exception):
@@ -111,3 +113,22 @@ class ExportError(ZigguratError, OSError):
 
 class NumericsError(ZigguratError, ArithmeticError):
     """A loss, gradient or metric is NaN or infinite, or undefined for the data given."""
+
+
+def nearest_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that a wrong one is most like, the most alike first; capitals, - and _ make no difference.
+
+    Args:
+        name: that is not known; its first 100 characters count.
+        known: the first 10,000 are looked at.
+        most: how many to return.
+        cutoff: share of the characters that must be alike.
+    """
+    by_plain: dict[str, str] = {}
+    for each in itertools.islice(known, 10_000):
+        by_plain.setdefault(_plain(each), each)
+    return [by_plain[near] for near in difflib.get_close_matches(_plain(name[:100]), by_plain, n=most, cutoff=cutoff)]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")

@@ -24,6 +24,7 @@ from ziggurat.ops.row_formats import RowFormat
 from ziggurat.ops.table_optimizers import TableOptimizerKind
 from ziggurat.placements import Placement
 from ziggurat.precision import Precision
+from ziggurat.training.hooks.hook import Hook
 
 OF_DOCUMENTATION = "tests/end_to_end/test_documentation.py"
 RUN_ELSEWHERE = {
@@ -126,7 +127,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def known_members() -> Iterator[None]:
     """Placements and row formats as they were before a page added its own."""
-    before = {kind: dict(kind._members) for kind in (Placement, RowFormat, TableOptimizerKind, Precision)}
+    before = {kind: dict(kind._members) for kind in (Placement, RowFormat, TableOptimizerKind, Precision, Hook)}
     yield
     for kind, members in before.items():
         kind._members.clear()

@@ -254,6 +254,7 @@ def train_run(
             where="train_run, config",
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
+    # What can be refused before ranks meet and files are read is refused here.
     own_hooks = check_hooks(hooks, where="train_run, argument 'hooks'")
     run = RunFolder(Path(folder))
     frames = None if data is None else frames_by_split(data)
@@ -273,6 +274,7 @@ def train_run(
         if changes is None:
             files = config.data.resolved(config.table_schema)
             config = with_absolute_paths(dataclasses.replace(config, data=files))
+        # The folder: one process writes to it, and its log keeps what is said from here on.
         ranks.on_first(lambda: _check_folder(run, lock=lock, resume=resume))
         if frames is not None:
             ranks.on_first(lambda: keep_frames(frames, run=run))
@@ -281,6 +283,7 @@ def train_run(
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
             progress.say(sources_text(run, changes))
+        # The data, and what settings left to it.
         prepared = _prepare_on_ranks(
             config, ranks=ranks, run=run, goes_on=changes is not None and has_begun, progress=progress
         )
@@ -288,15 +291,16 @@ def train_run(
         config = dataclasses.replace(config, training=dataclasses.replace(config.training, unknown_ids=shares))
         lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
         config, rung_lines = with_rungs(config, prepared.train, list_lengths=lengths, num_ranks=ranks.world_size)
-        model = _build(config, prepared, ranks=ranks, run=run, resume=has_begun)
+        # The model, and what trains it.
+        built = _build(config, prepared, ranks=ranks, run=run, resume=has_begun)
         trainer = Trainer(
-            model.model,
+            built.model,
             config=config.training,
             train=prepared.train,
             valid=prepared.valid,
             folder=run.path,
             progress=progress,
-            parallel=model.parallel,
+            parallel=built.parallel,
             loss=loss,
             metrics=metrics,
             lock=lock,
@@ -312,32 +316,32 @@ def train_run(
             asked = config
             config = resolved(config, trainer=trainer)
             report = _startup_report(
-                asked, config, trainer=trainer, prepared=prepared, ranks=ranks, model=model, rung_lines=rung_lines
+                asked, config, trainer=trainer, prepared=prepared, ranks=ranks, built=built, rung_lines=rung_lines
             )
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
             if ranks.is_first:
                 progress.open()
-            if model.parallel is not None:
-                ranks.keep_plan(model.parallel, run=run)
+            if built.parallel is not None:
+                ranks.keep_plan(built.parallel, run=run)
             for line in report.brief:
                 progress.say(line)
             progress.detail(report.text())
-            if model.parallel is None and not trainer.position.step:
-                warnings = drowned_labels(model.model, prepared.train, loss=loss)
-                for line in [*warnings, *far_labels(model.model, prepared.train)]:
+            if built.parallel is None and not trainer.position.step:
+                warnings = drowned_labels(built.model, prepared.train, loss=loss)
+                for line in [*warnings, *far_labels(built.model, prepared.train)]:
                     progress.say(f"warning: {line}")
+        # The training, and what came of it.
         fit = trainer.fit(resume=resume, hooks=own_hooks, callbacks=callbacks)
         evaluations = {
             split: trainer.evaluate(dataset, split=split)
             for split, dataset in (("valid", prepared.valid), ("test", prepared.test))
             if dataset is not None and dataset.num_rows
         }
-        if model.parallel is not None and not is_over:
-            ranks.write_traffic(model.parallel, run=run)
+        if built.parallel is not None and not is_over:
+            ranks.write_traffic(built.parallel, run=run)
         evaluations = _say_results(evaluations, trainer, prepared, config=config, run=run, progress=progress)
         progress.detail(f"end  {fit.end}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
-        ranks.close()
         ranks.close()
     return RunResult(
         folder=run.path,
@@ -506,7 +510,7 @@ def _startup_report(
     trainer: Trainer,
     prepared: PreparedData,
     ranks: Ranks,
-    model: _Built,
+    built: _Built,
     rung_lines: dict[str, str],
 ) -> StartupReport:
     """Report what is about to be trained, on what, and why so.
@@ -517,7 +521,7 @@ def _startup_report(
         trainer: not begun yet.
         prepared: the data.
         ranks: all of them.
-        model: that is trained.
+        built: the model that is trained.
         rung_lines: formats of tables that a limit of memory chose, and why.
     """
     decision = decision_lines(
@@ -531,12 +535,12 @@ def _startup_report(
     for split in ("valid", "test"):
         lines.pop(f"unknown in {split}", None)
     lines |= reading_lines(trainer.feed.source) | trainer.repeats
-    report = startup_report(trainer.step, data=lines, facts=model.facts, decision=decision)
+    report = startup_report(trainer.step, data=lines, facts=built.facts, decision=decision)
     if rung_lines:
         report.sections["Formats of tables"] = rung_lines
     training = report.sections["Training"]
-    if model.starts_at:
-        training["scores start at"] = model.starts_at
+    if built.starts_at:
+        training["scores start at"] = built.starts_at
     report.sections["Machine"]["ziggurat"] = ziggurat.__version__
     if trainer.negatives is not None:
         training |= trainer.negatives.lines

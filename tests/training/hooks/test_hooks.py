@@ -184,6 +184,16 @@ def test_what_is_no_hook_is_refused_before_anything_is_trained(tmp_path: Path) -
         with pytest.raises(ConfigError, match=way):
             trainer_in(tmp_path / "run").fit(hooks=[wrong])  # type: ignore[list-item]
     assert not (tmp_path / "run").exists()
+
+    class Slip(Hook):
+        name = "slip"
+
+        def on_steps(self, trainer: Trainer, made: MadeStep) -> None: ...
+
+    for refused in (lambda: trainer_in(tmp_path / "run").fit(hooks=[Slip()]), lambda: Hook.add(Slip())):
+        with pytest.raises(ConfigError, match=r"Slip\.on_steps, which nothing would call") as caught:
+            refused()
+        assert "def on_step(self, …)" in str(caught.value)
     with pytest.raises(ConfigError, match="--extension MODULE"):
         hooks_named(["no_such_hook"])
 

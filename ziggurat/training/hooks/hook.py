@@ -24,11 +24,10 @@ first rank alone. A module that is imported by `ziggurat --extension` lists a ho
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.specification import Specification
 
 if TYPE_CHECKING:
@@ -81,6 +80,25 @@ class Hook(Specification, kind="hook"):
 
     def close(self) -> None:
         """Give back what is held; called last, also where training failed."""
+
+    def try_out(self) -> None:
+        """Refuse a method that no moment calls.
+
+        Raises:
+            ConfigError: there is one, as after a slip of the pen.
+        """
+        moments = [name for name in vars(Hook) if name.startswith("on_") and name != "on_every_rank"]
+        for name in dir(type(self)):
+            if name.startswith("on_") and not hasattr(Hook, name):
+                raise ConfigError(
+                    expected=f"methods for the moments of a run: {', '.join(moments)}, close",
+                    found=f"{type(self).__name__}.{name}, which nothing would call",
+                    where=repr(self),
+                    ways_out=[
+                        *(f"def {near}(self, …)" for near in nearest_names(name, moments, most=1)),
+                        f"a name that does not begin with on_: def _{name}(self, …)",
+                    ],
+                )
 
     def __repr__(self) -> str:
         return f"{type(self).__module__}.{type(self).__qualname__}"
@@ -167,7 +185,7 @@ def hooks_named(names: Sequence[str]) -> tuple[Hook, ...]:
                 found=repr(name),
                 where=f"command line, --hook {name}",
                 ways_out=[
-                    *(f"--hook {near}" for near in difflib.get_close_matches(name, known, n=2)),
+                    *(f"--hook {near}" for near in nearest_names(name, known, most=2)),
                     "import the module that lists it by Hook.add: ziggurat --extension MODULE train …",
                 ],
             )
@@ -178,11 +196,12 @@ def check_hooks(hooks: Sequence[object], *, where: str = "argument 'hooks'") -> 
     """Return hooks of a user, if that is what they are.
 
     Raises:
-        ConfigError: one is a class, a callback, or something else.
+        ConfigError: one is a class, a callback or something else, or has a method that nothing calls.
     """
     found: list[Hook] = []
     for hook in hooks:
         if isinstance(hook, Hook):
+            hook.try_out()
             found.append(hook)
             continue
         name = hook.__name__ if isinstance(hook, type) else type(hook).__name__
