@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import time
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from ziggurat.ops import cpp_build
+from ziggurat.ops.cpp_build import CppSource
 from ziggurat.testing import ranks
 from ziggurat.testing.ranks import RankFailure, run_ranks
 
@@ -51,6 +56,28 @@ def hang_on_one(rank: int) -> None:
 
 def _wait_for_godot() -> None:
     time.sleep(1000)
+
+
+def build_slowly(rank: int, folder: str, seconds: float) -> int:
+    """Load a library from an empty cache, with a compiler that takes its time."""
+    compiler = Path(folder) / f"compiler{rank}"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || sleep {seconds}\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    source = Path(folder) / "seven.cpp"
+    source.write_text('extern "C" int seven() { return 7; }\n')
+    with mock.patch.object(cpp_build, "_compiler", return_value=str(compiler)):
+        found = CppSource(path=source, flags=("-O0",)).load(folder=Path(folder) / "kernels")
+    dist.barrier()
+    return found.seven()
+
+
+def build_and_hang(rank: int, folder: str) -> None:
+    build_slowly(rank, folder, 0.0)
+    _wait_for_godot()
+
+
+def return_rank(rank: int) -> int:
+    return rank
 
 
 def return_unpicklable(rank: int) -> object:
@@ -112,3 +139,19 @@ def test_hanging_rank_is_named_with_its_stack():
 def test_result_that_cannot_travel_is_reported():
     with pytest.raises(RankFailure, match=r"(?s)rank \d of 2 failed.*pickle"):
         run_ranks(return_unpicklable, 2)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_kernel_that_is_compiled_has_its_own_time(tmp_path: Path) -> None:
+    run_ranks(return_rank, 1)  # starts the fork server
+    begin_s = time.monotonic()
+    run_ranks(return_rank, 2)
+    alone_s = time.monotonic() - begin_s  # on a busy machine, seconds
+    timeout_s = max(1.0, 3 * alone_s)
+    assert run_ranks(build_slowly, 2, str(tmp_path), timeout_s + 1.0, timeout_s=timeout_s) == [7, 7]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_the_time_of_ranks_begins_anew_after_a_build(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="did not return in time"):
+        run_ranks(build_and_hang, 1, str(tmp_path), timeout_s=1.0)

@@ -52,6 +52,7 @@ _REMEMBERED_S = 86_400.0
 _POLL_S = 0.05
 _MARK = b"ZIGGKERN"
 _DIGEST_BYTES = 32
+_listeners: list[Callable[[bool], None]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class CppSource:
             path = (folder or cache_folder() / "kernels") / f"{self.path.stem}-{self.fingerprint()}.so"
             if _is_intact(path):
                 return ctypes.CDLL(str(path))
-            with _one_builder(path):
+            with _announced(), _one_builder(path):
                 if not _is_intact(path):  # else another process has built it meanwhile
                     self._refuse_remembered(path)
                     library = self._build(compiler, path)
@@ -213,6 +214,31 @@ class CppLibrary:
             return None, error.found
         self._declare(library)
         return library, ""
+
+
+@contextmanager
+def telling_of_builds(tell: Callable[[bool], None]) -> Iterator[None]:
+    """Inside, call `tell(True)` when this process begins to build a library or waits for one, `tell(False)` at its end.
+
+    For whoever watches the process with a limit of time: a build has its own.
+    """
+    _listeners.append(tell)
+    try:
+        yield
+    finally:
+        _listeners.remove(tell)
+
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    listeners = tuple(_listeners)
+    for tell in listeners:
+        tell(True)
+    try:
+        yield
+    finally:
+        for tell in listeners:
+            tell(False)
 
 
 def _failure(path: Path) -> Path:

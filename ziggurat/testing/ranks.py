@@ -15,7 +15,8 @@ what it loads: call `preload` before anything else may start it, or every rank i
 Nothing waits in vain: every rank has a pipe of its own, and the parent waits for pipes and processes together. A rank
 that raises is reported with its traceback, one that dies without a word (killed, `os._exit`, out of memory) with its
 exit code, at once; one that hangs with the stack it hangs in, after `timeout_s`. In all three cases the others are
-killed and `RankFailure` is raised.
+killed and `RankFailure` is raised. Ranks that compile a kernel, in a new cache, are given the time that this takes:
+`timeout_s` begins anew at the end of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import multiprocessing as mp
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -35,6 +37,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ziggurat.ops.cpp_build import telling_of_builds
 
 # What every rank would import by itself otherwise: 3.5 s for pytest, 3 s for what torch loads late, 2 s for a trainer.
 _PRELOAD = [
@@ -75,7 +79,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
             has one thread, and RANK, WORLD_SIZE and LOCAL_RANK are set as torchrun does.
         world_size: number of ranks.
         arguments: sent to every rank; plain data or NumPy arrays.
-        timeout_s: for everything, and for each collective inside.
+        timeout_s: for everything but kernels that are compiled, and for each collective inside.
 
     Returns:
         What each rank returned, in rank order. Return plain data or NumPy arrays: a tensor would be shared memory of a
@@ -99,7 +103,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
                 theirs.close()  # so that the pipe ends when the rank does
                 pipes.append(ours)
                 processes.append(process)
-            return _collect(pipes, processes, folder=Path(folder), deadline=time.monotonic() + timeout_s)
+            return _collect(pipes, processes, folder=Path(folder), timeout_s=timeout_s)
         finally:
             for process in processes:
                 process.kill()
@@ -108,8 +112,10 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
                 pipe.close()
 
 
-def _collect(pipes: list[Connection], processes: list[Any], *, folder: Path, deadline: float) -> list[Any]:
+def _collect(pipes: list[Connection], processes: list[Any], *, folder: Path, timeout_s: float) -> list[Any]:
     """One result from each pipe, then the end of every process."""
+    deadline = time.monotonic() + timeout_s
+    num_builds = [0] * len(pipes)  # that each rank has under way
     results: dict[int, Any] = {}
     failures: dict[int, tuple[float, str]] = {}
     world_size = len(pipes)
@@ -117,17 +123,22 @@ def _collect(pipes: list[Connection], processes: list[Any], *, folder: Path, dea
         waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results and rank not in failures}
         # One failure soon makes others fail, by the connection it closes: give them a moment, then name the first.
         patience = 0.1 if failures else max(0.0, deadline - time.monotonic())
+        if not failures and any(num_builds[rank] for rank in waiting.values()):
+            patience = None  # a build has a limit of its own
         ready = [pipe for pipe in wait(list(waiting), timeout=patience) if isinstance(pipe, Connection)]
         if not ready:
             break
         for pipe in ready:
             rank = waiting[pipe]
             try:
-                when, value, failure = pipe.recv()
+                message = pipe.recv()
             except EOFError:
-                when = 0.0
-                value = None
-                failure = _death(processes[rank])
+                message = (0.0, None, _death(processes[rank]))
+            if isinstance(message, bool):
+                num_builds[rank] += 1 if message else -1
+                deadline = time.monotonic() + timeout_s
+                continue
+            when, value, failure = message
             if failure is None:
                 results[rank] = value
             else:
@@ -175,17 +186,23 @@ def _rank_main(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
-    with (Path(folder) / f"rank{rank}.trace").open("w") as trace:
+    sending = threading.Lock()
+
+    def send(message: object) -> None:
+        with sending:
+            pipe.send(message)
+
+    with (Path(folder) / f"rank{rank}.trace").open("w") as trace, telling_of_builds(send):
         faulthandler.register(signal.SIGUSR1, file=trace)
         try:
             store = dist.FileStore(str(Path(folder) / "store"), world_size)
             timeout = timedelta(seconds=timeout_s)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-            pipe.send((0.0, function(rank, *arguments), None))
+            send((0.0, function(rank, *arguments), None))
             dist.barrier()  # nobody leaves while another still communicates
             dist.destroy_process_group()
         except BaseException:
-            pipe.send((time.monotonic(), None, f"failed:\n{traceback.format_exc()}"))
+            send((time.monotonic(), None, f"failed:\n{traceback.format_exc()}"))
         finally:
             pipe.close()
             faulthandler.unregister(signal.SIGUSR1)
