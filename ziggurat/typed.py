@@ -352,7 +352,8 @@ def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T
         if own is not None:
             own(self)
 
-    cls.__post_init__ = check_and_go_on  # type: ignore[attr-defined]
+    made: Any = cls
+    made.__post_init__ = check_and_go_on
     return cls
 
 

@@ -118,7 +118,7 @@ def runs(rank: int, folder: str) -> list[tuple[int, int]]:
 
 def test_one_run_after_the_other_in_one_job_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     for first, second, third in run_ranks(runs, 2, str(tmp_path), timeout_s=120.0):
-        # Libraries that read and write files start a thread when they like; one forgotten group would leave three a run.
+        # Libraries that read and write files start threads when they like; one forgotten group would leave three a run.
         assert third[0] - first[0] < 3
         assert first[1] == second[1] == third[1]
 

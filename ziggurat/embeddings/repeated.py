@@ -147,7 +147,7 @@ class RepeatedLookup(torch.autograd.Function):
     """The lookup of a deduplicated batch, whose backward records one gradient for each part."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch declares *args
+    def forward(
         ctx: Any, anchor: Tensor, tables: EmbeddingTables, batch: Batch, split: SplitLayouts, dtype: torch.dtype
     ) -> Tensor:
         """Look up plain features and slices, and expand."""

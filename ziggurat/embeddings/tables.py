@@ -353,7 +353,7 @@ class _RecordedLookup(torch.autograd.Function):
     """Lookup whose backward keeps the output gradient for `TableOptimizer`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch declares *args
+    def forward(
         ctx: Any,
         anchor: Tensor,
         tables: EmbeddingTables,
@@ -376,7 +376,7 @@ class _DenseLookup(torch.autograd.Function):
     """Lookup with dense gradients for tables that are parameters."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         tables: EmbeddingTables,
         lookups: Lookups,

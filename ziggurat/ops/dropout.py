@@ -72,7 +72,7 @@ def _kept(inputs: Tensor, level: int) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, p: float) -> Tensor:  # type: ignore[override]  # torch declares *args
+    def forward(ctx: Any, inputs: Tensor, p: float) -> Tensor:
         level = _level(p)
         factors = _kept(inputs, level).mul_(_LEVELS / (_LEVELS - level))
         ctx.save_for_backward(factors)
@@ -87,7 +87,7 @@ class _Dropout(torch.autograd.Function):
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, p: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, inputs: Tensor, p: float) -> Tensor:
         level = _level(p)
         ctx.scale = _LEVELS / (_LEVELS - level)
         out = F.relu_(inputs).mul_(_kept(inputs, level).mul_(ctx.scale))

@@ -158,9 +158,7 @@ class _Expand(torch.autograd.Function):
     """Rows by index; the gradient is a sum over bags."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch declares *args
-        ctx: Any, values: Tensor, index: Tensor, lists: tuple[Tensor, Tensor, Tensor] | None
-    ) -> Tensor:
+    def forward(ctx: Any, values: Tensor, index: Tensor, lists: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
         ctx.saved = (index, lists, len(values))
         return values.index_select(0, index)
 
@@ -175,9 +173,7 @@ class _Gather(torch.autograd.Function):
     """Rows by index, where the bags that the gradient is summed by are known."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch declares *args
-        ctx: Any, values: Tensor, index: Tensor, bags: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, values: Tensor, index: Tensor, bags: tuple[Tensor, Tensor]) -> Tensor:
         ctx.bags = bags
         return values.index_select(0, index)
 

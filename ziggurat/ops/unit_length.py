@@ -26,7 +26,7 @@ def unit_length(rows: Float[Tensor, "N D"], *, eps: float) -> Float[Tensor, "N D
 
 class _UnitLength(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, eps: float) -> Tensor:  # type: ignore[override]  # torch declares *args
+    def forward(ctx: Any, rows: Tensor, eps: float) -> Tensor:
         lengths_N1 = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         divisors_N1 = lengths_N1.clamp_min(eps)
         unit = rows / divisors_N1

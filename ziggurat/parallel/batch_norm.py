@@ -47,7 +47,7 @@ class _WorldSum(torch.autograd.Function):
     """A sum over ranks; so is the sum of its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:
         ctx.group = group
         ctx.traffic = traffic
         return _summed(values, group, traffic)

@@ -96,7 +96,7 @@ class ReplicatedNetwork:
         limits = (_FIRST_BUCKET_BYTES, _BUCKET_BYTES) if is_early else (sys.maxsize, sys.maxsize)
         num_parts = 1 if hierarchy is None else hierarchy.inside.size
         self._buckets = [_Bucket(each, num_parts=num_parts) for each in _bucketed(module, limits=limits)]
-        self._place: dict[nn.Parameter, tuple[int, int]] = {}
+        self._place: dict[Tensor, tuple[int, int]] = {}
         self._is_reduced = True
         self._is_open = False
         self._next = 0
@@ -137,13 +137,13 @@ class ReplicatedNetwork:
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _arrived(self, parameter: Tensor) -> None:
         """The gradient of a weight is complete."""
         if not self._is_open:
             return  # a pass that is not reduced
-        index, position = self._place[parameter]  # type: ignore[index]
+        index, position = self._place[parameter]
         bucket = self._buckets[index]
         _collect(bucket, position)
         bucket.missing.discard(position)

@@ -88,7 +88,7 @@ class RoundedArithmetic(Arithmetic):
 
     def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
         """Multiply rounded matrices; leading dims are broadcast."""
-        return _RoundedProduct.apply(left, right, self)  # type: ignore[return-value]
+        return _RoundedProduct.apply(left, right, self)
 
 
 class _RoundedProduct(torch.autograd.Function):

@@ -167,8 +167,8 @@ def _values(batch: Batch, inputs: InputSpec) -> NDArray[np.float32]:
 
 
 def _by_scikit_learn(train: _Columns, valid: _Columns, *, is_class: bool, threads: int, seed: int) -> _Grown:
-    import sklearn  # pyright: ignore[reportMissingTypeStubs]
-    from sklearn.ensemble import (  # pyright: ignore[reportMissingTypeStubs]
+    import sklearn
+    from sklearn.ensemble import (
         HistGradientBoostingClassifier,
         HistGradientBoostingRegressor,
     )

@@ -34,9 +34,20 @@ class PagedStorage(TableStorage):
         self._initial: dict[str, float] = {WEIGHT: float("nan")}  # what was never written must never be used
         self.most_rows = 0
 
-    dtype = torch.float32  # type: ignore[assignment]
-    device = torch.device("cpu")  # type: ignore[assignment]
-    chunk_rows = 10  # type: ignore[assignment]
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows that are read."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """The device of rows that are read."""
+        return torch.device("cpu")
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that are moved at a time: few, so that a small table has several chunks."""
+        return 10
 
     @property
     def num_bytes(self) -> int:

@@ -56,7 +56,7 @@ def note_wait(what: str) -> None:
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE) and name not in _OURS:
             where = f"{name[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     for recorder in _recorders:
         recorder.append(HostWait(what, where))
 

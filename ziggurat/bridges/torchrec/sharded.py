@@ -232,7 +232,7 @@ class _ScaleGradient(torch.autograd.Function):
     """The values as they are, and their gradient times a number."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
         return values.view_as(values)
 

@@ -150,7 +150,7 @@ class TablesInTowers(ShardedEmbeddingBagCollection):
         object.__setattr__(self, "_topology", topology)  # the parent's __init__ makes the shardings
         super().__init__(**arguments)
 
-    def create_embedding_bag_sharding(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def create_embedding_bag_sharding(
         self,
         sharding_infos: list[EmbeddingShardingInfo],
         env: ShardingEnv,

@@ -92,7 +92,7 @@ class TablePart(Tensor):
         offsets = offsets or (0,) * len(rows.shape)
         assert all(o + n <= whole for o, n, whole in zip(offsets, rows.shape, shape, strict=True)), (offsets, shape)
         storage = rows.storage
-        part = Tensor._make_wrapper_subclass(cls, shape, dtype=storage.dtype, device=storage.device)  # type: ignore[attr-defined]
+        part = Tensor._make_wrapper_subclass(cls, shape, dtype=storage.dtype, device=storage.device)
         part.rows = rows
         part.offsets = offsets
         return part

@@ -187,7 +187,7 @@ class _SoftmaxLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch declares *args
+    def forward(
         ctx: Any,
         states_GSD: Tensor,
         vectors_GCD: Tensor,

@@ -77,7 +77,7 @@ def cross_layers(
     device = inputs_Bd.device.type
     lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs_Bd.dtype
     with torch.autocast(device, enabled=False):
-        return _CrossLayers.apply(inputs_Bd, len(ups), lower, *downs, *ups, *biases)  # type: ignore[return-value]
+        return _CrossLayers.apply(inputs_Bd, len(ups), lower, *downs, *ups, *biases)
 
 
 class _CrossLayers(torch.autograd.Function):

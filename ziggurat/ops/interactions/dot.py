@@ -74,7 +74,7 @@ def pair_places(num_fields: int, *, device: torch.device | str = "cpu") -> PairP
 
 def pairwise_dot_reference(fields_BFD: Float[Tensor, "B F D"], *, places: PairPlaces) -> Float[Tensor, "B P"]:
     """The products in the order (0,1), (0,2), …, (1,2), …; any device and dtype."""
-    return _Reference.apply(fields_BFD, *places)  # type: ignore[return-value]
+    return _Reference.apply(fields_BFD, *places)
 
 
 def pairwise_dot(fields_BFD: Float[Tensor, "B F D"], *, places: PairPlaces) -> Float[Tensor, "B P"]:

@@ -58,7 +58,7 @@ def field_mix(fields_BFD: Float[Tensor, "B F D"], weight_MF: Float[Tensor, "M F"
     """`field_mix_reference` by the fastest implementation that serves this input."""
     if why_not(fields_BFD, weight_MF):
         return field_mix_reference(fields_BFD, weight_MF)
-    return _FieldMix.apply(fields_BFD, weight_MF)  # type: ignore[return-value]
+    return _FieldMix.apply(fields_BFD, weight_MF)
 
 
 def sum_norm_reference(
@@ -95,7 +95,7 @@ def sum_norm(
     if why_not(*parts, kept_BMD, weight_D, bias_D):
         return sum_norm_reference(parts, kept_BMD, weight_D=weight_D, bias_D=bias_D, eps=eps)
     second = parts[1] if len(parts) == 2 else parts[0][:, :0]
-    return _SumNorm.apply(parts[0], second, kept_BMD, weight_D, bias_D, eps)  # type: ignore[return-value]
+    return _SumNorm.apply(parts[0], second, kept_BMD, weight_D, bias_D, eps)
 
 
 def why_not(*inputs: Tensor) -> str:

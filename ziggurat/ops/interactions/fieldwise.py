@@ -51,7 +51,7 @@ def fieldwise_products(inputs_BT: Float[Tensor, "B Fd"], weights_Fdo: Float[Tens
     on_cpu = inputs_BT.device.type == "cpu" and inputs_BT.dtype is weights_Fdo.dtype
     if not on_cpu or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return fieldwise_products_reference(inputs_BT, weights_Fdo)
-    return _FieldwiseProducts.apply(inputs_BT, weights_Fdo)  # type: ignore[return-value]
+    return _FieldwiseProducts.apply(inputs_BT, weights_Fdo)
 
 
 class _FieldwiseProducts(torch.autograd.Function):

@@ -131,7 +131,7 @@ def fm_norm(
             where="factorization machine products",
             ways_out=("set model.kernel = torch: the same numbers", "move the model to a CUDA device"),
         )
-    return _FusedFMNorm.apply(fields_BFD, weight_Fr, scale_P, shift_P, eps, _LAUNCHES[chosen])  # type: ignore[return-value]
+    return _FusedFMNorm.apply(fields_BFD, weight_Fr, scale_P, shift_P, eps, _LAUNCHES[chosen])
 
 
 def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:

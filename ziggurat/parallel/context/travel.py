@@ -59,7 +59,7 @@ class _SpreadAttention(torch.autograd.Function):
     """The forward pass of one of the two ways, and its backward pass."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, w_pos: Tensor | None, w_time: Tensor | None, work: Work
     ) -> Tensor:
         work = replace(work, w_pos=_detached(w_pos), w_time=_detached(w_time))

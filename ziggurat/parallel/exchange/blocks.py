@@ -283,7 +283,7 @@ class _Start(torch.autograd.Function):
     """Sends values; in the backward pass takes the gradient that `_Finish` has sent for."""
 
     @staticmethod
-    def forward(ctx: Any, values_RC: Tensor, local_BL: Tensor | None, transfer: Transfer) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values_RC: Tensor, local_BL: Tensor | None, transfer: Transfer) -> Tensor:
         ctx.transfer = transfer
         ctx.has_local = local_BL is not None
         transfer.exchange.send_values(transfer, values_RC)
@@ -300,7 +300,7 @@ class _Finish(torch.autograd.Function):
     """Receives values; in the backward pass sends their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, transfer: Transfer) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, token: Tensor, transfer: Transfer) -> Tensor:
         del token
         ctx.transfer = transfer
         return transfer.exchange.receive_values(transfer)

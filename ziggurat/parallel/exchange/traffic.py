@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ziggurat.config import JSON
 from ziggurat.parallel.topology import RankGroup, Topology
 
 
@@ -91,7 +92,7 @@ class Traffic:
         mine = [volume for (_, kind), volume in self._volumes.items() if kind is link]
         return Volume(sum(v.num_bytes for v in mine), sum(v.num_messages for v in mine))
 
-    def report(self) -> list[dict[str, str | int]]:
+    def report(self) -> list[JSON]:
         """One row a purpose and link, as plain data."""
         return [
             {"purpose": purpose, "link": link.value, "bytes": volume.num_bytes, "messages": volume.num_messages}

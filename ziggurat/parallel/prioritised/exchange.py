@@ -372,9 +372,7 @@ class _Land(torch.autograd.Function):
     """Adds what has arrived to the graph: the backward pass sends its gradient, and waits for nothing."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, anchor: Tensor, local_BL: Tensor | None, landing: tuple[Any, ...]
-    ) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, local_BL: Tensor | None, landing: tuple[Any, ...]) -> Tensor:
         del anchor  # requires a gradient, so that every rank takes part in the backward pass
         *ctx.landing, arrived_BT = landing
         if local_BL is not None:

@@ -181,7 +181,7 @@ class HostSums:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pooled_RC: Tensor, sums: HostSums) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, pooled_RC: Tensor, sums: HostSums) -> Tensor:
         ctx.sums = sums
         return sums.forward(pooled_RC)
 

@@ -224,9 +224,7 @@ class _Return(torch.autograd.Function):
     """Vectors to the ranks that asked for them; their gradients back."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, anchor: Tensor, values: Tensor, route: Route, exchange: SequenceExchange
-    ) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, values: Tensor, route: Route, exchange: SequenceExchange) -> Tensor:
         del anchor  # requires a gradient, so that every rank takes part in the backward pass
         ctx.saved = (route, exchange, values.shape)
         return exchange.move(values, sent=route.received, received=route.sent, width=values.shape[1], backward=False)

@@ -67,11 +67,12 @@ class FilterIndex(nn.Module):
         self.left_out: dict[str, str] = dict(about["left_out"])
         self.n = int(about["n"])
         stored = [from_json(Stored, each, where=where) for each in about["stored"]]
-        self.attributes = nn.ModuleList(
+        attributes = [
             AttributeIndex(each, n=self.n, tensors=_below(tensors, f"attributes.{number}."))
             for number, each in enumerate(stored)
-        )
-        self._named: dict[str, AttributeIndex] = dict(zip(self.schema.names, self.attributes, strict=True))  # type: ignore[arg-type]
+        ]
+        self.attributes = nn.ModuleList(attributes)
+        self._named = dict(zip(self.schema.names, attributes, strict=True))
         self.register_buffer("planes", tensors["planes"])
         encoded = json.dumps(dict(about), sort_keys=True).encode()
         self.register_buffer("about", torch.from_numpy(np.frombuffer(encoded, dtype=np.uint8).copy()))

@@ -148,11 +148,11 @@ def check_count(value: object, least: int, most: int, *, name: str, ways_out: st
     Raises:
         ConfigError: names the argument.
     """
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
+    whole = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+    if whole is None or not least <= whole <= most:
         raise ConfigError(
             expected=f"{name} from {least:,} to {most:,}",
-            found=f"{value:,}" if is_whole else f"{quoted(value)} ({type(value).__name__})",
+            found=f"{whole:,}" if whole is not None else f"{quoted(value)} ({type(value).__name__})",
             where="search of a vector index",
             ways_out=ways_out,
         )

@@ -163,7 +163,7 @@ class _State:
 
     def add(self, **changes: object) -> None:
         """Replace parts of the measurements; writes now and then."""
-        self.found = replace(self.found, **changes)  # type: ignore[arg-type]  # names of fields
+        self.found = replace(self.found, **changes)
         if time.monotonic() - self._saved > _SAVE_EVERY_S:
             self.save()
 

@@ -106,7 +106,7 @@ def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, Any]:
         `steps`, and for each purpose and kind of link the bytes and messages in all and a step.
     """
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for rows in agreement.gather(parallel.traffic.report()):  # type: ignore[arg-type]  # rows of text and numbers
+    for rows in agreement.gather(parallel.traffic.report()):
         for row in rows:
             total = totals[row["purpose"], row["link"]]
             total[0] += row["bytes"]

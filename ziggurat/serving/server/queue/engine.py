@@ -396,12 +396,14 @@ class Engine:
         return [self._answers([request], effort)[0] for request in requests]
 
     def _ask_answerer(self, requests: Sequence[Request], effort: Effort) -> list[Answer | Exception]:
-        if isinstance(requests[0], RecommendRequest):
-            answers: Sequence[object] = self.answerer.recommend_many(requests, effort=effort)  # type: ignore[arg-type]
+        recommends = [each for each in requests if isinstance(each, RecommendRequest)]
+        ranks = [each for each in requests if isinstance(each, RankRequest)]
+        if recommends:  # requests of one batch are of one kind
+            answers = self.answerer.recommend_many(recommends, effort=effort)
         else:
-            answers = self.answerer.rank_many(requests, effort=effort)  # type: ignore[arg-type]
+            answers = self.answerer.rank_many(ranks, effort=effort)
         assert len(answers) == len(requests), "an answerer gives as many answers as it is asked for"
-        return list(answers)  # type: ignore[arg-type]
+        return list(answers)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Compute some batches of each effort before the first request, so that costs are known and caches warm.
