@@ -120,17 +120,20 @@ class TableOptimizer:
         """`step` where a flag on the device is true, nothing where it is false; the host waits for neither.
 
         Args:
-            applies: the flag. Call `take_back` when it turns out that it was false.
+            applies: the flag. The host counts the step apart (`count`), since a graph makes it without Python.
             lr: learning rate η.
             scale: factor on the gradient.
         """
-        self._num_steps += 1
         if self._count is None:
-            self._count = torch.full((), self._num_steps - 1, device=applies.device)
+            self._count = torch.full((), self._num_steps, device=applies.device)
         number = self._count + 1
         self._count += applies
         factor = self._scale if scale is None else scale
         self._apply(Step(rule=self.config.rule, learning_rate=lr, scale=factor, number=number, applies=applies))
+
+    def count(self) -> None:
+        """Count a step of `step_where`; call it after that, and `take_back` when it turns out that it did not apply."""
+        self._num_steps += 1
 
     def take_back(self) -> None:
         """Count one step less: it turned out that it did not apply."""
@@ -236,7 +239,8 @@ class TableOptimizer:
     @num_steps.setter
     def num_steps(self, num_steps: int) -> None:
         self._num_steps = num_steps
-        self._count = None
+        if self._count is not None:
+            self._count.fill_(num_steps)  # in place: a graph counts there
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy the state of every table.

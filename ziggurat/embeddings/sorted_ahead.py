@@ -93,11 +93,18 @@ class SortedAhead:
         self.is_on = True
         self.num_batches = 0
 
+    def stop(self) -> None:
+        """Leave everything to lookup and update, what was announced too."""
+        self.is_on = False
+        self._begun = None
+        self._coming = None
+        self._current = None
+
     def begin(self) -> None:
         """Say that a step begins: on the batch that was announced last, if the step knows it."""
         self._current = self._coming
         self._coming = None
-        if self._stream is not None:
+        if self._stream is not None and self.is_on:
             computing = torch.cuda.current_stream(self._device)
             self._begun = computing.record_event()
             if self._current is not None:

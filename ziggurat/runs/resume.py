@@ -51,6 +51,7 @@ MAY_CHANGE = (
     "training.threads",
     "training.precision",
     "training.compile",
+    "training.step-graph",
     "device",
     "training.loader.prefetch",
     "training.loader.read-threads",

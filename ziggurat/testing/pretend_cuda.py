@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from ziggurat.ops.machine.memory import host_memory
-from ziggurat.testing.pretend_queues import Event, Stream, note_wait, on_their_way, synchronize
+from ziggurat.testing.pretend_graphs import CUDAGraph, Recording
+from ziggurat.testing.pretend_queues import Event, Stream, note_wait, on_their_way, recordings, synchronize
 
 _CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
@@ -209,7 +210,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     is_locked = kwargs.get("pin_memory", False)
     kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
     args, kwargs = tree_map_only(PretendCuda, lambda each: each.host, (args, kwargs))
-    result = func(*args, **kwargs)
+    result = recordings[0].computed(func, args, kwargs) if recordings else func(*args, **kwargs)
     if result is None:  # operations on lists of tensors
         return None
     if name.endswith("_") and (not name.startswith("__") or name.startswith("__i")):  # in place: add_, __irshift__
@@ -261,7 +262,9 @@ def pretend_cuda() -> Iterator[torch.device]:
         set_device=lambda device: None,
         get_device_name=lambda device=None: "a pretended GPU",
         get_device_capability=lambda device=None: (9, 0),
-        is_current_stream_capturing=lambda: False,
+        is_current_stream_capturing=lambda: bool(recordings),
+        CUDAGraph=CUDAGraph,
+        graph=Recording,
         memory_reserved=lambda device=None: 0,
         memory_allocated=lambda device=None: 0,
         synchronize=synchronize,
@@ -295,6 +298,7 @@ def pretend_cuda() -> Iterator[torch.device]:
             yield _CUDA
     finally:
         on_their_way.clear()
+        recordings.clear()
         torch._C._set_only_lift_cpu_tensors(before)
 
 

@@ -32,6 +32,7 @@ class HostWait:
 
 
 _recorders: list[list[HostWait]] = []
+recordings: list[Any] = []  # the graph that is being recorded (`pretend_graphs.py`), if one is
 on_their_way: list[tuple[Tensor, Tensor]] = []  # copies that nobody has waited for: where to, and what
 
 
@@ -47,7 +48,13 @@ def record_waits() -> Iterator[list[HostWait]]:
 
 
 def note_wait(what: str) -> None:
-    """Say to whoever records it that the host waits, and which line of the package made it."""
+    """Say to whoever records it that the host waits, and which line of the package made it.
+
+    Raises:
+        RuntimeError: a graph is being recorded, which this ends.
+    """
+    if recordings:
+        raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({what})")
     if not _recorders:
         return
     frame = sys._getframe(1)

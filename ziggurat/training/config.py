@@ -33,13 +33,22 @@ class DenseOptimizer(StrEnum):
 class Compile(StrEnum):
     """torch.compile of the dense network. The first step then takes 10 to 110 s (2 to 5 s from the cache).
 
-    `cuda_graphs` compiles, and on a GPU starts all kernels of a full batch's forward or backward pass at once.
+    `cuda_graphs` compiles, and on a GPU starts all kernels of a full batch's forward or backward pass at once, where
+    the whole step is not one graph (`StepGraphs`).
     """
 
     OFF = "off"
     DEFAULT = "default"
     MAX_AUTOTUNE = "max_autotune"
     CUDA_GRAPHS = "cuda_graphs"
+
+
+class StepGraphs(StrEnum):
+    """Whether the whole step of a full batch is one CUDA graph, on one GPU (`step/graph.py`); the bits are the same."""
+
+    AUTO = "auto"  # where it can be recorded, and was not slower in a few timed steps
+    ON = "on"  # refused where it cannot be
+    OFF = "off"
 
 
 class Decay(StrEnum):
@@ -137,6 +146,7 @@ class TrainingConfig:
             dense-gradient tables on one device; see `weight_average.py`.
         precision: what the dense network computes in; auto measures at start whether BF16 pays on this machine.
         compile: torch.compile of the dense network; slow first step, faster later ones.
+        step_graph: whether the whole step of a full batch is one CUDA graph; see `StepGraphs`.
         non_finite: what to do when a loss or gradient is NaN or infinite: stop the run, or skip the batch.
         evaluate_every: evaluate each so many steps; 0: at the end of every epoch.
         checkpoint_every: save each so many steps; 0: at the end of every epoch.
@@ -173,6 +183,7 @@ class TrainingConfig:
     weight_average: Fraction = 0.0
     precision: Precision = Precision.AUTO
     compile: Compile = Compile.OFF
+    step_graph: StepGraphs = StepGraphs.AUTO
     non_finite: NonFinite = NonFinite.STOP
     evaluate_every: CountOrNone = 0
     checkpoint_every: CountOrNone = 0

@@ -455,6 +455,8 @@ class Trainer:
         begin = time.perf_counter()
         for fed in batches:
             made = self._train_on(fed, begin=begin)
+            for line in self.step.take_news():
+                self.progress.say(line)
             self.judge.judge(position)
             self._show(made, done=position.rows - first_row)
             if made.is_last:

@@ -27,7 +27,7 @@ from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.machine.memory import host_memory
 from ziggurat.ops.machine.tested_torch import untested_torch_section
 from ziggurat.precision.choice import cpu_name
-from ziggurat.training.config import Compile
+from ziggurat.training.config import Compile, StepGraphs
 from ziggurat.training.records.log import why_no_events
 from ziggurat.training.report.ranks import kernel_report, rank_sections
 from ziggurat.training.step.compiled import why_no_graphs
@@ -127,7 +127,15 @@ def _waiting_line(step: TrainStep) -> dict[str, str]:
     in_updates = step.late.ahead.in_updates().items()
     others = "".join(f"; in the update those of {names}: {why}" for names, why in in_updates)
     ahead = f"sorted while the step before computes{others}"
-    return {"steps": "the host does not wait for them", "rows of updates": ahead}
+    return {"steps": "the host does not wait for them", "one graph a step": _graph_line(step), "rows of updates": ahead}
+
+
+def _graph_line(step: TrainStep) -> str:
+    """Say whether whole steps are started as one CUDA graph, and why not."""
+    if step.no_graph:
+        return f"no: {step.no_graph}"
+    choice = "" if step.config.step_graph is StepGraphs.ON else ", if that is faster in the first steps"
+    return f"full batches{choice}; others eagerly, as the first steps are"
 
 
 def startup_report(
@@ -301,7 +309,9 @@ def _batch_line(step: TrainStep) -> str:
 def _compile_line(step: TrainStep) -> str:
     mode = step.config.compile
     words = [] if mode is Compile.OFF or step.model.towers is None else ["the interaction; tower modules run eagerly"]
-    if mode is Compile.CUDA_GRAPHS:
+    if mode is Compile.CUDA_GRAPHS and not step.no_graph:
+        words.append("whole steps as CUDA graphs: see below")
+    elif mode is Compile.CUDA_GRAPHS:
         reason = why_no_graphs(mode, device=step.device)
         words.append(f"without CUDA graphs: {reason}" if reason else "full batches as CUDA graphs, others eagerly")
     return f"{mode.value} ({'; '.join(words)})" if words else mode.value

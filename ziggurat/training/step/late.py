@@ -70,6 +70,7 @@ class LateStep:
         self._faults = RowFaults(model.embeddings, knows_rows=not model.looks_up_drawn_rows)
         self.ahead = self._faults.ahead
         self._rates = torch.zeros(2, device=device)
+        self._factor = 0.0  # that the rates were made with
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._yes = torch.ones((), dtype=torch.bool, device=device)
         self._last: LateResult | None = None
@@ -99,13 +100,23 @@ class LateStep:
         finally:
             self._tables.tables.faults = None
 
-    def finish(self, loss: Tensor, batch: Batch, *, factor: float, saved: Sequence[Tensor]) -> LateResult:
-        """Guard, clip and update; says what it found when it is asked.
+    def set_rates(self, factor: float) -> None:
+        """Put the learning rates of a step onto the device, where `decide` reads them.
+
+        Args:
+            factor: of the schedule, on both.
+        """
+        if factor != self._factor:
+            dense_rate, table_rate = self._rates.unbind()
+            dense_rate.fill_(self._config.learning_rate * factor)
+            table_rate.fill_(self._config.table_learning_rate * factor)
+            self._factor = factor
+
+    def decide(self, loss: Tensor, *, saved: Sequence[Tensor]) -> Tensor:
+        """Guard, clip and update; return a packed `Verdict`. What differs from step to step is on the device.
 
         Args:
             loss: of the batch, detached.
-            batch: that it is of; kept until the verdict is read.
-            factor: of the schedule, on both learning rates.
             saved: what the model's floating-point buffers held before the forward pass.
         """
         for parameter in self._named.values():
@@ -123,12 +134,22 @@ class LateStep:
             tables = self._table_optimizer.are_finite_on_device()
         applies = loss.isfinite() & squared.isfinite() & tables & ~self._faults.flag
         scale = self._clip(gradients, squared) if self._config.clip_norm else None
-        self._update(factor, scale=scale, applies=applies)
+        self._update(scale=scale, applies=applies)
         for buffer, before in zip(self._buffers, saved, strict=True):
             buffer.copy_(torch.where(applies, buffer, before))
         if self._average is not None:
             self._average.update_where(applies)
-        numbers = Verdict.packed(loss, applies=applies, fault=self._faults.flag, tables=tables, norms_W=norms_W)
+        return Verdict.packed(loss, applies=applies, fault=self._faults.flag, tables=tables, norms_W=norms_W)
+
+    def send(self, numbers: Tensor, batch: Batch) -> LateResult:
+        """Count a step that was decided on, and send its verdict to the host.
+
+        Args:
+            numbers: what `decide` gave; may be written again by the next step.
+            batch: of the step; kept until the verdict is read.
+        """
+        if self._table_optimizer is not None:
+            self._table_optimizer.count()
         into, arrived = _sent(numbers)
         self._last = LateResult(into, arrived=arrived, batch=batch, settle=self._settle)
         return self._last
@@ -145,16 +166,14 @@ class LateStep:
             torch._foreach_mul_(gradients, scale)
         return scale
 
-    def _update(self, factor: float, *, scale: Tensor | None, applies: Tensor) -> None:
+    def _update(self, *, scale: Tensor | None, applies: Tensor) -> None:
         dense_rate, table_rate = self._rates.unbind()
         if self._dense is not None:
-            dense_rate.fill_(self._config.learning_rate * factor)
             for group in self._dense.param_groups:
                 group["lr"] = dense_rate
             self._dense.found_inf = (~applies).float()  # type: ignore[attr-defined]  # as torch's GradScaler does it
             self._dense.step()
         if self._table_optimizer is not None:
-            table_rate.fill_(self._config.table_learning_rate * factor)
             self._table_optimizer.step_where(applies, lr=table_rate, scale=scale)
 
     def _settle(self, verdict: Verdict, batch: Batch) -> str:

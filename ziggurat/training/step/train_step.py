@@ -43,9 +43,10 @@ from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.precision.choice import resolve_precision
-from ziggurat.training.config import Compile, DenseOptimizer, TrainingConfig
+from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
 from ziggurat.training.step.compiled import compiled_dense
 from ziggurat.training.step.exchange import StepExchange
+from ziggurat.training.step.graph import StepGraph, why_no_graph
 from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name, refuse_unweighted
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
@@ -64,6 +65,7 @@ class TrainStep:
 
     Attributes:
         late: what decides on the device, on one GPU.
+        graph: makes steps of full batches by one CUDA graph; None where `no_graph` says why not.
 
     On the CPU the process keeps freed memory from here on (`ops/machine/allocator.py`; `memory` says what was done).
     On one GPU the host does not wait for a step, and its result is read later (`late.py`); `waits` says why it does.
@@ -117,20 +119,40 @@ class TrainStep:
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._full_size = model.trained_rows(config.loader.batch_size)
         self._forward_dense = model.forward_dense
+        self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, device=self.device)
+        self.no_graph = why_no_graph(model, config, waits=self.waits, has_own_loss=loss is not None)
+        self._compile = config.compile
+        if config.compile is Compile.CUDA_GRAPHS and not self.no_graph:
+            self._compile = Compile.DEFAULT  # one graph holds the whole step, and graphs do not nest
         if config.compile is not Compile.OFF:
             model.reads_slices = False
         if parallel is None:
-            self._forward_dense = compiled_dense(model.forward_dense, config.compile, device=self.device)
+            self._forward_dense = compiled_dense(model.forward_dense, self._compile, device=self.device)
         elif config.compile is not Compile.OFF:
             eager = type(model).forward_dense.__get__(model)
             compiled = compiled_dense(eager, config.compile, device=self.device)
             compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
-        self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, device=self.device)
         self.late: LateStep | None = None
         if not self.waits:
             optimizers = {"dense_optimizer": self.dense_optimizer, "table_optimizer": self.table_optimizer}
             self.late = LateStep(model, config, named=self.dense_named, average=self.average, **optimizers)
+        if config.step_graph is StepGraphs.ON and self.no_graph:
+            raise ConfigError(
+                expected="--training.step-graph auto or off, or a run whose full batches can be one CUDA graph",
+                found=self.no_graph,
+                where="training settings, step-graph",
+                ways_out="--training.step-graph auto",
+            )
+        self.graph: StepGraph | None = None
+        if self.late is not None and not self.no_graph:
+            self.graph = StepGraph(
+                self._on_device,
+                forget=self.zero_grad,
+                ahead=self.late.ahead,
+                device=self.device,
+                choice=config.step_graph,
+            )
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult | LateResult:
         """Train on one batch.
@@ -170,13 +192,22 @@ class TrainStep:
         return StepResult(loss=value, finite=True, busy_s=busy)
 
     def _step_late(self, late: LateStep, batch: Batch, *, factor: float, upcoming: Batch | None) -> LateResult:
+        late.set_rates(factor)
+        numbers = None if self.graph is None else self.graph.step(batch)
+        if numbers is None:
+            numbers = self._on_device(batch, upcoming)
+        return late.send(numbers, batch)
+
+    def _on_device(self, batch: Batch, upcoming: Batch | None = None) -> Tensor:
+        """Make the device's part of a step; return its packed verdict."""
+        assert self.late is not None, "a step that the host does not wait for"
         if self._buffers:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
-        with late.watching():
+        with self.late.watching():
             loss = self._forward_backward(batch, upcoming).detach()
-        result = late.finish(loss, batch, factor=factor, saved=self._saved_buffers)
+        numbers = self.late.decide(loss, saved=self._saved_buffers)
         self.zero_grad()
-        return result
+        return numbers
 
     def settle(self) -> None:
         """Complete the last update, before anything reads tables as a whole; collective, and free where it is."""
@@ -195,6 +226,10 @@ class TrainStep:
             self._counted = counts
         found |= held_facts(storage for tables in tables_of(self.model) for storage in tables.on_disk)
         return found | device_facts(storage for tables in tables_of(self.model) for storage in tables.in_host)
+
+    def take_news(self) -> list[str]:
+        """Return what has been decided about steps since the last call, for people."""
+        return [] if self.graph is None else self.graph.take_news()
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -421,11 +456,13 @@ def _dense_optimizer(
         groups = [group for group in both if group["params"]]
     if parts:
         groups.append({"params": parts, "fused": fused_parts, "foreach": not fused_parts})
+    # What a graph needs: the fused form keeps its step number on the device either way, so the bits are the same.
+    on_gpu = parameters[0].device.type == "cuda"
     match config.optimizer:
         case DenseOptimizer.ADAM:
-            return torch.optim.Adam(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
+            return torch.optim.Adam(groups, lr=rate, betas=betas, weight_decay=decay, fused=True, capturable=on_gpu)
         case DenseOptimizer.ADAMW:
-            return torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
+            return torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay, fused=True, capturable=on_gpu)
         case DenseOptimizer.ADAGRAD:
             return torch.optim.Adagrad(groups, lr=rate, weight_decay=decay, fused=True)
         case DenseOptimizer.SGD:

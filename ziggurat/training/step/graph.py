@@ -1,0 +1,306 @@
+"""StepGraph: the whole step of a full batch on one GPU, recorded once as a CUDA graph and started by one call.
+
+    batch k   ─copy─► buffers that stay ─► bounds, lookup, forward, loss, backward, clip, optimizers ─► verdict
+    host      a few calls               └────────────────── one graph, one call ─────────────────┘
+
+A step launches some 200 kernels, and at a few milliseconds of work the GPU waits for the host that launches them. A
+graph holds all of them with their arguments. So everything that differs from step to step lies on the device before
+the graph starts: the batch in buffers of its own, the learning rates, Adam's step number, whether the step applies
+(`late.py`). What a graph computes are the same kernels in the same order, so the bits are those of eager steps, and
+nothing that a run keeps depends on which steps were made by a graph. Dropout and the noise of rounding go on in the
+generator's order: torch counts its draws on the device.
+
+    first steps    eagerly: kernels are compiled and compared, optimizers make their state (`auto`: and are timed)
+    one step       eagerly, on the buffers and the queue of the graph: whatever is made once for these is made
+    next step      recorded and started; afterwards started only
+
+A graph has fixed shapes: it is recorded for the shape that has come often enough, and the last batch of an epoch is
+computed eagerly. So is every step whose kernels depend on what the host knows of a batch: `why_no_graph` says which.
+
+Cost: the graph keeps its own memory for what a step computes in between, beside that of eager steps.
+
+Source: CUDA graphs in torch: Ng and others, pytorch.org/blog/accelerating-pytorch-with-cuda-graphs, 2021.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ziggurat.embeddings.sorted_ahead import SortedAhead
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.models import Model
+from ziggurat.training.config import StepGraphs, TrainingConfig
+
+_FIRST_STEPS = 2  # eager ones of a shape before the graph is prepared
+_TIMED_STEPS = 5  # of each kind, where both are timed
+_MOST_SHAPES = 32  # of batches that are waited for to come again
+_MOST_RATIO = 1.02  # of the graph's time and the eager steps', beyond which `auto` stays eager
+
+Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
+
+
+def why_no_graph(model: Model, config: TrainingConfig, *, waits: str, has_own_loss: bool) -> str:
+    """Say why no step of a run can be a graph, or return "" where full batches can.
+
+    Args:
+        model: on its device.
+        config: of the run.
+        waits: why the host waits for each step; "" where it does not.
+        has_own_loss: whether the loss is a function of the user's.
+    """
+    if config.step_graph is StepGraphs.OFF:
+        return "step_graph is off"
+    if waits:
+        return waits
+    inputs = model.inputs
+    if any(table.growing is not None for table in inputs.tables):
+        return "ids take their rows between two steps"
+    if model.embeddings.tables.in_host:
+        return "rows of tables in the host's memory travel before each step"
+    lists = [spec.name for spec in (*inputs.sequences, *inputs.moments)]
+    if lists:
+        shown = ", ".join(lists[:4]) + (" …" if len(lists) > 4 else "")
+        return f"lists that are read event by event ({shown}) have other sizes in every batch"
+    if config.step_graph is StepGraphs.ON:
+        return ""
+    if has_own_loss:
+        return "a loss of one's own may count steps in Python, which a graph does not run (--training.step-graph on)"
+    if not type(model).__module__.startswith("ziggurat."):
+        return "a model of one's own may count steps in Python, which a graph does not run (--training.step-graph on)"
+    return ""
+
+
+class StepGraph:
+    """Makes the device's part of a step by a graph where it can.
+
+    Args:
+        work: the device's part of an eager step: takes a batch, gives the packed verdict.
+        forget: drops what a step that failed half-way has left on the host.
+        ahead: sorts rows of the next batch beside eager steps; a graph sorts them itself.
+        device: the GPU.
+        choice: `auto` times eager steps and the graph, and keeps the faster; `on` keeps the graph.
+
+    Attributes:
+        reason: why steps are made eagerly although a graph was to be recorded; "" while nothing speaks against one.
+        num_replayed: steps that were made by the graph.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Batch], Tensor],
+        *,
+        forget: Callable[[], None],
+        ahead: SortedAhead,
+        device: torch.device,
+        choice: StepGraphs,
+    ) -> None:
+        self._work = work
+        self._forget = forget
+        self._ahead = ahead
+        self._was_ahead = ahead.is_on
+        self._device = device
+        self._is_timed = choice is StepGraphs.AUTO
+        self._must = choice is StepGraphs.ON
+        self._num_first = _FIRST_STEPS + (_TIMED_STEPS if self._is_timed else 0)
+        self._seen: dict[Signature, int] = {}
+        self._recorded: _Recorded | None = None
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self._news: list[str] = []
+        self.reason = ""
+        self.num_replayed = 0
+
+    def take_news(self) -> list[str]:
+        """Return what has been decided since the last call, for people."""
+        news = self._news
+        self._news = []
+        return news
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """Make the device's part of a step; None: this one is to be made eagerly.
+
+        Args:
+            batch: on the device, its tensors there for as long as the step takes.
+
+        Raises:
+            ConfigError: the step cannot be recorded, and the run insists on a graph.
+        """
+        if self.reason or not batch.batch_size:
+            return None
+        if batch.repeated or batch.sequences:
+            self._drop("lists are kept once for samples that share them, and have other sizes in every batch")
+            return None
+        signature = _signature(batch)
+        recorded = self._recorded
+        if recorded is None:
+            return self._first(batch, signature)
+        if recorded.signature != signature:
+            return None
+        if recorded.numbers is None:
+            try:
+                recorded.record(self._work)
+            except Exception as error:  # a kernel or Python code that cannot be recorded: the step is still to be made
+                self._forget()
+                self._drop(f"the step could not be recorded as a CUDA graph ({type(error).__name__}: {error})", error)
+                return None
+            self._mark("recording")
+        else:
+            self._choose()
+            if self._recorded is None:
+                return None
+            self._mark("graph")
+        self.num_replayed += 1
+        return recorded.replay(batch)
+
+    def _first(self, batch: Batch, signature: Signature) -> Tensor | None:
+        """Let the first steps of a shape be made eagerly, and make the one before the recording on its buffers."""
+        count = self._seen.get(signature, 0)
+        self._seen[signature] = count + 1
+        if count < self._num_first:
+            self._mark("eager" if count >= _FIRST_STEPS else "first")
+            if len(self._seen) > _MOST_SHAPES:
+                self._drop(f"{_MOST_SHAPES} batches had as many shapes: lists have other sizes each time")
+            return None
+        self._was_ahead = self._ahead.is_on
+        self._ahead.stop()
+        self._recorded = _Recorded(batch, signature, device=self._device)
+        self._mark("rehearsal")
+        return self._recorded.rehearse(batch, self._work)
+
+    def _mark(self, kind: str) -> None:
+        """Note when the device begins a step, until enough steps are timed."""
+        if self._is_timed and self._num_graph_marks() <= _TIMED_STEPS:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((kind, event))
+
+    def _num_graph_marks(self) -> int:
+        return sum(kind == "graph" for kind, _ in self._marks)
+
+    def _choose(self) -> None:
+        """Keep the graph or not, once steps of both kinds have been timed; the host does not wait for it."""
+        if not self._is_timed or self._num_graph_marks() <= _TIMED_STEPS or not self._marks[-1][1].query():
+            return
+        self._is_timed = False
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        times = [(kind, begin.elapsed_time(end)) for (kind, begin), (_, end) in pairs]
+        eager_ms = min(time_ms for kind, time_ms in times if kind == "eager")
+        graph_ms = min(time_ms for kind, time_ms in times if kind == "graph")
+        self._marks.clear()
+        figures = f"{graph_ms:.2f} ms, eagerly {eager_ms:.2f}"
+        if graph_ms > _MOST_RATIO * eager_ms:
+            self._drop(f"one CUDA graph was slower ({figures})")
+        else:
+            self._news.append(f"full batches are one CUDA graph: {figures} a step")
+
+    def _drop(self, reason: str, error: Exception | None = None) -> None:
+        """Make all further steps eagerly.
+
+        Raises:
+            ConfigError: the run insists on a graph.
+        """
+        self.reason = reason
+        if self._recorded is not None:
+            self._ahead.is_on = self._was_ahead
+        self._recorded = None
+        self._is_timed = False
+        self._marks.clear()
+        self._news.append(f"steps are made eagerly: {reason}")
+        if self._must:
+            raise ConfigError(
+                expected="steps that can be recorded as one CUDA graph",
+                found=reason,
+                where="training settings, step-graph",
+                ways_out=(
+                    "--training.step-graph auto (steps without a graph are made eagerly)",
+                    "--training.step-graph off",
+                ),
+            ) from error
+
+
+class _Recorded:
+    """Buffers of one shape of batches, and the graph that reads them.
+
+    Args:
+        batch: of the shape, on the device.
+        signature: the shape.
+        device: the GPU.
+
+    Attributes:
+        numbers: the verdict that the graph writes; None before it is recorded.
+    """
+
+    def __init__(self, batch: Batch, signature: Signature, *, device: torch.device) -> None:
+        self.signature = signature
+        self.numbers: Tensor | None = None
+        self._batch = batch.map(lambda tensor: tensor.clone() if tensor.device.type == device.type else tensor)
+        self._into = _on_device(self._batch)
+        self._stream = torch.cuda.Stream(device)
+        self._graph = torch.cuda.CUDAGraph()
+        self._device = device
+
+    def rehearse(self, batch: Batch, work: Callable[[Batch], Tensor]) -> Tensor:
+        """Make a step eagerly, as it will be recorded."""
+        self._fill(batch)
+        computing = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(computing)
+        with torch.cuda.stream(self._stream):
+            numbers = work(self._batch)
+        computing.wait_stream(self._stream)
+        numbers.record_stream(computing)
+        return numbers
+
+    def record(self, work: Callable[[Batch], Tensor]) -> None:
+        """Record a step; nothing is computed."""
+        computing = torch.cuda.current_stream(self._device)
+        cause: Exception | None = None
+        try:
+            # Other threads bring batches meanwhile, and may ask the driver for memory: that must not end a recording.
+            # The outer queue is the present one: torch does not come back to it where a recording fails.
+            with (
+                torch.cuda.stream(computing),
+                torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                try:
+                    self.numbers = work(self._batch)
+                except Exception as error:
+                    cause = error
+                    raise
+        except Exception as error:
+            self.numbers = None
+            _free_generator(self._device)
+            raise (cause or error) from None  # the end of a recording that failed raises an error that says nothing
+
+    def replay(self, batch: Batch) -> Tensor:
+        """Make a step by the graph."""
+        assert self.numbers is not None, "recorded before"
+        self._fill(batch)
+        self._graph.replay()
+        return self.numbers
+
+    @torch.no_grad()
+    def _fill(self, batch: Batch) -> None:
+        """Copy a batch into the buffers."""
+        torch._foreach_copy_(self._into, _on_device(batch), non_blocking=True)
+
+
+def _on_device(batch: Batch) -> list[Tensor]:
+    """Return the tensors of a batch that a step computes with; the numbers of its rows stay on the host."""
+    return [tensor for name, tensor in batch.tensors().items() if name != "row_ids" and tensor.numel()]
+
+
+def _signature(batch: Batch) -> Signature:
+    """Return the shapes of a batch."""
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.tensors().items())
+
+
+def _free_generator(device: torch.device) -> None:
+    """Let torch draw random numbers again after a recording that failed, which leaves the generator to the graph."""
+    with contextlib.suppress(Exception):  # a torch that cleans up by itself, or has no such call
+        generator: Any = torch.cuda.default_generators[device.index or 0]
+        generator.graphsafe_set_state(generator.clone_state())
