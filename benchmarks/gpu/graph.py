@@ -215,18 +215,27 @@ def _kernels(run: Run, work: Callable[[], object], *, calls: int = 3, shown: int
 
 def _in_turns(run: Run, name: str, contest: Mapping[str, Contestant | Tuned], *, size: int) -> None:
     """Time contestants in turns, then look at each by itself."""
-    work = {each: contestant.run for each, contestant in contest.items()}
-    for each, call in work.items():
+    work: dict[str, Callable[[], object]] = {}
+    for each, contestant in contest.items():
         begin_s = time.perf_counter()
-        for _ in range(_WARM if run.is_gpu else 2):
-            call()
-        run.wait()
+        try:
+            for _ in range(_WARM if run.is_gpu else 2):
+                contestant.run()
+            run.wait()
+        except Exception as error:
+            run.say(f"{name}_{each}", failed=str(error), traceback=traceback.format_exc().splitlines()[-60:])
+            if isinstance(contestant, Contestant):
+                _pieces(run, f"{name}_{each}", contestant)
+            continue
+        work[each] = contestant.run
         print(name, each, f"warm after {time.perf_counter() - begin_s:.1f} s", flush=True)
     times: dict[str, list[float]] = {each: [] for each in work}
     for _ in range(_ROUNDS):
         for each, call in work.items():
             times[each].append(_wall_ms(run, call, calls=_CALLS if run.is_gpu else 1))
     for each, contestant in contest.items():
+        if each not in work:
+            continue
         wall_ms = sorted(times[each])[_ROUNDS // 2]
         facts: dict[str, Any] = {"wall_ms": round(wall_ms, 3), "samples_per_s": round(1e3 * size / wall_ms)}
         if "tuned" in times and each != "tuned":
@@ -238,8 +247,6 @@ def _in_turns(run: Run, name: str, contest: Mapping[str, Contestant | Tuned], *,
             facts["fed_ms"] = round(_wall_ms(run, contestant.run_fed, calls=_CALLS if run.is_gpu else 1), 3)
         facts |= _kernels(run, work[each])
         run.say(f"{name}_{each}", **facts, all_wall_ms=[round(one, 3) for one in times[each]])
-        if isinstance(contestant, Contestant) and contestant.step.graph and contestant.step.graph.reason:
-            _pieces(run, f"{name}_{each}", contestant)
 
 
 def _pieces(run: Run, name: str, contestant: Contestant) -> None:
