@@ -14,8 +14,8 @@ from tests.data.raw.test_frames import columns
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.data.inspect.inspect_file import inspect_file
-from ziggurat.errors import ConfigError, DataError, SchemaError
-from ziggurat.models import LogisticRegressionConfig
+from ziggurat.errors import ConfigError, DataError, SchemaError, ZigguratError
+from ziggurat.models import LogisticRegressionConfig, NextItemConfig
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import Run
@@ -135,3 +135,41 @@ def test_files_and_a_table_together_are_refused_and_tables_by_split_need_one_to_
     with pytest.raises(ConfigError, match="frames by split"):
         train_run(config, folder="other", data={"valid": table})
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ({"label": "bougth"}, 'label="bought"'),
+        ({"out": "kept.csv"}, 'choose another: out="runs/kept"'),
+        ({"out": "old"}, 'choose another folder: out="runs/another_name"'),
+        ({"data": "kept.csv"}, 'settings={"data.bad-rows": "quarantine"}'),
+        ({"settings": {"training.epocs": 3}}, "did you mean 'epochs'?"),
+    ],
+)
+def test_errors_name_arguments_of_python_and_no_flags(given: dict[str, Any], way: str) -> None:
+    table = pl.DataFrame(columns(300))
+    price = pl.when(pl.int_range(300) == 200).then(pl.lit("inf")).otherwise(pl.col("price").cast(pl.String))
+    table.select("user", "bought", price=price).write_csv("kept.csv")
+    Path("old").mkdir()
+    Path("old/metrics.jsonl").write_text("")
+    with pytest.raises(ZigguratError) as refused:
+        fit(**{"data": table, "label": "bought", **given, **QUIET})
+    assert any(way in each for each in refused.value.ways_out)
+    assert not any(each.startswith("--") for each in refused.value.ways_out)
+    assert "command line" not in refused.value.where
+
+
+def test_the_way_out_of_a_bad_row_and_of_a_log_of_events_works() -> None:
+    table = pl.DataFrame(columns(300))
+    price = pl.when(pl.int_range(300) == 200).then(float("inf")).otherwise(pl.col("price").cast(pl.Float64))
+    settings = {"data.bad-rows": "quarantine", "training.epochs": 1}
+    run = fit(table.with_columns(price=price), "bought", settings=settings, **QUIET)
+    assert run.config.training.epochs == 1
+    log = pl.DataFrame({"user": [n % 20 for n in range(200)], "item": [n % 7 for n in range(200)]})
+    log = log.with_columns(time=1_700_000_000 + pl.int_range(200))
+    with pytest.raises(ConfigError) as refused:
+        fit(log, progress=NoProgress())
+    assert refused.value.ways_out == ("fit(data, model=zg.NextItemConfig())",)
+    model = NextItemConfig(embedding_dim=8, num_layers=1)
+    assert fit(log, model=model, settings={"training.epochs": 1}, progress=NoProgress()).step > 0

@@ -238,7 +238,7 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     given += [f"--{name}" for name in ("model", "towers", "compression", "plan") if getattr(options, name, None)]
     if given:
         raise ConfigError(
-            expected="settings that all models have, where no recipe is named",
+            expected="settings that all models have, where the best of several is looked for",
             found=", ".join(given),
             where="command line",
             ways_out=("name a recipe: ziggurat train table_dlrm …", f"leave {given[0]} out"),

@@ -109,9 +109,9 @@ def read_catalogue(source: RawSource, *, schema: Schema) -> pl.DataFrame:
     columns = item_columns(schema)
     parts = []
     for chunk in source.frames():
-        for name in columns:
-            if not chunk.has_column(name):
-                raise missing_column(chunk.path, name, chunk.columns)
+        missing = [name for name in columns if not chunk.has_column(name)]
+        if missing:
+            raise missing_column(chunk.path, missing[0], chunk.columns, others=missing[1:])
         keyed = _keyed(chunk, schema=schema, columns=chunk.columns)
         absent = keyed[_KEY].is_null()
         if absent.any():

@@ -332,8 +332,7 @@ def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Prog
     names = ", ".join(candidate.name for candidate in candidates)
     most = min(max(candidate.config.training.epochs for candidate in candidates) * rows, BUDGET)
     return (
-        f"no recipe is named: {len(candidates)} models are tried ({names}), up to {most:,} samples each, in "
-        f"{_about(total_s)}; then {then}"
+        f"{len(candidates)} models are tried ({names}), up to {most:,} samples each, in {_about(total_s)}; then {then}"
     )
 
 
@@ -385,7 +384,7 @@ def _refuse_other_tables(schema: Schema) -> None:
                 "ziggurat train table_two_tower": 'a label whose outcomes are "positive_only"',
             }[command]
             raise ConfigError(
-                expected="a table of samples, whose models are known: no recipe is named",
+                expected="a table of samples, for models that are tried one after the other",
                 found=found,
                 where="the schema",
                 ways_out=(f"name the recipe: {command} …", "see the recipes: ziggurat recipes"),

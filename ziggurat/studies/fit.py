@@ -15,7 +15,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from ziggurat.config import override
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.frames import is_frame
-from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.errors import ConfigError, SchemaError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.models import MODEL_CONFIGS, ModelConfig
 from ziggurat.recipes.catalogue import fit_to_rows, table_run
@@ -37,6 +40,10 @@ from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress, show_progress
 
+_FLAG = r"--[a-z][\w.-]*"
+_SETTING = r"--[a-z][\w-]*\.[\w.-]*\w"
+_ARGUMENTS = ("label", "out")
+
 
 @check_arguments
 def fit(
@@ -48,6 +55,7 @@ def fit(
     schema: Schema | None = None,
     valid: Any = None,
     test: Any = None,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Run:
@@ -62,6 +70,7 @@ def fit(
         schema: what the columns mean; None guesses, as `inspect_file` does.
         valid: of the same kind as `data`; None: a share of its rows, the latest where there is a time.
         test: likewise.
+        settings: as those of `ziggurat train`, without the dashes: {"data.thousands": "comma", "training.epochs": 5}.
         progress: where to show progress; None: a bar, or lines, on standard error. `NoProgress()` shows nothing.
         hooks: take part in every training; see `training/hooks/hook.py`.
 
@@ -76,8 +85,34 @@ def fit(
         >>> run.scores({"user": ["ann", "bob"], "price": [3, 3]}).shape
         (2, 1)
     """
-    shown = show_progress() if progress is None else progress
-    own_hooks = check_hooks(hooks, where="fit, argument 'hooks'")
+    with _in_words_of_fit():
+        return _fit(
+            data,
+            label,
+            out=out,
+            model=model,
+            schema=schema,
+            valid=valid,
+            test=test,
+            settings={} if settings is None else {name: str(value) for name, value in settings.items()},
+            progress=show_progress() if progress is None else progress,
+            hooks=check_hooks(hooks, where="fit, argument 'hooks'"),
+        )
+
+
+def _fit(
+    data: Any,
+    label: str,
+    *,
+    out: str | Path | None,
+    model: ModelConfig | None,
+    schema: Schema | None,
+    valid: Any,
+    test: Any,
+    settings: Mapping[str, str],
+    progress: Progress,
+    hooks: tuple[Hook, ...],
+) -> Run:
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
     found = _inspected(data, label=label) if schema is None else None
@@ -93,7 +128,7 @@ def fit(
     run = RunFolder(Path(out) if out is not None else _next_folder(Path("runs")))
     run.refuse_old_run()
     run.refuse_unwritable()
-    shown.say(f"run: {run.path}")
+    progress.say(f"run: {run.path}")
     frames = frames_by_split(given) if is_frame(data) else None
     if frames is not None:
         keep_frames(frames, run=run)
@@ -105,14 +140,56 @@ def fit(
             files = {split: _names(each) for split, each in given.items()}
             split = dataclasses.replace(config.data.split, by=SplitBy.FILES) if len(given) > 1 else config.data.split
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, split=split, **files))
-        return fit_to_rows(override(config, _settings(found)))
+        return override(fit_to_rows(override(config, _settings(found) | dict(settings))), settings)
 
+    if model is None and table_schema.events is not None:
+        raise ConfigError(
+            expected="a model of events: none is chosen by itself",
+            found="a schema with [events]",
+            where="fit, argument 'model'",
+            ways_out="fit(data, model=zg.NextItemConfig())",
+        )
     if model is None:
         candidates = candidates_of(table_schema, change=with_data)
-        train_first_model(candidates, folder=run.path, progress=shown, hooks=own_hooks)
+        train_first_model(candidates, folder=run.path, progress=progress, hooks=hooks)
         return load_run(run.path)
-    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=shown, hooks=own_hooks)
+    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=progress, hooks=hooks)
     return load_run(run.path, models=() if type(model) in MODEL_CONFIGS else (type(model),))
+
+
+@contextmanager
+def _in_words_of_fit() -> Iterator[None]:
+    """Name the arguments of `fit` in errors that were written for a command line."""
+    try:
+        yield
+    except ZigguratError as error:
+        error.where = _in_python(error.where).replace("command line, setting", "fit, argument 'settings',")
+        error.ways_out = tuple(_in_python(way) for way in error.ways_out)
+        raise
+
+
+def _in_python(text: str) -> str:
+    """Turn flags into arguments of `fit`: `--label clicked` into `label="clicked"`; whole commands stay as they are.
+
+    Flags with a dot are settings: `--data.thousands comma` becomes `settings={"data.thousands": "comma"}`.
+    """
+    if "ziggurat " in text:
+        return text
+    text = re.sub(rf"\bleave ({_FLAG}(?: and {_FLAG})*) out\b", lambda found: found[0].replace("--", ""), text)
+    value = r"(?:'[^']*'|[^\s;,:()]+)"
+    settings = rf"{_SETTING}[ =]{value}(?: {_SETTING}[ =]{value})*"
+    text = re.sub(settings, _as_settings, text)
+    return re.sub(rf"--({'|'.join(_ARGUMENTS)})[ =]({value})", _as_argument, text)
+
+
+def _as_settings(found: re.Match[str]) -> str:
+    words = shlex.split(found[0].replace("=", " "))
+    pairs = ", ".join(f'"{name[2:]}": "{value}"' for name, value in zip(words[::2], words[1::2], strict=True))
+    return f"settings={{{pairs}}}"
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    return f'{found[1]}="{shlex.split(found[2])[0]}"'
 
 
 def _inspected(data: Any, *, label: str) -> Inspection:

@@ -74,7 +74,7 @@ class CUDAGraph:
     def _keep(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.data_ptr() not in self._before:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._before[storage.data_ptr()] = whole, whole.clone()
 
 

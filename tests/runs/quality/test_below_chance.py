@@ -14,6 +14,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.execute import RunResult, train_run
+from ziggurat.runs.quality.below_chance import BelowChance
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.evaluation.evaluate import Evaluation, unknown_text
 from ziggurat.training.metrics.suspicion import suspicious
@@ -117,6 +118,21 @@ def test_a_warning_below_chance_names_the_likely_reason(
     assert result.evaluations["test"].metrics["auc"] < 0.5
     (warning,) = warnings
     assert reason in warning
+
+
+def test_rows_that_chance_chose_are_not_sent_to_a_random_split(tmp_path: Path) -> None:
+    """Every user stands in one row, so that most of those of a random split are new."""
+    draw = np.random.default_rng(0)
+    frame = pl.DataFrame({"user": np.arange(400), "item": draw.integers(5, size=400)})
+    frame = frame.with_columns(clock=draw.random(400), click=draw.integers(2, size=400))
+    frame.write_parquet(tmp_path / "rows.parquet")
+    config = DataConfig(train=(str(tmp_path / "rows.parquet"),), split=SplitConfig(by=SplitBy.RANDOM))
+    prepared = zg.prepare(config, schema=SCHEMA, folder=tmp_path / "prepared")
+    evaluation = Evaluation(num_rows=40, metrics={"auc": 0.1}, curves={}, unknown={"user": 1.0})
+    asked = BelowChance(split="test", evaluation=evaluation, prepared=prepared, evaluate=lambda rows: {"auc": 0.5})
+    (line,) = asked.lines()
+    assert "train on more rows of each user" in line
+    assert "--data.split.by random" not in line
 
 
 def test_no_reason_leaves_the_questions_of_before() -> None:

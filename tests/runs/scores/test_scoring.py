@@ -197,16 +197,24 @@ def test_files_without_a_label_are_refused_in_the_terms_of_a_run(
 def test_files_without_a_feature_are_refused_in_the_terms_of_a_run(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    today().select("user_id", "item", "click", prices="price").write_csv("nofeature.csv")
+    today().select("user_id", "item", "click", "timestamp", prices="price").write_csv("nofeature.csv")
     for words in (["evaluate", "runs/a", "nofeature.csv"], ["predict", "runs/a", "nofeature.csv", "--out", "s.csv"]):
         assert main(words) == 2
         said = capsys.readouterr().err
         assert "expected: a column 'price', which the run was trained on" in said
-        for way_out in ("rename 'prices' in the file", "add the column", "train again without the feature"):
+        for way_out in ("rename 'prices' to 'price' in the file", "add the column", "train again without the feature"):
             assert way_out in said
         assert "in the schema" not in said
     with pytest.raises(SchemaError, match="train again without the feature"):
         load_run("runs/a").predict(today().drop("price"))
+    today().select("click", prices="price").write_csv("nofeatures.csv")
+    assert main(["predict", "runs/a", "nofeatures.csv", "--out", "s.csv"]) == 2
+    said = capsys.readouterr().err
+    assert "expected: columns 'user_id', 'item', 'price', which the run was trained on" in said
+    assert "1. rename 'prices' to 'price' in the file" in said
+    assert "train again without these features" in said
+    with pytest.raises(SchemaError, match="columns 'user_id', 'item', 'price', which the run"):
+        load_run("runs/a").predict(today().select("click"))
 
 
 def test_scores_never_replace_the_data(trained: Path, tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ SPLITS = tuple(Split)
 _NAMES = {"train": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
 
 
+AT_RANDOM = "at random"  # the first words of what is said of such a split
+
+
 class SplitBy(StrEnum):
     """Ways to assign rows; see the module's docstring.
 
@@ -214,7 +217,9 @@ class Splitter:
         by = self.config.by
         config = self.config
         if by is SplitBy.RANDOM:
-            return f"at random: valid {config.valid_fraction:.3g}, test {config.test_fraction:.3g}, seed {config.seed}"
+            return (
+                f"{AT_RANDOM}: valid {config.valid_fraction:.3g}, test {config.test_fraction:.3g}, seed {config.seed}"
+            )
         if by is SplitBy.COLUMN:
             return f"by column {self.column!r}"
         if by is SplitBy.FILES:

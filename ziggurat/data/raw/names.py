@@ -22,6 +22,9 @@ from ziggurat.errors import DataError, MissingFileError, SchemaError
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
+_FEATURES_OUT_OF_SCHEMA = "take these features out of the schema"
+_MOST_NAMED = 10
+_MOST_NEAREST = 3
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
 
@@ -39,9 +42,15 @@ def doubled(names: Iterable[str]) -> list[str]:
 
 
 def missing_column(
-    path: DataPath, name: str, known: Sequence[str], *, separator: str = "", asked: str = ""
+    path: DataPath,
+    name: str,
+    known: Sequence[str],
+    *,
+    separator: str = "",
+    asked: str = "",
+    others: Sequence[str] = (),
 ) -> SchemaError:
-    """The error for a column that a file has not, with the nearest names it has.
+    """Make the error for a column that a file has not, with the nearest names it has.
 
     Args:
         path: the file.
@@ -49,6 +58,7 @@ def missing_column(
         known: the columns that the file has.
         separator: what divides the fields of a text file; a first line that another one divides better is said.
         asked: what names the column: a flag ("--session") or a role of the schema ("group"); "" for a feature or label.
+        others: further columns that were asked for and are not there.
     """
     other = guess_separator(separator.join(known)) if separator else ""
     if other and other != separator:
@@ -73,12 +83,25 @@ def missing_column(
             where=f"{asked}, in {path}" if is_flag else f"[roles] {asked} of the schema, in {path}",
             ways_out=(*ways, other, "add the column to the file"),
         )
-    hint = (f"rename it, or set column = {near[0]!r} in the schema: that is the nearest name",) if near else ()
+    missing = tuple(dict.fromkeys((name, *others)))
+    free = [each for each in known if each not in missing]
+    hints = [
+        f"rename {near[0]!r} to {each!r}, or set column = {near[0]!r} in the schema: that is the nearest name"
+        for each in missing[:_MOST_NEAREST]
+        if (near := nearest_names(each, free))
+    ]
+    named = ", ".join(map(repr, missing[:_MOST_NAMED]))
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    are_many = len(missing) > 1
     return SchemaError(
-        expected=f"a column {name!r}",
+        expected=f"columns {named}{more}" if are_many else f"a column {named}",
         found=f"columns {listed}",
         where=str(path),
-        ways_out=(*hint, "add the column to the file", _OUT_OF_SCHEMA),
+        ways_out=(
+            *hints,
+            "add the columns to the file" if are_many else "add the column to the file",
+            _FEATURES_OUT_OF_SCHEMA if are_many else _OUT_OF_SCHEMA,
+        ),
     )
 
 
@@ -89,17 +112,20 @@ def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
         error: of `missing_column`, or another one.
         folder: of the run.
     """
-    if _OUT_OF_SCHEMA not in error.ways_out:
+    are_many = _FEATURES_OUT_OF_SCHEMA in error.ways_out
+    if not are_many and _OUT_OF_SCHEMA not in error.ways_out:
         return error
-    near = re.search(r"set column = '(.+)' in the schema", error.ways_out[0])
+    near = [found[1] for way in error.ways_out if (found := re.match(r"(rename '.+' to '.+'), or set column", way))]
+    what = "columns" if are_many else "column"
+    feature = "these features: take them" if are_many else "the feature: take it"
     return SchemaError(
         expected=f"{error.expected}, which the run was trained on",
         found=error.found,
         where=error.where,
         ways_out=(
-            *([f"rename {near[1]!r} in the file: that is the nearest name"] if near else []),
-            "add the column to the file; where its values are not known, leave them empty: they are missing then",
-            f"train again without the feature: take it out of a copy of the schema of {folder}, --out ANOTHER_FOLDER",
+            *(f"{each} in the file: that is the nearest name" for each in near),
+            f"add the {what} to the file; where values are not known, leave them empty: they are missing then",
+            f"train again without {feature} out of a copy of the schema of {folder}, --out ANOTHER_FOLDER",
         ),
     )
 

@@ -474,7 +474,7 @@ def _check_columns(
     if wanted is None:
         return known
     there = set(known)
-    for name in wanted:
-        if name not in there:
-            raise missing_column(path, name, known, separator=separator)
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise missing_column(path, missing[0], known, separator=separator, others=missing[1:])
     return tuple(dict.fromkeys(wanted))

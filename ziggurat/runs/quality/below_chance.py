@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ziggurat.data.encoded.dataset import EncodedDataset, MemoryDataset
 from ziggurat.data.encoded.records import label_column
 from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.data.preprocess.splits import AT_RANDOM
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.schema import Task
 from ziggurat.training.evaluation.evaluate import Evaluation, unknown_text
@@ -104,11 +105,19 @@ class BelowChance:
         if not many:
             return ""
         most = max(many, key=lambda name: many[name])
-        return (
-            f"{unknown_text(many)} (split: {self.prepared.summary.split}), and a model knows nothing of them; add "
-            f"columns that describe {most}, leave {most} out of the schema, or judge known ones with "
-            "--data.split.by random"
-        )
+        columns = f"add columns that describe {most}"
+        leave_out = f"leave {most} out of the schema"
+        if self._is_random:
+            # Most ids of these rows are new although chance alone chose them: they are in few rows each.
+            ways = f"train on more rows of each {most}, {columns}, or {leave_out}"
+        else:
+            ways = f"{columns}, {leave_out}, or judge known ones with --data.split.by random"
+        return f"{unknown_text(many)} (split: {self.prepared.summary.split}), and a model knows nothing of them; {ways}"
+
+    @property
+    def _is_random(self) -> bool:
+        """Whether chance alone chose the rows of the split."""
+        return self.prepared.summary.split.startswith(AT_RANDOM)
 
     def _order(self, here: pa.Table, before: pa.Table, label: LabelSpec) -> str:
         """Name a number that tells the order of rows, or say that the split has another share of positives."""
@@ -121,7 +130,7 @@ class BelowChance:
                     f"{name} lies outside the range of the training rows in {outside:.1%} of these: it tells the order "
                     f"of the rows, as a time or a counter does; leave {name} out of the schema"
                 )
-        if label.task is not Task.BINARY:
+        if label.task is not Task.BINARY or self._is_random:
             return ""
         shares = [_positives(rows[label_column(label.name)].to_numpy()) for rows in (here, before)]
         if min(shares) * _POSITIVES < max(shares):

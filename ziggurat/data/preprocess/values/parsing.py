@@ -153,6 +153,9 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
     parsed = ParsedChunk(global_rows=chunk.global_rows)
     id_columns = [column_of(feature) for feature in schema.features if feature.is_id]
     texts = canonical_strings(chunk.frame, [*id_columns, schema.group, schema.session])
+    missing = [name for name in map(column_of, schema.features) if not chunk.has_column(name)]
+    if missing:
+        raise missing_column(chunk.path, missing[0], chunk.columns, others=missing[1:])
     for feature in schema.features:
         cells = FeatureCells(feature, schema=schema, chunk=chunk, texts=texts, faults=faults)
         values = feature.parse(cells)
