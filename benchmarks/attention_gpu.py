@@ -8,6 +8,7 @@
 
     python -m benchmarks.attention_gpu [--check] [--tune] [--time] [--out FILE]     all three, if none is named
     python -m benchmarks.attention_gpu --tune --time --only biased                  biased BF16 shapes alone: a minute
+    python -m benchmarks.attention_gpu --tune --time --only wide                    heads of 128, and stacks of them
 
 Results are written after each case. Needs torch, Triton and numpy, nothing else of the package's.
 """
@@ -110,19 +111,19 @@ def candidates(part: AttentionPart, shape: Shape) -> list[AttentionLaunch]:
         if shape.is_biased:
             tiles += [(64, 64, 4, 2, 168), (64, 32, 4, 2, None), (64, 32, 4, 2, 128), (128, 64, 8, 2, 128)]
         else:
-            tiles += [(128, 64, 8, 3, None), (128, 128, 8, 2, None)]
+            tiles += [(128, 64, 8, 3, None), (128, 64, 8, 2, 128), (128, 128, 8, 2, None)]
     elif part is AttentionPart.QUERIES:
         tiles = [(64, 64, 8, 2, None), (64, 64, 4, 2, None)]
         if shape.is_biased:
             tiles += [(64, 64, 4, 2, 168), (64, 64, 8, 2, 128), (64, 32, 4, 2, 168), (64, 32, 4, 2, 128)]
         else:
-            tiles += [(128, 64, 8, 2, None), (128, 32, 8, 2, None)]
+            tiles += [(64, 64, 8, 2, 128), (128, 64, 8, 2, None), (128, 32, 8, 2, None)]
     elif part is AttentionPart.KEYS:
         tiles = [(32, 128, 8, 2, None), (64, 64, 8, 2, None)]
         if shape.is_biased:
             tiles += [(64, 64, 4, 2, None), (64, 64, 8, 2, 128), (32, 64, 4, 2, 168), (32, 64, 4, 2, 128)]
         else:
-            tiles += [(64, 128, 8, 2, None), (64, 64, 4, 2, None)]
+            tiles += [(64, 128, 8, 2, None), (64, 64, 8, 1, None), (64, 64, 4, 2, None)]
     else:
         tiles = [(64, 64, 8, 1, None), (64, 64, 8, 2, None), (64, 64, 8, 1, 128), (64, 64, 4, 1, None)]
         tiles += [(32, 32, 4, 2, 128), (32, 32, 4, 2, None)]
@@ -421,12 +422,14 @@ def compile_some(worker: int, workers: int, shapes: tuple[Shape, ...]) -> None:
     rounds = [(shape, launches) for shape in shapes for launches in rounds_of(shape)]
     for shape, launches in rounds[worker::workers]:
         problem = Problem(replace(shape, lengths=WITNESS))
-        for part, launch in launches.items():  # one that does not fit the chip does not hide the others
+        for part in [None, *launches]:  # all at once; one by one where one of them does not fit the chip
             try:
-                with launched_as(launches if part is AttentionPart.QUERIES else {part: launch}):
+                with launched_as(launches if part is None else {part: launches[part]}):
                     problem.both()
+                if part is None:
+                    break
             except Exception as error:
-                print(f"  worker {worker}: {part} {launch}: {type(error).__name__}", flush=True)
+                print(f"  worker {worker}: {part} {launches}: {type(error).__name__}", flush=True)
 
 
 def distinct(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
@@ -472,17 +475,17 @@ def tune(
                 best[shape.name][part] = min(times, key=lambda each: times[each])
             results.add("tune", f"{shape.name} / {part.value}", said)
         with launched_as(best[shape.name]):
-            results.add("tune", f"{shape.name} / kernels", kernel_times(problem))
+            results.add("tune", f"{shape.name} / kernels", kernel_times(problem.both))
     return best
 
 
-def kernel_times(problem: Problem) -> dict[str, float]:
-    """Milliseconds of each kernel of both passes."""
-    problem.both()
+def kernel_times(function: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of each kernel of a function."""
+    function()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         for _ in range(5):
-            problem.both()
+            function()
         torch.cuda.synchronize()
     spent = {each.key[:60]: each.self_device_time_total / 5e3 for each in profiled.key_averages()}
     return {name: round(each, 4) for name, each in sorted(spent.items(), key=lambda pair: -pair[1]) if each > 5e-4}
@@ -494,7 +497,7 @@ def kernel_times(problem: Problem) -> dict[str, float]:
 def time_all(
     results: Results,
     shapes: tuple[Shape, ...],
-    stacks: tuple[tuple[str, Callable[[], dict[str, Any]]], ...],
+    stacks: tuple[tuple[str, int, Callable[[], dict[str, Any]]], ...],
     best: dict[str, dict[AttentionPart, AttentionLaunch]],
 ) -> None:
     """Ours against flash of the same lengths, and stacks of layers."""
@@ -505,9 +508,11 @@ def time_all(
             results.add("time", shape.name, _contest(Problem(shape), launches))
         except Exception as error:
             results.add("time", shape.name, {"failed": f"{type(error).__name__}: {str(error)[:300]}"})
-    for name, function in stacks:
+    for name, width, function in stacks:
+        alike = next((each for each in SHAPES if each.name in best and each.dim == width), None)
         try:
-            results.add("time", name, function())
+            with launched_as({} if alike is None else best[alike.name]):
+                results.add("time", name, function())
         except Exception as error:
             results.add("time", name, {"failed": f"{type(error).__name__}: {str(error)[:300]}"})
 
@@ -586,7 +591,8 @@ def _stu_forward(*, is_compiled: bool = False) -> dict[str, Any]:
             return function(events)
 
     spent = milliseconds({"ours": graphed(run)}, rounds=5)["ours"]
-    return {"ms": round(spent, 3), "events": int(lengths.sum()), "goal ms": 9.3}
+    kernels = kernel_times(run)
+    return {"ms": round(spent, 3), "events": int(lengths.sum()), "goal ms": 9.3, "kernels": kernels}
 
 
 def _stu_step(*, is_compiled: bool = False) -> dict[str, Any]:
@@ -611,16 +617,29 @@ def _both(stack: SequenceStack, events: Tensor, function: Callable[[Tensor], Ten
         return torch.autograd.grad(out.float().square().sum(), weights)
 
     spent = milliseconds({"ours": graphed(run)}, rounds=5)["ours"]
-    return {"ms": round(spent, 3), "users/s": round(users / spent * 1e3, 1), "events": len(events)}
+    kernels = kernel_times(run)
+    return {
+        "ms": round(spent, 3),
+        "users/s": round(users / spent * 1e3, 1),
+        "events": len(events),
+        "kernels": kernels,
+    }
 
 
 STACKS = (
-    ("HSTU 2 x 50", _hstu_step),
-    ("five STU layers, forward", _stu_forward),
-    ("three STU layers", _stu_step),
-    ("five STU layers, forward, compiled", partial(_stu_forward, is_compiled=True)),
-    ("three STU layers, compiled", partial(_stu_step, is_compiled=True)),
+    # name, width of heads, padded, and the case
+    ("HSTU 2 x 50", 64, _hstu_step),
+    ("five STU layers, forward", 128, _stu_forward),
+    ("five STU layers, forward, compiled", 128, partial(_stu_forward, is_compiled=True)),
+    ("three STU layers", 128, _stu_step),
+    ("three STU layers, compiled", 128, partial(_stu_step, is_compiled=True)),
 )
+ONLY = {
+    # shapes whose launches are tuned, shapes that are timed, stacks
+    "all": (TUNED, SHAPES, STACKS),
+    "biased": (distinct(BIASED), BIASED, STACKS[:1]),
+    "wide": (SHAPES[2:3], SHAPES[2:3], STACKS[1:]),
+}
 
 
 def main() -> None:
@@ -629,16 +648,15 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--time", action="store_true")
-    parser.add_argument("--only", choices=("all", "biased"), default="all")
+    parser.add_argument("--only", choices=ONLY, default="all")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=Path("attention_gpu.json"))
     parser.add_argument("--compile", type=int, nargs=2)
     parser.add_argument("--check-some", type=int, nargs=2)
     chosen = parser.parse_args()
-    is_biased = chosen.only == "biased"
-    tuned = distinct(BIASED) if is_biased else TUNED
+    tuned, timed, stacks = ONLY[chosen.only]
     if chosen.check_some:
-        check_some(*chosen.check_some, is_biased=is_biased)
+        check_some(*chosen.check_some, is_biased=chosen.only == "biased")
         return
     if chosen.compile:
         compile_some(chosen.compile[0], chosen.compile[1], tuned)
@@ -652,7 +670,7 @@ def main() -> None:
         best = tune(results, tuned, workers=chosen.workers, only=chosen.only)
         print(f"-- tuned after {time.time() - begin:.0f} s", flush=True)
     if chosen.time or is_all:
-        time_all(results, BIASED if is_biased else SHAPES, STACKS[:1] if is_biased else STACKS, best)
+        time_all(results, timed, stacks, best)
         print(f"-- timed after {time.time() - begin:.0f} s", flush=True)
     if chosen.check or is_all:
         check(results, workers=chosen.workers, only=chosen.only)
