@@ -68,6 +68,7 @@ class Shape:
         form: of the weights.
         dtype: of q, k and v.
         targets: candidates at the end of each sequence.
+        precision: of products of FP32, as torch is set.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Shape:
     form: AttentionForm = AttentionForm.SILU
     dtype: torch.dtype = torch.bfloat16
     targets: int = 0
+    precision: str = "ieee"
 
 
 SHAPES = (
@@ -96,6 +98,14 @@ SHAPES = (
         dim=32,
         is_biased=True,
         dtype=torch.float32,
+    ),
+    Shape(
+        name="16 x 2048, 4 x 64, TF32",
+        lengths=(2048,) * 16,
+        heads=4,
+        dim=64,
+        dtype=torch.float32,
+        precision="tf32",
     ),
 )
 TUNED = (SHAPES[1], SHAPES[2], SHAPES[4])
@@ -292,11 +302,13 @@ _CHECKED = (
 
 
 _KINDS = (
-    (AttentionForm.SILU, torch.bfloat16, 64, True),
-    (AttentionForm.SILU, torch.float32, 32, True),
-    (AttentionForm.SOFTMAX, torch.bfloat16, 64, False),
-    (AttentionForm.SOFTMAX, torch.float16, 25, True),
-    (AttentionForm.RELU, torch.float16, 128, False),
+    # form, dtype, dim, biases, precision of products of FP32, and the largest error, as a share of the largest number
+    (AttentionForm.SILU, torch.bfloat16, 64, True, "ieee", 0.02),
+    (AttentionForm.SILU, torch.float32, 32, True, "ieee", 2e-5),
+    (AttentionForm.SILU, torch.float32, 64, True, "tf32", 4e-3),
+    (AttentionForm.SOFTMAX, torch.bfloat16, 64, False, "ieee", 0.02),
+    (AttentionForm.SOFTMAX, torch.float16, 25, True, "ieee", 0.02),
+    (AttentionForm.RELU, torch.float16, 128, False, "ieee", 0.02),
 )
 
 
@@ -319,16 +331,17 @@ def check(results: Results, *, workers: int, only: str) -> None:
 def check_some(worker: int, workers: int, *, is_biased: bool) -> None:
     """Say a share of the cases, a line of JSON each; those with biases alone, if so asked."""
     cases = [(checked, kind) for checked in _CHECKED for kind in _KINDS if kind[3] or not is_biased]
-    for index, ((name, *given), (form, dtype, dim, is_biased)) in enumerate(cases):
+    for index, ((name, *given), (form, dtype, dim, is_biased, precision, limit)) in enumerate(cases):
         if index % workers != worker:
             continue
-        case = f"{name}, {form.value}, {str(dtype)[6:]} {dim}{', biases' if is_biased else ''}"
+        torch.backends.cuda.matmul.fp32_precision = precision
+        said = "tf32" if precision == "tf32" else str(dtype)[6:]
+        case = f"{name}, {form.value}, {said} {dim}{', biases' if is_biased else ''}"
         try:
             worst, is_same = _errors(_checked_layout(*given), form, dtype, dim, is_biased)
         except Exception as error:  # one case that fails must not hide the others
             print(json.dumps({"case": case, "failed": f"{type(error).__name__}: {str(error)[:300]}"}), flush=True)
             continue
-        limit = 2e-5 if dtype is torch.float32 else 0.02
         verdict = "ok" if max(worst.values()) < limit and is_same else "WRONG"
         print(json.dumps({"case": case, "verdict": verdict, "same bits": is_same, **worst}), flush=True)
 
@@ -518,11 +531,13 @@ def time_all(
 
 
 def _alike(one: Shape, other: Shape) -> bool:
-    return (one.heads, one.dim, one.is_biased, one.dtype) == (other.heads, other.dim, other.is_biased, other.dtype)
+    kinds = [(each.heads, each.dim, each.is_biased, each.dtype, each.precision) for each in (one, other)]
+    return kinds[0] == kinds[1]
 
 
 def _contest(problem: Problem, launches: dict[AttentionPart, AttentionLaunch]) -> dict[str, Any]:
     shape = problem.shape
+    torch.backends.cuda.matmul.fp32_precision = shape.precision
     size = (len(shape.lengths), shape.lengths[0], shape.heads, shape.dim)
     dtype = torch.bfloat16 if shape.dtype is torch.float32 else shape.dtype
     padded = [
