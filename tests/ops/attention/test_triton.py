@@ -28,9 +28,10 @@ from ziggurat.ops.attention.triton import jagged_attention_triton
 
 seeds, dtype = range(int(sys.argv[1]), int(sys.argv[2])), getattr(torch, sys.argv[3])
 small = AttentionLaunch(rows=16, columns=16, warps=4, stages=1)  # short sequences have whole tiles, too
+wide = {AttentionPart.FORWARD: replace(small, rows=32), AttentionPart.KEYS: replace(small, columns=32)}
 tried = 0
-with launched_as(dict.fromkeys(AttentionPart, small)):
-    for seed in seeds:
+for seed in seeds:
+    with launched_as(dict.fromkeys(AttentionPart, small) | (wide if seed % 2 else {})):
         problem = random_problem(seed)
         if len(problem.qkv[1]) > 150 or problem.qkv[1].shape[1] > 2:
             continue

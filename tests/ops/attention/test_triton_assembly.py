@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.ops.lookup.assembly import compiled
-from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionPart, kind_of, launch_of
+from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionPart, kind_of, launch_of, launched_as
 from ziggurat.ops.attention.triton import ATTENTION_KERNELS
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 
@@ -115,6 +115,17 @@ def test_biases_are_read_where_they_are_added(part: AttentionPart, form: str) ->
     if form == "silu":  # softmax has a number of each row
         assert not re.search(r"cp\.async\.ca\.shared\.global \[[^]]*\], \[[^]]*\], 0x4", text)
     assert "atom." not in text
+
+
+@pytest.mark.parametrize("part", [AttentionPart.FORWARD, AttentionPart.QUERIES, AttentionPart.KEYS])
+def test_biases_are_exchanged_between_no_threads(part: AttentionPart) -> None:
+    launch = launch_of(part, kind_of(torch.bfloat16, width=64, is_biased=True, precision="ieee"))
+    with launched_as({part: launch}):
+        biased, plain = (built(part, is_biased=is_biased) for is_biased in (True, False))
+    exchanges = [each.asm["ttgir"].count("ttg.convert_layout") for each in (biased, plain)]
+    assert exchanges[0] <= exchanges[1]
+    barriers = [each.asm["ptx"].count("bar.sync") for each in (biased, plain)]
+    assert barriers[0] <= barriers[1]
 
 
 @pytest.mark.parametrize("part", list(AttentionPart))
