@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.ops.lookup.assembly import compiled
+from tests.ops.triton_runs import run_python
 from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionPart, kind_of, launch_of, launched_as
 from ziggurat.ops.attention.triton import ATTENTION_KERNELS
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
@@ -135,3 +136,60 @@ def test_fp32_is_multiplied_as_torch_is_set(part: AttentionPart, precision: str,
         "ptx"
     ]
     assert ("wgmma" in text or "mma.sync" in text) is (precision == "tf32")
+
+
+LAUNCHED = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+class Pretended:  # a driver whose kernels are compiled and not launched
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+compiled = []
+run = JITFunction.run
+
+
+def run_without_launch(self, *arguments, grid, warmup, **options):
+    compiled.append(self.fn.__name__)
+    return run(self, *arguments, grid=grid, warmup=True, **options)
+
+
+driver.set_active(Pretended())
+JITFunction.run = run_without_launch
+
+from ziggurat.features.jagged import offsets_of
+from ziggurat.ops.attention.launches import AttentionLaunch, AttentionPart, launched_as
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
+from ziggurat.ops.attention.triton import attention_triton_backward_op, attention_triton_op, triton_inputs
+
+lengths = torch.tensor([300, 1, 64])
+total = int(lengths.sum())
+q, k, v, grad = (torch.zeros(total, 2, 32, dtype=torch.bfloat16) for _ in range(4))
+times = torch.arange(total)
+bias = AttentionBias(w_pos=torch.zeros(599), w_time=torch.zeros(20), query_times=times, key_times=times)
+layout = JaggedLayout(offsets=offsets_of(lengths), num_targets=torch.tensor([3, 0, 9]), longest=300)
+inputs = triton_inputs(layout, bias, form=AttentionForm.SILU, scale=0.2, divisor=300.0)
+bounded = AttentionLaunch(rows=64, columns=64, warps=4, stages=2, registers=168)
+with launched_as(dict.fromkeys(AttentionPart, bounded)):
+    out, lse = attention_triton_op(q, k, v, *inputs)
+    attention_triton_backward_op(grad, out, lse, q, k, v, *inputs)
+kernels = {"bounds", "forward", "queries", "keys", "biases", "places"}
+assert set(compiled) == {f"{name}_kernel" for name in kernels}, compiled
+"""
+
+
+def test_all_kernels_are_compiled_by_the_call_that_launches_them() -> None:
+    done = run_python("-c", LAUNCHED, interpreted=False)
+    assert done.returncode == 0, done.stderr
