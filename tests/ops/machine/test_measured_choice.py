@@ -87,6 +87,18 @@ def test_what_does_not_run_is_left_out_and_named(tmp_path: Path) -> None:
     assert alone.name == "torch"
 
 
+def test_another_serves_only_where_it_gains_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for time_ms, expected in ((0.8, "torch"), (0.76, "triton"), (1.2, "torch")):
+        times = {"torch": 1.0, "triton": time_ms}
+        monkeypatch.setattr(measured_choice, "times_in_turns", lambda work, device, times=times: times)
+        work = {name: lambda: None for name in times}
+        options = {"shape": f"{time_ms}", "kernels": KERNELS, "device": CPU, "folder": tmp_path}
+        found = [fastest("sums", work, **options, least_gain=1.3) for _ in range(2)]
+        assert [each.name for each in found] == [expected, expected]
+        assert ("less than 1.3 times" in found[0].reason) is (time_ms == 0.8)
+        assert fastest("sums", work, **options).name == min(times, key=lambda name: times[name])
+
+
 def test_nothing_is_measured_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     with pretend_cuda() as device:

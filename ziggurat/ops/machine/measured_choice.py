@@ -73,6 +73,7 @@ def fastest(
     kernels: str,
     device: torch.device,
     folder: Path | None = None,
+    least_gain: float = 1.0,
 ) -> Answer:
     """Return the fastest of some implementations for a shape; measured when first asked for.
 
@@ -83,17 +84,20 @@ def fastest(
         kernels: the module whose source the answer is for.
         device: where.
         folder: where answers are kept; the cache folder's `kernels` unless given.
+        least_gain: the first serves unless another is so many times as fast.
     """
     asked = (what, shape, device)
     if asked in _answers and folder is None:
         return _answers[asked]
     lines = [what, shape, machine_line(device), source_hash(kernels)]
+    if least_gain > 1:
+        lines.append(f"{least_gain:g} times as fast")
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]
     path = (folder or cache_folder() / "kernels") / f"{what}-{fingerprint}.json"
     answer = _kept(path, contestants)
     if answer is None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return Answer(name=next(iter(contestants)), times_ms={}, reason="a CUDA graph is being captured")
-    answer = answer or _measured(path, contestants, shape=shape, device=device)
+    answer = answer or _measured(path, contestants, shape=shape, device=device, least_gain=least_gain)
     if folder is None:
         _answers[asked] = answer
     return answer
@@ -187,7 +191,12 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _measured(
-    path: Path, contestants: Mapping[str, Callable[[], object]], *, shape: str, device: torch.device
+    path: Path,
+    contestants: Mapping[str, Callable[[], object]],
+    *,
+    shape: str,
+    device: torch.device,
+    least_gain: float,
 ) -> Answer:
     first = next(iter(contestants))
     able, reasons = _those_that_run(contestants)
@@ -196,6 +205,9 @@ def _measured(
     times_ms = times_in_turns(able, device=device)
     name = min(times_ms, key=lambda each: times_ms[each])
     reason = f"fastest, measured just now ({shape})"
+    if first in able and name != first and times_ms[first] < least_gain * times_ms[name]:
+        reason = f"{name} is less than {least_gain:g} times as fast, measured just now ({shape})"
+        name = first
     if reasons:
         reason += f"; what does not run here: {reasons}"
     try:
