@@ -404,7 +404,7 @@ def updates(run: Run, mine: Tables, name: str, grad: Tensor, *, tiles: tuple[tup
         f"update_pieces_{name}",
         sort_ms=round(run.ms(mine.sorted_lookups), 4),
         long_runs_ms=round(run.ms(lambda: chunk_sums(sorted_runs, grad.view(-1), dim=dim)), 4),
-        launches=str(launches_on(run.device)),
+        launches_of_parts=str(launches_on(run.device)),
         **_profiled(run, mine.sorted_lookups, shown=20),
     )
     lengths: dict[str, Callable[[], object]] = {}

@@ -109,12 +109,16 @@ def test_sorted_lookups_are_cut_into_runs(architecture: int) -> None:
     kernels = kernels_of(UPDATE_KERNELS)
     for rows, sources, has_long in itertools.product(("*i32", "*i64"), ("*i32", "*i64"), (False, True)):
         none = "i32" if rows == "*i32" else "i64"
-        constants = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "steps": 21, "block": 512}
-        types = dict.fromkeys(("ends", "counts", "starts", "first_chunks", "pieces"), "*i32")
+        constants: dict[str, Any] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": 512}
+        types = dict.fromkeys(("ends", "counts", "lasts", "starts", "first_chunks", "pieces"), "*i32")
         types |= {"rows": rows, "rows_of_runs": rows, "order": "*i64", "sources": sources, "sorted_sources": sources}
         types |= {"num_lookups": "i32", "none": none}
-        for kernel in (kernels.count_kernel, kernels.cut_kernel):
-            compiled(kernel, types=types, constants=constants, architecture=architecture)
+        types |= {"slots": "*i64", "batch_size": "i32", "width": "i32", "first_source": "i32"}
+        counting = constants | {"steps": 7}
+        compiled(kernels.count_kernel, types=types, constants=counting, architecture=architecture)
+        for has_sources in (False, True):
+            own = constants | {"has_sources": has_sources, "align": 16}
+            compiled(kernels.cut_kernel, types=types, constants=own, architecture=architecture)
 
 
 @pytest.mark.parametrize("rounding", ["none", "stochastic"])

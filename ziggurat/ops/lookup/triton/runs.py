@@ -114,15 +114,26 @@ def sort_runs(
     numbers = max(first + size for first, size in zip(firsts, sizes, strict=True))
     rows = torch.empty(total, dtype=torch.int32 if none == _MOST_32 else torch.int64, device=device)
     wide = numbers // align > _MOST_32
-    sources = torch.empty(total, dtype=torch.int64 if wide else torch.int32, device=device)
+    dtype = torch.int64 if wide else torch.int32
+    alone = len(parts) == 1 and not parts[0].layout.jagged and total <= _MOST_32
+    sources = None if alone else torch.empty(total, dtype=dtype, device=device)
     begin = 0
     for part, layout, first in zip(parts, layouts, firsts, strict=True):
         size = _num_lookups(part.layout, part.lookups)
-        arrays = rows[begin : begin + size], sources[begin : begin + size], flag
-        _flatten(part, layout, arrays, numbers=(first, none, align))
+        own = None if sources is None else sources[begin : begin + size]
+        _flatten(part, layout, (rows[begin : begin + size], own, flag), numbers=(first, none, align))
         begin += size
     rows, order = torch.sort(rows, stable=True)
-    return _cut(rows, order, sources, none=none, align=align, firsts=firsts)
+    places = _Places(
+        sources=sources,
+        sorted_sources=torch.empty(total, dtype=dtype, device=device),
+        slots=layouts[0].slots,
+        batch_size=parts[0].lookups.batch_size,
+        width=parts[0].layout.width,
+        first=firsts[0],
+        align=align,
+    )
+    return _cut(rows, order, places, none=none, firsts=firsts)
 
 
 def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Tensor, "chunks D"] | None:
@@ -155,11 +166,11 @@ def _num_lookups(layout: LookupLayout, lookups: Lookups) -> int:
 def _flatten(
     part: Read,
     layout: DeviceLayout,
-    arrays: tuple[Tensor, Tensor, Tensor],
+    arrays: tuple[Tensor, Tensor | None, Tensor],
     *,
     numbers: tuple[int, int, int],
 ) -> None:
-    """Write row and source of each lookup of a part."""
+    """Write the row of each lookup of a part, and its source where that is asked for."""
     kernels = kernels_of(UPDATE_KERNELS)
     lookups = part.lookups
     size = part.lookups.batch_size
@@ -169,11 +180,23 @@ def _flatten(
     num_single = len(part.layout.single)
     if num_single and size:
         kernels.flatten_single_kernel[(-(-size // _BLOCK), num_single)](
-            layout.slots, lookups.single, rows, sources, flag, size, width, first, none, align=align, samples=_BLOCK
+            layout.slots,
+            lookups.single,
+            rows,
+            rows if sources is None else sources,
+            flag,
+            size,
+            width,
+            first,
+            none,
+            align=align,
+            samples=_BLOCK,
+            has_sources=sources is not None,
         )
     num_values = lookups.values.numel()
     num_offsets = lookups.offsets.numel()
     if part.layout.jagged and size and num_values:
+        assert sources is not None
         begin = num_single * size
         kernels.flatten_lists_kernel[(-(-num_values // _BLOCK),)](
             layout.slots,
@@ -196,20 +219,43 @@ def _flatten(
         )
 
 
-def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int, firsts: Sequence[int]) -> Runs:
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """What says where the gradient of each lookup begins.
+
+    Args:
+        sources: of lookups in their first order; None where all are of single fields of one part: then lookup n is of
+            field n / batch_size.
+        sorted_sources: to be written.
+        slots: of the first part.
+        batch_size: of the first part.
+        width: of its gradient.
+        first: where that begins.
+        align: what all sources are multiples of.
+    """
+
+    sources: Tensor | None
+    sorted_sources: Tensor
+    slots: Tensor
+    batch_size: int
+    width: int
+    first: int
+    align: int
+
+
+def _cut(rows: Tensor, order: Tensor, places: _Places, *, none: int, firsts: Sequence[int]) -> Runs:
     """Find the runs of sorted rows, and the chunks of the long ones."""
     kernels = kernels_of(UPDATE_KERNELS)
     num = len(rows)
     has_long = num > LONG_RUN
     blocks = -(-num // _BLOCK)
     sizes: dict[str, Any] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": _BLOCK}
-    sizes["steps"] = num.bit_length()
+    lasts = torch.empty(num, dtype=torch.int32, device=rows.device)
     counts = torch.empty(1 + has_long, blocks, dtype=torch.int32, device=rows.device)
-    kernels.count_kernel[(blocks,)](rows, counts, num, none, **sizes)
+    kernels.count_kernel[(blocks,)](rows, counts, lasts, num, none, steps=-(-num.bit_length() // 3), **sizes)
     ends = counts.cumsum(1, dtype=torch.int32)
     starts = torch.empty(num + 1, dtype=torch.int32, device=rows.device)
     rows_of_runs = torch.empty_like(rows)
-    in_order = torch.empty_like(sources)
     chunks = None
     if has_long:
         most_chunks = num // CHUNK + num // (LONG_RUN + 1) + 1
@@ -222,15 +268,30 @@ def _cut(rows: Tensor, order: Tensor, sources: Tensor, *, none: int, align: int,
     kernels.cut_kernel[(blocks,)](
         rows,
         order,
-        sources,
+        order if places.sources is None else places.sources,
+        places.slots,
         ends,
+        lasts,
         starts,
         rows_of_runs,
-        in_order,
+        places.sorted_sources,
         starts if chunks is None else chunks.first,
         starts if chunks is None else chunks.pieces,
         num,
         none,
+        places.batch_size,
+        places.width,
+        places.first,
+        has_sources=places.sources is not None,
+        align=places.align,
         **sizes,
     )
-    return Runs(rows_of_runs, in_order, starts, ends[0, -1:], chunks, align, firsts=tuple(firsts))
+    return Runs(
+        rows=rows_of_runs,
+        sources=places.sorted_sources,
+        starts=starts,
+        count=ends[0, -1:],
+        chunks=chunks,
+        align=places.align,
+        firsts=tuple(firsts),
+    )

@@ -24,9 +24,9 @@ from ziggurat.ops.bits_triton import bf16_of, numbers_of, upper_halves
 @triton.jit(do_not_specialize=["batch_size", "first_source"])
 def flatten_single_kernel(
     slots, single, rows, sources, flag, batch_size, width, first_source, none,
-    align: tl.constexpr, samples: tl.constexpr,
+    align: tl.constexpr, samples: tl.constexpr, has_sources: tl.constexpr,
 ):  # fmt: skip
-    """Lookups of one field with one row a sample; sources are counted in units of `align` numbers."""
+    """Lookups of one field with one row a sample; sources, if wanted, are counted in units of `align` numbers."""
     sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
     field = tl.program_id(1)
     slot = slots + field * 5
@@ -36,10 +36,11 @@ def flatten_single_kernel(
     if tl.max((good == 0).to(tl.int32), axis=0) > 0:
         tl.store(flag, 1)
     found = tl.where(good & (row > 0), tl.load(slot + 2) + row, none)
-    source = (first_source + sample * width + tl.load(slot + 4)) // align
     at = field.to(tl.int64) * batch_size + sample
     tl.store(rows + at, found.to(rows.dtype.element_ty), mask=inside)
-    tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
+    if has_sources:
+        source = (first_source + sample * width + tl.load(slot + 4)) // align
+        tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values", "first_source", "num_features"])
@@ -107,79 +108,94 @@ def bounded_kernel(
 
 
 @triton.jit
-def _runs_of_block(
-    rows, num_lookups, none, has_long: tl.constexpr, long_run: tl.constexpr, chunk: tl.constexpr, steps: tl.constexpr,
-    block: tl.constexpr,
-):  # fmt: skip
-    """Find which sorted lookups of a block begin a run, the last lookup of each long run, and its number of chunks.
-
-    A run is long if the lookup `long_run` further has the same row. Where it ends is found by binary search, by the
-    program in whose block it begins.
-    """
+def _begins_of_block(rows, num_lookups, none, block: tl.constexpr):
+    """Find which sorted lookups of a block are of a row, and which of them begin a run."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < num_lookups
     row = tl.load(rows + at, mask=inside, other=0).to(tl.int64)
     before = tl.load(rows + at - 1, mask=inside & (at > 0), other=-1).to(tl.int64)
     is_run = inside & (row != none)
-    begins = is_run & (row != before)
-    last = at
-    chunks = tl.zeros([block], dtype=tl.int32)
-    if has_long:
-        further = at + long_run
-        is_long = begins & (further < num_lookups)
-        is_long = is_long & (tl.load(rows + further, mask=is_long, other=-1).to(tl.int64) == row)
-        last = tl.where(is_long, further, at)
-        if tl.max(is_long.to(tl.int32), axis=0) > 0:
-            for step in tl.static_range(steps):
-                further = last + (1 << (steps - 1 - step))
-                there = is_long & (further < num_lookups)
-                same = tl.load(rows + further, mask=there, other=-1).to(tl.int64) == row
-                last = tl.where(there & same, further, last)
-        chunks = tl.where(is_long, (last - at) // chunk + 1, 0).to(tl.int32)
-    return at, inside, row, is_run, begins, last, chunks
+    return at, inside, row, is_run, is_run & (row != before)
+
+
+@triton.jit
+def _is_long(rows, at, row, begins, num_lookups, long_run: tl.constexpr):
+    """Find which runs are long: those whose row is still there `long_run` lookups further."""
+    there = begins & (at + long_run < num_lookups)
+    return there & (tl.load(rows + at + long_run, mask=there, other=-1).to(tl.int64) == row)
 
 
 @triton.jit(do_not_specialize=["num_lookups"])
 def count_kernel(
-    rows, counts, num_lookups, none,
+    rows, counts, lasts, num_lookups, none,
     has_long: tl.constexpr, long_run: tl.constexpr, chunk: tl.constexpr, steps: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Count the runs that begin in each block, and behind all of these counts the chunks of its long runs."""
-    _, _, _, _, begins, _, chunks = _runs_of_block(rows, num_lookups, none, has_long, long_run, chunk, steps, block)
+    """Count the runs that begin in each block, and behind all of these counts the chunks of its long runs.
+
+    `lasts` is written where a long run begins: its last lookup, which is found by a search that reads seven places at
+    a time, since each read waits for the one before.
+    """
+    at, _, row, _, begins = _begins_of_block(rows, num_lookups, none, block)
     tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), axis=0))
     if has_long:
+        chunks = tl.zeros([block], dtype=tl.int32)
+        is_long = _is_long(rows, at, row, begins, num_lookups, long_run)
+        if tl.max(is_long.to(tl.int32), axis=0) > 0:
+            last = at + long_run
+            for step in tl.static_range(steps):
+                stride: tl.constexpr = 8 ** (steps - 1 - step)
+                passed = tl.zeros([block], dtype=tl.int64)
+                for number in tl.static_range(1, 8):
+                    further = last + number * stride
+                    there = is_long & (further < num_lookups)
+                    same = tl.load(rows + further, mask=there, other=-1).to(tl.int64) == row
+                    passed += (there & same).to(tl.int64)
+                last += passed * stride
+            tl.store(lasts + at, last.to(tl.int32), mask=is_long)
+            chunks = tl.where(is_long, (last - at) // chunk + 1, 0).to(tl.int32)
         tl.store(counts + tl.num_programs(0) + tl.program_id(0), tl.sum(chunks, axis=0))
 
 
-@triton.jit(do_not_specialize=["num_lookups"])
+@triton.jit(do_not_specialize=["num_lookups", "batch_size", "first_source"])
 def cut_kernel(
-    rows, order, sources, ends, starts, rows_of_runs, sorted_sources, first_chunks, pieces, num_lookups, none,
-    has_long: tl.constexpr, long_run: tl.constexpr, chunk: tl.constexpr, steps: tl.constexpr, block: tl.constexpr,
+    rows, order, sources, slots, ends, lasts, starts, rows_of_runs, sorted_sources, first_chunks, pieces,
+    num_lookups, none, batch_size, width, first_source,
+    has_sources: tl.constexpr, align: tl.constexpr, has_long: tl.constexpr, long_run: tl.constexpr,
+    chunk: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Write where each run begins, one more entry for where the last one ends, its row, and the sources in this order.
 
-    `ends` are the counts of `count_kernel`, summed up to each block. A chunk is written as three numbers: its first
-    lookup, where it ends, and in the first of a run how many the run has. `first_chunks` is written for long runs.
+    Without `sources` lookup n is of field n / batch_size. `ends` are the counts of `count_kernel`, summed up to each
+    block. A chunk is written as three numbers: its first lookup, where it ends, and in the first of a run how many the
+    run has. `first_chunks` is written for long runs.
     """
-    at, inside, row, is_run, begins, last, chunks = _runs_of_block(
-        rows, num_lookups, none, has_long, long_run, chunk, steps, block
-    )
+    at, inside, row, is_run, begins = _begins_of_block(rows, num_lookups, none, block)
     number = tl.program_id(0)
     run = tl.load(ends + number - 1, mask=number > 0, other=0) + tl.cumsum(begins.to(tl.int32), axis=0) - 1
     tl.store(starts + run, at.to(starts.dtype.element_ty), mask=begins)
     tl.store(rows_of_runs + run, row.to(rows_of_runs.dtype.element_ty), mask=begins)
     following = tl.load(rows + at + 1, mask=is_run & (at + 1 < num_lookups), other=none).to(tl.int64)
     tl.store(starts + run + 1, (at + 1).to(starts.dtype.element_ty), mask=is_run & (following == none))
-    source = tl.load(sources + tl.load(order + at, mask=inside, other=0), mask=inside, other=0)
-    tl.store(sorted_sources + at, source, mask=inside)
+    place = tl.load(order + at, mask=inside, other=0)
+    if has_sources:
+        source = tl.load(sources + place, mask=inside, other=0)
+    else:
+        lookup = place.to(tl.int32)
+        field = lookup // batch_size
+        sample = (lookup - field * batch_size).to(tl.int64)
+        source = (first_source + sample * width + tl.load(slots + field * 5 + 4, mask=inside, other=0)) // align
+    tl.store(sorted_sources + at, source.to(sorted_sources.dtype.element_ty), mask=inside)
     if has_long:
-        most = tl.max(chunks, axis=0)
-        if most > 0:
+        is_long = _is_long(rows, at, row, begins, num_lookups, long_run)
+        if tl.max(is_long.to(tl.int32), axis=0) > 0:
+            last = tl.load(lasts + at, mask=is_long, other=0).to(tl.int64)
+            chunks = tl.where(is_long, (last - at) // chunk + 1, 0).to(tl.int32)
+            most = tl.max(chunks, axis=0)
             blocks = tl.num_programs(0)
             first = tl.load(ends + blocks + number - 1, mask=number > 0, other=0)
             first += tl.cumsum(chunks, axis=0) - chunks
-            tl.store(first_chunks + run, first, mask=chunks > 0)
-            tl.store(pieces + 3 * first.to(tl.int64) + 2, chunks, mask=chunks > 0)
+            tl.store(first_chunks + run, first, mask=is_long)
+            tl.store(pieces + 3 * first.to(tl.int64) + 2, chunks, mask=is_long)
             for further in range(0, most):
                 piece = pieces + 3 * (first + further).to(tl.int64)
                 begin = at + further * chunk
@@ -291,7 +307,9 @@ def _sums_of_runs(
 ):  # fmt: skip
     """Sums of `tile` runs, each summed in the order of the batch; sums of long runs are there already."""
     is_long = there & (end - begin > long_run)
-    stop = tl.where(is_long, begin, end)
+    stop = end
+    if has_long:
+        stop = tl.where(is_long, begin, end)
     g = tl.zeros([tile, padded_dim], dtype=tl.float32)
     for first in range(0, tl.max(stop - begin, axis=0), unroll):
         for number in tl.static_range(unroll):
