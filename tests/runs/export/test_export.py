@@ -329,6 +329,11 @@ def test_own_items_are_the_catalogue(shop: Shop, tmp_path: Path, monkeypatch: py
     assert {item.id for item in rec.recommend({"user_id": 3}, k=9).items} == {"i1", "new"}
     assert rec.item("new")["colour"] == "blue"
     assert rec.users() == []
+    few = dataclasses.replace(QUICK, items=own, users=False, keep=("price",))
+    zg.export_run(shop.two_tower, out=tmp_path / "few", config=few)
+    assert set(zg.Recommender.load(tmp_path / "few").item("new")) == {"item", "tags", "price"}, "no colour"
+    with pytest.raises(ConfigError, match="one of the names retrieval, price"):
+        zg.export_run(shop.two_tower, out=tmp_path / "not", config=dataclasses.replace(few, value="retrieval * colour"))
     with pytest.raises(ConfigError, match="size"):
         zg.export_run(shop.two_tower, out=tmp_path / "other", config=dataclasses.replace(config, keep=("size",)))
 

@@ -17,11 +17,12 @@ import pytest
 
 from tests.serving.server.fake import FakeAnswerer
 from ziggurat.errors import DataError, MissingDependencyError
-from ziggurat.serving.answers import Column, RankRequest, RecommendRequest
+from ziggurat.serving.answers import Column, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.admin_socket import ADMIN as BY_ADMIN_SOCKET
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.guidance import Examples
+from ziggurat.serving.server.processes.worker import Loaded
 from ziggurat.serving.server.tracing import Tracing, check_export, export_traces
 
 USER = {"user": {"user_id": "u1"}}
@@ -237,6 +238,31 @@ def test_other_methods_and_paths_are_named(method: str) -> None:
     answer = talk(lambda http: http.request(method, "/recommendations"))
     assert answer.status_code == 404
     assert "/recommend" in answer.json()["error"]["expected"]
+
+
+class _RanksAlone(FakeAnswerer):
+    """An export of a ranker without a catalogue."""
+
+    def info(self) -> Info:
+        return dataclasses.replace(super().info(), can_recommend=False, item_id="", filters={}, num_items=0)
+
+
+def test_routes_that_an_export_does_not_answer_are_not_named() -> None:
+    stranger = get("/recommendations", answerer=_RanksAlone(), swap=swapped).json()["error"]
+    assert stranger["expected"].startswith("one of POST /rank, GET /livez")
+    assert "admin" not in stranger["expected"]
+    operator = post("/admin/items", {}, answerer=_RanksAlone(), swap=swapped, is_admin=True).json()["error"]
+    assert operator["expected"].startswith("one of POST /admin/swap, POST /rank, ")
+    assert "no catalogue whose items could change" in operator["ways_out"][1]
+
+
+def test_an_export_says_what_it_lacks_of_another_one() -> None:
+    whole = Loaded.of(FakeAnswerer().info())
+    ranks = Loaded.of(_RanksAlone().info())
+    assert ranks.lacks(whole) == ["/recommend", "/items", "filters by 'genres'"]
+    assert whole.lacks(ranks) == []
+    info = dataclasses.replace(FakeAnswerer().info(), labels=(), user_columns=(), item_columns=())
+    assert Loaded.of(info).lacks(whole) == ["scores for 'like'", "the user's 'user_id'", "the item's 'item_id'"]
 
 
 def test_a_key_is_asked_for() -> None:

@@ -93,7 +93,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="the catalogue, one row an item (default: the data)",
     )
     parser.add_argument(
-        "--keep", metavar="A,B", default="", help="further columns for the catalogue: for filters and the value model"
+        "--keep",
+        metavar="A,B",
+        default="",
+        help="further columns for the catalogue: for filters, people and the value model; with --items and without "
+        "--keep all of its columns",
     )
     parser.add_argument("--no-users", action="store_true", help="leave out what the data says of known users")
     parser.add_argument(

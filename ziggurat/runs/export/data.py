@@ -85,7 +85,7 @@ def make_catalogue(
     Args:
         data: of the run whose item ids count.
         schemas: of the models, the first one with items; columns of the item features of all are taken.
-        keep: further columns, for filters.
+        keep: further columns, for filters; of `items`, all are taken where none are named.
         items: files with one row an item, or none: what was last seen of each item in the data.
 
     Raises:
@@ -106,6 +106,8 @@ def make_catalogue(
                 where=", ".join(items),
                 ways_out=("add the column", "leave --items out: the catalogue is then made from the run's data"),
             )
+        if keep:  # what else the files say of items is nobody's business
+            frame = frame.select(list(dict.fromkeys((*columns, *keep))))
     else:
         if of_log and (absent := [name for name in more if name not in data.source().columns()]):
             raise ConfigError(

@@ -23,7 +23,8 @@ class ExportConfig:
             that retrieves the one task.
         value_likes: likes that formulas are tried on, at most; of more a sample is drawn.
         items: files with the catalogue, one row an item; none: what was last seen of each item in the run's data.
-        keep: further columns of the data for the catalogue: for filters, people, and the value model.
+        keep: further columns of the data for the catalogue: for filters, people, and the value model. Of `items`, none
+            named: all.
         users: whether columns and items of known users go into the export.
         num_candidates: items that the ranker scores.
         num_over_arch: items that the index gives the OverArch, where the retrieving run has one.

@@ -111,7 +111,7 @@ def check_asked(seen: RunsSeen, *, value: str, keep: Sequence[str], items: Seque
     if value not in ("", AUTO):
         described = [schema for schema in seen.schemas if schema.items is not None]
         of_items = [name for schema in described for name in item_columns(schema)]
-        kept = there if items else [*of_items, *keep]
+        kept = there if items and not keep else [*of_items, *keep]
         numbers = _numeric(source, schemas=seen.schemas, names=kept) if described else []
         ValueModel(value, names=dict.fromkeys((*seen.scores, *numbers)), where="--value")
 

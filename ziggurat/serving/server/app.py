@@ -73,6 +73,7 @@ Swap = Callable[[str, bool], Awaitable[str]]
 Send = Callable[[Any], Awaitable[None]]
 _READ = {"/recommend": read_recommend, "/rank": read_rank}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
+_OTHERS = ("/openapi.json", "/info", "/users", "/items/ID", "POST /items, /history, /explain", "GET /")
 _LARGE = 32 << 10  # bytes of a body that is parsed beside the event loop
 
 
@@ -130,8 +131,8 @@ class ServerApp:
             exception_handlers={
                 ZigguratError: _error_response,
                 ClientGone: _error_response,
-                404: _not_found,
-                405: _not_found,
+                404: self._not_found,
+                405: self._not_found,
             },
         )
 
@@ -266,6 +267,30 @@ class ServerApp:
     async def _describe(self, request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
 
+    def _routes(self, *, is_admin: bool) -> str:
+        """Return the routes of this server, as clients or its operator may ask for them."""
+        asked = {"POST /recommend": self.info.can_recommend, "POST /rank": self.info.can_rank}
+        shown = [*(name for name, is_there in asked.items() if is_there), "GET /livez, /readyz, /metrics", *_OTHERS]
+        if is_admin:
+            admin = {"POST /admin/swap": self._swap, "POST /admin/items": self._change}
+            shown = [*(name for name, function in admin.items() if function is not None), *shown]
+        return ", ".join(shown)
+
+    async def _not_found(self, request: Request, problem: Exception) -> Response:
+        status = getattr(problem, "status_code", 404)
+        ways = ["see /openapi.json"]
+        if request.url.path == "/admin/items" and self._swap is not None and not self.info.item_id:
+            ways.append("this export has no catalogue whose items could change: export a run whose schema has [items]")
+        error = refused(
+            status,
+            expected=f"one of {self._routes(is_admin=is_admin(request.scope))}",
+            found=f"{request.method} {request.url.path:.80}",
+            where="request line",
+            ways_out=tuple(ways),
+        )
+        headers = getattr(problem, "headers", None)  # Allow, with 405
+        return json_response(error_json(error, kind="RequestError"), status=status, headers=headers)
+
     async def _admin_swap(self, request: Request) -> Response:
         check_admin(request)
         path, accept_loss = read_swap(await read_body(request.scope, request.receive, config=self.config))
@@ -312,20 +337,6 @@ async def _error_response(request: Request, problem: Exception) -> Response:
     status, body = status_of(problem)
     close = {"connection": "close"} if status in (413, 415) else None
     return json_response(body, status=status, headers=close)
-
-
-async def _not_found(request: Request, problem: Exception) -> Response:
-    status = getattr(problem, "status_code", 404)
-    known = "POST /recommend, POST /rank, GET /livez, /readyz, /metrics, /openapi.json, /"
-    error = refused(
-        status,
-        expected=f"one of {known}",
-        found=f"{request.method} {request.url.path:.80}",
-        where="request line",
-        ways_out="see /openapi.json",
-    )
-    headers = getattr(problem, "headers", None)  # Allow, with 405
-    return json_response(error_json(error, kind="RequestError"), status=status, headers=headers)
 
 
 def _no_key() -> RefusedRequestError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import selectors
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,8 @@ from tests.serving.server.running import Running, running, wait_until, write_exp
 from ziggurat.errors import ConfigError
 from ziggurat.serving.server import serve
 from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.processes.stand_in import StandIn
+from ziggurat.serving.server.serve import bind
 
 
 class Later:
@@ -57,6 +61,25 @@ def test_who_comes_while_a_server_ends_is_told_so_at_once(tmp_path: Path) -> Non
         assert (server.get("/livez")[0], json.loads(server.get("/livez")[1])) == (200, {"live": True})
         assert taken.wait()[0] == 200, "what was taken in is answered"
         assert server.process.wait(timeout=20) == 0
+
+
+def test_what_came_while_all_processes_were_stopped_is_answered_by_who_holds_the_port() -> None:
+    with bind("127.0.0.1", 0) as listener, selectors.DefaultSelector() as selector:
+        stand_in = StandIn(listener=listener, selector=selector)
+        stand_in.turn(on=True)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        wait_until(lambda: selector.select(0))
+        stand_in.hear(listener)
+        clients[0].sendall(b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+        for connection in stand_in._until:
+            stand_in._until[connection] = 0.0  # the process was stopped for longer than it has patience
+        stand_in.turn(on=True)
+        for client in clients:  # the second one has asked for nothing yet, and learns at least why its connection ends
+            client.settimeout(5)
+            assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+            client.close()
+        stand_in.end()
+        assert not stand_in.is_busy
 
 
 def test_a_swap_that_loads_ends_with_the_server_and_says_so(tmp_path: Path) -> None:

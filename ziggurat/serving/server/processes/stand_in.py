@@ -71,7 +71,14 @@ class StandIn:
                 self._selector.unregister(self._listener)
         now = time.monotonic()
         for connection in [each for each, until in self._until.items() if until < now]:
-            self._close(connection)
+            if connection in self._answered:
+                self._close(connection)
+                continue
+            # The time may have passed while this process was stopped: what came meanwhile has not been read yet.
+            self._read(connection)
+            self._answer_whoever_is_left(connection)
+            if connection in self._until:
+                self._until[connection] = now + _PATIENCE_S
 
     def hear(self, ready: object) -> None:
         """Something can be read from one of the sockets."""
@@ -90,6 +97,7 @@ class StandIn:
                 if key.data is self:
                     self.hear(key.fileobj)
         for connection in list(self._until):
+            self._answer_whoever_is_left(connection)
             self._close(connection)
 
     def close_inherited(self) -> None:
@@ -107,14 +115,23 @@ class StandIn:
             self._until[connection] = time.monotonic() + _PATIENCE_S
             self._selector.register(connection, selectors.EVENT_READ, self)
 
+    def _answer_whoever_is_left(self, connection: socket.socket) -> None:
+        """Tell a client that has sent nothing in its time why its connection ends."""
+        if connection in self._until and connection not in self._answered:
+            with contextlib.suppress(OSError):
+                self._send(connection, _UNAVAILABLE)
+
+    def _send(self, connection: socket.socket, answer: bytes) -> None:
+        self._answered.add(connection)
+        connection.send(answer)
+        connection.shutdown(socket.SHUT_WR)
+
     def _read(self, connection: socket.socket) -> None:
         """Answer the first bytes of a client; then read until it closes, since a reset would take the answer away."""
         try:
             data = connection.recv(65536)
             if data and connection not in self._answered:
-                connection.send(_ALIVE if data.startswith(b"GET /livez ") else _UNAVAILABLE)
-                connection.shutdown(socket.SHUT_WR)
-                self._answered.add(connection)
+                self._send(connection, _ALIVE if data.startswith(b"GET /livez ") else _UNAVAILABLE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

@@ -58,6 +58,8 @@ class Loaded:
         labels: of its ranker.
         routes: that it answers.
         user_columns: that a request may have.
+        item_columns: that items of a request may have.
+        filters: attributes that filters may name.
         path: the route that `example` is for.
         example: a request that it answers.
     """
@@ -67,28 +69,35 @@ class Loaded:
     labels: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     user_columns: tuple[str, ...] = ()
+    item_columns: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
     path: str = "/recommend"
     example: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(info: Info) -> Loaded:
         """Return the facts of an export's description."""
-        routes = (*(["/recommend"] if info.can_recommend else []), *(["/rank"] if info.can_rank else []))
+        routes = {"/recommend": info.can_recommend, "/rank": info.can_rank, "/items": bool(info.item_id)}
         return Loaded(
             version=info.version,
             num_items=info.num_items,
             labels=info.labels,
-            routes=routes,
+            routes=tuple(route for route, is_there in routes.items() if is_there),
             user_columns=tuple(column.name for column in info.user_columns),
+            item_columns=tuple(column.name for column in info.item_columns),
+            filters=tuple(info.filters),
             path="/recommend" if info.can_recommend else "/rank",
             example=example_request(info) if info.can_recommend else example_ranking(info),
         )
 
     def lacks(self, other: Loaded) -> list[str]:
-        """Return what another export answers and this one does not: routes, and columns of users in requests."""
-        routes = [route for route in other.routes if route not in self.routes]
-        columns = [f"the user's {name!r:.80}" for name in other.user_columns if name not in self.user_columns]
-        return [*routes, *columns]
+        """Return what another export answers and this one does not: routes, scores, and names in requests."""
+        lost = [route for route in other.routes if route not in self.routes]
+        lost += [f"scores for {name!r:.80}" for name in other.labels if name not in self.labels]
+        lost += [f"the user's {name!r:.80}" for name in other.user_columns if name not in self.user_columns]
+        lost += [f"the item's {name!r:.80}" for name in other.item_columns if name not in self.item_columns]
+        lost += [f"filters by {name!r:.80}" for name in other.filters if name not in self.filters]
+        return lost
 
     @staticmethod
     def from_message(data: Any) -> Loaded:
