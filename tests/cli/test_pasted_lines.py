@@ -103,7 +103,7 @@ def test_what_an_interrupted_training_prints_goes_on(
         assert main(command) == 130
         assert "give the same command again" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr("ziggurat.training.trainer.Trainer._train", interrupt)
+        patch.setattr("ziggurat.training.trainer.Trainer._train_on", interrupt)
         assert main(command) == 130
     words = shlex.split(capsys.readouterr().err.splitlines()[-1].partition("to go on: ")[2])
     assert main(words[1:]) == 0

@@ -338,6 +338,8 @@ class Trainer:
                 lock = stack.enter_context(RunLock(self.folder.path))
                 self.team.on_first(lock.acquire)
             self._begin(resume=resume, is_new=is_new)
+            if self.position.window > self._window:
+                hooks = ()  # this window was trained before
             self.team.require_same_hooks(hooks)
             self.hooks = Hooks(hooks, trainer=self, is_first=self.team.is_first)
             self.stop_reason = ""
@@ -348,21 +350,27 @@ class Trainer:
                 self.state.ledger.truncate(self.position.step)
                 self.model.train()
                 yield
-                self.hooks.close()
-                self.state.ledger.close()
-            except BaseException:
-                with contextlib.suppress(Exception):  # what ended the training is what must be told
-                    self.progress.end()
-                with contextlib.suppress(Exception):
-                    self.hooks.close()
-                if self.state.ledger is not None:
-                    with contextlib.suppress(OSError):
-                        self.state.ledger.close()
+            except GeneratorExit:  # whoever iterates has enough: no failure
+                self._close()
                 raise
+            except BaseException:
+                for close in (self.progress.end, self._close):
+                    with contextlib.suppress(Exception):  # what ended the training is what must be told
+                        close()
+                raise
+            else:
+                self._close()
             finally:
                 self._is_open = False
                 self.state.ledger = None
                 self.hooks = Hooks((), trainer=self, is_first=self.team.is_first)
+
+    def _close(self) -> None:
+        try:
+            self.hooks.close()
+        finally:
+            if self.state.ledger is not None:
+                self.state.ledger.close()
 
     def _begin(self, *, resume: bool, is_new: bool) -> None:
         """Draw or load what training begins with, and stand where the position says."""
