@@ -2,6 +2,16 @@
 
 import sys
 
-from ziggurat.cli.main import main
 
-sys.exit(main())
+def run() -> int:
+    """Run the command line of this process; Ctrl-C while it is still imported ends it without a traceback."""
+    try:
+        from ziggurat.cli.main import main
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import signal
 from pathlib import Path
 
 import polars as pl
@@ -108,6 +110,30 @@ def test_what_an_interrupted_training_prints_goes_on(
     words = shlex.split(capsys.readouterr().err.splitlines()[-1].partition("to go on: ")[2])
     assert main(words[1:]) == 0
     assert list((tmp_path / "my run" / "checkpoints").iterdir())
+
+
+def test_ctrl_c_that_an_import_swallows_is_no_error_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def half_imported(*_: object, **__: object) -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        raise AttributeError("module 'sympy' has no attribute 'core'")
+
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("ziggurat.recipes.catalogue.recipe_named", half_imported)
+    assert main(["train", "movielens_dlrm"]) == 130
+    assert "interrupted; no step was trained: give the same command again" in capsys.readouterr().err
+    assert main(["prepare", "movielens_dlrm"]) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("a mistake of ours")
+
+    monkeypatch.setattr("ziggurat.recipes.catalogue.recipe_named", broken)
+    with pytest.raises(AttributeError, match="a mistake of ours"):
+        main(["train", "movielens_dlrm"])
 
 
 def test_vectors_are_not_written_as_parquet_under_the_name_of_a_text_file(

@@ -12,6 +12,7 @@ from ziggurat.cli.compare_verbs import COMPARE, SCALE
 from ziggurat.cli.data.data_verbs import DATA
 from ziggurat.cli.data.prepare_verb import PREPARE
 from ziggurat.cli.extensions import installed_verbs, load_extensions
+from ziggurat.cli.interrupts import Interrupts
 from ziggurat.cli.outputs import replacing_is_said
 from ziggurat.cli.parser import VerbParser
 from ziggurat.cli.planning.cluster_verbs import CLUSTER
@@ -74,6 +75,11 @@ def build_parser(verbs: Sequence[Verb] = OWN_VERBS) -> VerbParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status: 0 done, 1 a check failed, 2 an error, 130 interrupted."""
+    with Interrupts() as interrupts:
+        return _main(arguments, interrupts)
+
+
+def _main(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
     verbs = {verb.name: verb for verb in (*OWN_VERBS, *installed_verbs([verb.name for verb in OWN_VERBS]))}
     parser = build_parser(tuple(verbs.values()))
     known, settings = _split_settings(_with_home(sys.argv[1:] if arguments is None else arguments))
@@ -84,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             raise options.parser.unknown(unknown)
         load_extensions(options.extension)
-        return _run(verb, options, [*rest, *settings])
+        return _run(verb, options, [*rest, *settings], interrupts=interrupts)
     except ZigguratError as error:
         say(f"{type(error).__name__}\n{error}\n")
         if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
@@ -115,7 +121,7 @@ def _of_system(problem: OSError, arguments: Sequence[str] | None) -> FileError:
     )
 
 
-def _run(verb: Verb, options: argparse.Namespace, rest: list[str]) -> int:
+def _run(verb: Verb, options: argparse.Namespace, rest: list[str], *, interrupts: Interrupts) -> int:
     """Run a verb; an error in a role of a schema names the file too, which whoever reads the data does not know."""
     try:
         with replacing_is_said(options, rest):
@@ -124,10 +130,18 @@ def _run(verb: Verb, options: argparse.Namespace, rest: list[str]) -> int:
         if error.where.startswith("[roles]") and getattr(options, "schema", None):
             error.where = f"{options.schema}, {error.where}"
         raise
-    except KeyboardInterrupt:
-        if verb is not TRAIN:
+    except (ZigguratError, OSError):
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, Exception) and not interrupts.was_just_pressed:
             raise
-        say(f"\ninterrupted; {to_go_on(options)}\n")
+        if verb is not TRAIN:
+            raise KeyboardInterrupt from error
+        try:
+            ways = to_go_on(options)
+        except (AttributeError, ImportError):  # half imported, so nothing can have been trained
+            ways = "no step was trained: give the same command again"
+        say(f"\ninterrupted; {ways}\n")
         return 130
 
 
