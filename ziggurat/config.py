@@ -15,7 +15,6 @@ Unknown names, wrong types and impossible values are `ConfigError`s that name th
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import json
 import math
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.commands import pasted
-from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.errors import ConfigError, ZigguratError, nearest_names
 from ziggurat.specification import Specification
 from ziggurat.typed import Range, Reader, hints_of
 
@@ -251,7 +250,7 @@ def _type_name(hint: Any) -> str:
 
 
 def _unknown(path: str, name: str, names: list[str], where: str) -> ConfigError:
-    near = difflib.get_close_matches(name.replace("_", "-"), [n.replace("_", "-") for n in names], n=1)
+    near = nearest_names(name, [each.replace("_", "-") for each in names], most=1)
     ways = [f"did you mean {near[0]!r}?"] if near else []
     return ConfigError(
         expected="one of " + ", ".join(names),

@@ -23,7 +23,6 @@ are read.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import math
@@ -35,7 +34,7 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union
 
-from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.errors import ConfigError, ZigguratError, nearest_names
 from ziggurat.specification import Family, Specification
 
 T = TypeVar("T")
@@ -397,7 +396,7 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 def nearest(name: str, known: typing.Iterable[str], *, instead: str) -> tuple[str, ...]:
     """Say the ways out of a wrong name: the nearest known name, and `instead`."""
-    close = difflib.get_close_matches(name[:100].lower(), list(known)[:10_000], n=1, cutoff=0.5)
+    close = nearest_names(name, known, most=1, cutoff=0.5)
     return (f'did you mean "{close[0]}"?', instead) if close else (instead,)
 
 

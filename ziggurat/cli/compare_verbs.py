@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, settings_from, settings_given
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 
 if TYPE_CHECKING:
     from ziggurat.studies.compare_data import ComparedData
@@ -270,7 +269,7 @@ def _no_such_data(name: str, known: Sequence[str]) -> ConfigError:
         found=repr(name),
         where="command line",
         ways_out=[
-            *(f"did you mean {match!r}?" for match in difflib.get_close_matches(name, known, n=1)),
+            *(f"did you mean {match!r}?" for match in nearest_names(name, known, most=1)),
             "compare on data of yours: ziggurat compare table --data.train FILE --schema my.toml",
         ],
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files.streams import say
 
 _NUMBERS = {"int": "a whole number", "float": "a number"}
@@ -78,7 +77,7 @@ class VerbParser(argparse.ArgumentParser):
     def unknown(self, words: Sequence[str]) -> ConfigError:
         """The error for words that this verb does not take."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(words[0].partition("=")[0], flags, n=1)
+        near = nearest_names(words[0].partition("=")[0], flags, most=1)
         return self._error(f"arguments of `{self.prog}`", " ".join(words), *(f"did you mean {each}?" for each in near))
 
     def _explained(self, message: str) -> ConfigError:
@@ -86,7 +85,7 @@ class VerbParser(argparse.ArgumentParser):
             return self._error(f"{found[1]} after `{self.prog}`", "nothing in that place")
         if found := re.match(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
             choices = [name.strip(" '") for name in found[3].split(",")]
-            near = difflib.get_close_matches(found[2], choices, n=1)
+            near = nearest_names(found[2], choices, most=1)
             expected = f"one of {', '.join(choices)}" + ("" if found[1] in ("verb", "action") else f" after {found[1]}")
             return self._error(expected, repr(found[2]), *(f"did you mean {each!r}?" for each in near))
         if found := re.match(r"argument (\S+): invalid (\w+) value: (.*)", message):

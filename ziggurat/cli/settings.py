@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 from ziggurat.cli.parser import say_given_again
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override, settings
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files.streams import say
 
 SHORT: dict[str, tuple[tuple[str, ...], str]] = {
@@ -178,7 +177,7 @@ def refuse_unknown(changes: Iterable[str], *, known: Sequence[str], listed: str 
 
 def _short_flag(path: str) -> list[str]:
     """Return the short form that a name without a dot was meant to be, as it is typed."""
-    return [] if "." in path else difflib.get_close_matches(path, SHORT, n=1, cutoff=0.7)
+    return [] if "." in path else nearest_names(path, SHORT, most=1, cutoff=0.7)
 
 
 def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
@@ -188,9 +187,9 @@ def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
     by_last: dict[str, list[str]] = {}
     for each in known:
         by_last.setdefault(each.rpartition(".")[2], []).append(each)
-    alike = [each for match in difflib.get_close_matches(last, by_last, n=most, cutoff=0.7) for each in by_last[match]]
-    whole = difflib.get_close_matches(path, known, n=most, cutoff=0.7)
-    meant = [full for name in difflib.get_close_matches(last, SHORT, n=1, cutoff=0.7) for full in SHORT[name][0]]
+    alike = [each for match in nearest_names(last, by_last, most=most, cutoff=0.7) for each in by_last[match]]
+    whole = nearest_names(path, known, most=most, cutoff=0.7)
+    meant = [full for name in nearest_names(last, SHORT, most=1, cutoff=0.7) for full in SHORT[name][0]]
     first = whole[:1] if "." in path else []
     exact = meant if last in SHORT else []
     return list(dict.fromkeys([*exact, *first, *same, *alike, *meant, *whole]))[:most]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tempfile
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from ziggurat.embeddings.storage.cached import Cached
 from ziggurat.embeddings.storage.disk import DiskTables
 from ziggurat.embeddings.storage.host import HostTables
 from ziggurat.embeddings.storage.low_precision import LowPrecision
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_file import RowFile
@@ -297,7 +296,7 @@ class TablesConfig:
         for name, setting in named:
             if name in tables:
                 continue
-            near = difflib.get_close_matches(name, tables, n=3)
+            near = nearest_names(name, tables)
             shown = ", ".join(tables[:20]) + (f" and {len(tables) - 20} more" if len(tables) > 20 else "")
             raise ConfigError(
                 expected=f"names of embedding tables: {shown or 'there are none'}",

@@ -37,7 +37,6 @@ an unknown choice is an error that names the file, the block and the nearest val
 
 from __future__ import annotations
 
-import difflib
 import os
 import textwrap
 import typing
@@ -51,7 +50,7 @@ from tomlkit.items import AoT, Item
 
 from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
-from ziggurat.errors import DataError, SchemaError, ZigguratError
+from ziggurat.errors import DataError, SchemaError, ZigguratError, nearest_names
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items, Repeats
 from ziggurat.features.schema import (
@@ -246,7 +245,7 @@ def _read_feature(entry: dict[str, object], where: str) -> Feature:
     if "kind" not in entry:
         known = {field.name for feature in kinds.values() for field in fields(feature)}
         for name in entry:
-            if name not in known and difflib.get_close_matches(name.lower(), ["kind"], cutoff=0.5):
+            if name not in known and nearest_names(name, ["kind"], cutoff=0.5):
                 raise SchemaError(
                     expected=f"a key kind, one of {', '.join(kinds)}",
                     found=f"unknown key {name!r}",

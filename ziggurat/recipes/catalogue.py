@@ -11,7 +11,6 @@ touched rows). `protocols.py` says what that means, and why the two are never co
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -27,7 +26,7 @@ from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.features.schema import Encoding, Schema
 from ziggurat.models import (
     MODEL_CONFIGS,
@@ -431,7 +430,7 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
         # `dlrm` alone is the model of a recipe: of the user's own table first.
         near = [each for each in by_name if each.endswith(f"_{name.lower().replace('-', '_')}")]
         near.sort(key=lambda each: not each.startswith("table_"))
-        near = near[:3] or difflib.get_close_matches(name, by_name, n=3)
+        near = near[:3] or nearest_names(name, by_name)
         raise ConfigError(
             expected="a recipe" + (", such as " + ", ".join(near) if near else ""),
             found=repr(name),

@@ -11,12 +11,10 @@ data sets has a history.
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.models import (
     AttentionConfig,
     AutoIntConfig,
@@ -177,8 +175,7 @@ OTHERS = (
 
 def nearest_model(kind: str, known: Iterable[str]) -> list[str]:
     """The known kind that a wrong one most likely means, if any: `dcn_v2` for `dcnv2` and `DCN-v2`."""
-    plain = {re.sub(r"[^a-z0-9]", "", each.lower()): each for each in known}
-    return [plain[near] for near in difflib.get_close_matches(re.sub(r"[^a-z0-9]", "", kind.lower()), plain, n=1)]
+    return nearest_names(kind, known, most=1)
 
 
 def settings_named(kind: str, *, among: Sequence[ModelSettings]) -> ModelSettings:

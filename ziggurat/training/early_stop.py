@@ -13,12 +13,11 @@ label's name where there are several, `calibration`, which is best in the middle
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 
 from ziggurat.commands import pasted
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
@@ -96,7 +95,7 @@ def stop_metric(
         return config.metric
     known += mine
     near = [name for name in known if name.partition("/")[0] == config.metric]
-    near = near or difflib.get_close_matches(config.metric, known, n=2)
+    near = near or nearest_names(config.metric, known, most=2)
     tasks = ", ".join(f"{label.name!r} ({label.task.value})" for label in labels)
     raise ConfigError(
         expected="a metric of the evaluation with a direction: " + ", ".join(known),

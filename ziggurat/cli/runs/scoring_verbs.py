@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb
 from ziggurat.commands import pasted
 from ziggurat.config import override
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run
@@ -209,7 +208,7 @@ def _reading_as_told(run: Run, rest: list[str]) -> Run:
     changes = {path.replace("_", "-"): text for path, text in settings_given(rest).items()}
     for path in changes:
         if path not in known:
-            near = difflib.get_close_matches(path, known, n=1)
+            near = nearest_names(path, known, most=1)
             at_hand = ["for bad rows: --bad-rows quarantine"] if path == "data.bad-rows" else []
             raise ConfigError(
                 expected="a setting that says how files are read: " + ", ".join(f"--{each}" for each in known),

@@ -17,7 +17,6 @@ See `fetch.py` for the cache and its checks. Nothing is downloaded but by `fetch
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from ziggurat.data.datasets.movielens_events import events_schema
 from ziggurat.data.datasets.movielens_histories import fetch_histories, histories_schema
 from ziggurat.data.datasets.s3rec import beauty_schema, fetch_beauty
 from ziggurat.data.datasets.yambda import fetch_made, fetch_yambda, yambda_schema
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.features.schema import Schema
 
 DATASETS = (
@@ -97,7 +96,7 @@ def schema_for(name: str) -> Schema:
 
 
 def _unknown(name: str) -> ConfigError:
-    close = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
+    close = nearest_names(name, DATASETS, most=1, cutoff=0.4)
     ways = (f"did you mean {close[0]!r}?",) if close else ()
     return ConfigError(
         expected=f"one of {', '.join(DATASETS)}",

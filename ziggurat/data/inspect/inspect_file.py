@@ -51,11 +51,11 @@ from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.json_lines import JsonLinesFile
-from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names, partition_keys
+from ziggurat.data.raw.names import missing_column, name_of_separator, partition_keys
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
-from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.errors import ConfigError, DataError, SchemaError, nearest_names
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Schema,

@@ -6,7 +6,6 @@ is an error that names the nearest one there is, upper and lower case counting a
 
 from __future__ import annotations
 
-import difflib
 import glob
 import re
 import shlex
@@ -18,7 +17,7 @@ from urllib.parse import unquote
 
 from ziggurat.commands import pasted
 from ziggurat.data.raw.saved_datasets import saved_files
-from ziggurat.errors import DataError, MissingFileError, SchemaError
+from ziggurat.errors import DataError, MissingFileError, SchemaError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
@@ -27,13 +26,6 @@ _MOST_NAMED = 10
 _MOST_NEAREST = 3
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
-
-
-def nearest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Up to three known names that look like `name`, nearest first; upper and lower case count as alike."""
-    lowered = {item.lower(): item for item in reversed(known)}
-    close = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=0.6)
-    return tuple(lowered[item] for item in close)
 
 
 def doubled(names: Iterable[str]) -> list[str]:

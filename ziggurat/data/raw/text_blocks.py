@@ -21,12 +21,11 @@ from __future__ import annotations
 import sys
 import zlib
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import BinaryIO
 
 from ziggurat.commands import pasted
 from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark, WrittenNumbers
-from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
+from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -85,7 +84,7 @@ class TextOptions:
                     ways_out=(
                         *(
                             f"did you mean {near}?"
-                            for near in get_close_matches(value, SEPARATOR_NAMES, n=1, cutoff=0.4)
+                            for near in nearest_names(value, SEPARATOR_NAMES, most=1, cutoff=0.4)
                         ),
                         "rewrite the file with a single-character separator, or as Parquet",
                     ),

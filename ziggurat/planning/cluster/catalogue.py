@@ -9,7 +9,6 @@ it against published step times.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files import check_version, read_toml
 from ziggurat.ops.machine.memory import host_memory
 from ziggurat.planning.cluster.cluster import Cluster, Device, Host, Launch, Link, Origin, Port, Source, expect
@@ -237,7 +236,7 @@ def named_cluster(name: str) -> Cluster:
     if kind == "local":
         return local_cluster(number or os.cpu_count() or 1)
     if kind not in KINDS or number < 1:
-        near = difflib.get_close_matches(name, [f"{known}x64" for known in KINDS] + ["local"], n=1)
+        near = nearest_names(name, [f"{known}x64" for known in KINDS] + ["local"], most=1)
         raise ConfigError(
             expected="a cluster: " + ", ".join(f"{known}xN" for known in KINDS) + ", local, or a file cluster.toml",
             found=repr(name),

@@ -19,7 +19,6 @@ Rates are of one direction. A data sheet's "600 GB/s NVLink" counts both, and be
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from ziggurat.config import to_json
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files import write_text
 from ziggurat.typed import Range, checked
 
@@ -234,7 +233,7 @@ class Cluster:
         names = [name for name, _ in _leaves(self)]
         for source in self.sources:
             if source.constant not in names:
-                near = difflib.get_close_matches(source.constant, names, n=1)
+                near = nearest_names(source.constant, names, most=1)
                 raise ConfigError(
                     expected="sources of constants of the cluster",
                     found=f"{source.constant!r}",

@@ -9,11 +9,11 @@ yes          year:1995..1999          year is 1997
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
+from ziggurat.errors import nearest_names
 from ziggurat.retrieval.filters.attribute_index import AttributeIndex
 from ziggurat.retrieval.filters.expression import And, Equals, Expression, Filter, Missing, Not, Or, terms_of, truth
 from ziggurat.retrieval.filters.literals import show_value
@@ -59,9 +59,8 @@ def notes_of(wanted: Filter, attributes: Mapping[str, AttributeIndex]) -> list[s
             attribute = attributes[term.attribute]
             known = [str(attribute.value(code)) for code in range(min(attribute.stored.num_values, left))]
             left -= len(known)
-            by_case = {value.lower(): value for value in reversed(known)}
-            near = difflib.get_close_matches(term.value.lower()[:100], by_case, n=1)
-            note += f"; the nearest is {quoted(by_case[near[0]])}" if near else ""
+            near = nearest_names(term.value, known, most=1)
+            note += f"; the nearest is {quoted(near[0])}" if near else ""
         notes.append(note)
     more = len(absent) - len(notes)
     return [*notes, f"no item has {more:,} further values of the filter"] if more else notes

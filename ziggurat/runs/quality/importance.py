@@ -36,8 +36,7 @@ import torch
 from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.raw.names import nearest_names
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, nearest_names
 from ziggurat.features.batch import Batch
 from ziggurat.features.batches.permutation import feature_names, permuted
 from ziggurat.files import Format

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from enum import StrEnum
 from math import prod
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, nearest_names
 from ziggurat.ops.machine.memory import host_memory, size_text
 from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
@@ -181,7 +180,7 @@ def _listed(names: Collection[str], others: Collection[str]) -> str:
     """Names, each with the nearest of `others`, so that a renamed tensor explains itself."""
     lines = []
     for name in list(names)[:_MAX_NAMES]:
-        nearest = get_close_matches(name, list(others), n=1)
+        nearest = nearest_names(name, others, most=1)
         lines.append(f"{name!r} (nearest: {nearest[0]!r})" if nearest else f"{name!r}")
     more = len(names) - _MAX_NAMES
     return ", ".join(lines) + (f" and {more} more" if more > 0 else "")
