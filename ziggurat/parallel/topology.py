@@ -348,7 +348,7 @@ def _lanes(topology: Topology) -> dict[tuple[Axis, Lane], RankGroup]:
 
 def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...], hosts: tuple[int, ...]) -> RankGroup:
     """Make every group (torch demands that all ranks make all of them, in order); return this rank's."""
-    mine = None
+    joined = []
     for ranks in groups:
         members = [order[place] for place in ranks]
         if members == list(range(dist.get_world_size())):
@@ -357,8 +357,8 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
             with communicating("meeting of ranks that hold towers together, or lie on one host"):
                 group = make_group(members) if len(members) > 1 else None
         if rank in ranks:
-            mine = RankGroup(tuple(ranks), list(ranks).index(rank), group)
-    assert mine is not None
+            joined.append(RankGroup(tuple(ranks), list(ranks).index(rank), group))
+    mine = joined[0]  # each rank is in one group along an axis
     if mine.process_group is None or len({hosts[place] for place in mine.ranks}) > 1:
         return mine
     if communication_device(mine.process_group).type != "cpu":
@@ -387,12 +387,12 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
     mine = topology.axes[axis]
     if mine.process_group is None:
         return mine
-    made: dist.ProcessGroup | None = None
+    joined = []
     with communicating(f"meeting of ranks, to {what}"):
         for places in _groups_along(topology, axis):
             group = make_group([topology.order[place] for place in places], backend=backend)
-            made = group if topology.rank in places else made
-        assert isinstance(made, dist.ProcessGroup)
+            joined += [] if group is None else [group]
+        made = joined[0]  # each rank is in one group along an axis
         mine = RankGroup(mine.ranks, mine.position, made)
         is_on_one_host = len({topology.host_of(rank) for rank in mine.ranks}) == 1
         if is_on_one_host and communication_device(made).type == "cpu":

@@ -155,7 +155,7 @@ class HopPacking:
             firsts = itertools.accumulate(rows_sent, initial=0)
             return [RowsForRank(wire, first, rows, self._own) for first, rows in zip(firsts, rows_sent, strict=False)]
 
-        return self._keep((what, tuple(rows_sent), device), make)
+        return self._keep((what, tuple(rows_sent), device), make, device=device)
 
     def _by_columns(self, what: str, wires: Sequence[Wire], num_rows: int, *, device: torch.device) -> WirePlaces:
         """Return the places of all rows, with the columns of each member in their places of the output."""
@@ -164,15 +164,15 @@ class HopPacking:
             pairs = zip(wires, self._wide, strict=True)
             return [RowsForRank(wire, 0, num_rows, columns) for wire, columns in pairs if columns is not None]
 
-        return self._keep((what, num_rows, device), make)
+        return self._keep((what, num_rows, device), make, device=device)
 
-    def _keep(self, key: tuple[object, ...], make: Callable[[], list[RowsForRank]]) -> WirePlaces:
+    def _keep(
+        self, key: tuple[object, ...], make: Callable[[], list[RowsForRank]], *, device: torch.device
+    ) -> WirePlaces:
         """Places of the batch sizes of late; a table is copied to the device once."""
         if key not in self._kept:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            device = key[-1]
-            assert isinstance(device, torch.device)
             self._kept[key] = places_of(make(), device=device)
         return self._kept[key]
 

@@ -145,10 +145,10 @@ class IdExchange:
         )
         return PendingIds(messages, pending)
 
-    def send(self, ids: PendingIds) -> None:
+    def send(self, ids: PendingIds) -> Pending:
         """Send the ids, unless they are sent already; collective."""
         if ids.pending is not None:
-            return
+            return ids.pending
         told = iter(ids.told.wait().tolist())
         exchanged = []
         own = []
@@ -157,7 +157,7 @@ class IdExchange:
             exchanged.append([next(told) for _ in range(num_exchanged)])
             own.append([next(told) for _ in range(num_own)])
         ids.num_rows = (exchanged, own)
-        ids.pending = all_to_all(
+        pending = all_to_all(
             torch.cat(ids.messages),
             sent=[message.numel() for message in ids.messages],
             received=[sum(lengths) for lengths in self._lengths(ids)],
@@ -165,7 +165,9 @@ class IdExchange:
             traffic=self._traffic,
             purpose="ids",
         )
+        ids.pending = pending
         ids.messages = []
+        return pending
 
     def drop(self, ids: PendingIds) -> None:
         """Receive what is under way, and forget it; collective."""
@@ -173,10 +175,9 @@ class IdExchange:
 
     def finish(self, ids: PendingIds) -> LocalIds:
         """Wait, and arrange the ids in peer order for the lookup; collective if they are not sent yet."""
-        self.send(ids)
-        assert ids.pending is not None
+        pending = self.send(ids)
         lengths = self._lengths(ids)
-        pieces = iter(ids.pending.wait().split([number for pair in lengths for number in pair]))
+        pieces = iter(pending.wait().split([number for pair in lengths for number in pair]))
         letters = [(next(pieces), next(pieces)) for _ in lengths]
         batches: list[Batch] = []
         for index, lookup in enumerate((self._mine.exchanged, self._mine.own)):

@@ -181,24 +181,26 @@ class SequenceExchange:
         )
         return PendingRows(torch.cat(pieces), sent, told)
 
-    def send_rows(self, pending: PendingRows) -> None:
+    def send_rows(self, pending: PendingRows) -> Pending:
         """Ask for the rows, unless that is done; collective."""
-        if pending.rows is None:
-            pending.received = pending.told.wait().tolist()
-            pending.rows = all_to_all(
-                pending.message,
-                sent=pending.sent,
-                received=pending.received,
-                group=self._lane,
-                traffic=self._traffic,
-                purpose="sequence ids",
-            )
+        if pending.rows is not None:
+            return pending.rows
+        pending.received = pending.told.wait().tolist()
+        rows = all_to_all(
+            pending.message,
+            sent=pending.sent,
+            received=pending.received,
+            group=self._lane,
+            traffic=self._traffic,
+            purpose="sequence ids",
+        )
+        pending.rows = rows
+        return rows
 
     def finish_rows(self, pending: PendingRows) -> Route:
         """The rows that the others ask this rank for; collective."""
-        self.send_rows(pending)
-        assert pending.rows is not None
-        return Route(pending.rows.wait().to(torch.int64), pending.sent, pending.received)
+        rows = self.send_rows(pending)
+        return Route(rows.wait().to(torch.int64), pending.sent, pending.received)
 
     def move(self, values: Tensor, *, sent: list[int], received: list[int], width: int, backward: bool) -> Tensor:
         """One exchange of vectors of `width` numbers; flat."""
