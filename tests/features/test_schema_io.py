@@ -254,3 +254,13 @@ def test_a_schema_of_many_columns_takes_seconds():
     schema = Schema(features=features, tables=tuple(Table(name=f"c{index}") for index in range(20_000)))
     assert [schema.table(f"c{index}").name for index in range(20_000)][-1] == "c19999"
     assert time.process_time() - begin < 5.0  # was 30 s and more: every name was compared with every other
+
+
+def test_settings_that_a_schema_does_not_have_are_refused_with_a_way_to_have_them():
+    plain = schema_from_toml('[[feature]]\nname = "user"\nkind = "categorical"\n', "my.toml")
+    with pytest.raises(SchemaError, match=r"no \[events\]"):
+        _ = plain.event_settings
+    with pytest.raises(SchemaError, match=r"no \[items\]"):
+        _ = plain.item_settings
+    described = replace(plain, items=Items(id="user", features=("user",)))
+    assert described.item_settings.id == "user"

@@ -148,6 +148,38 @@ class Schema:
         return Table(name=name) if feature is None or feature.table_name != name else feature.default_table()
 
     @property
+    def event_settings(self) -> Events:
+        """The settings of events, of a schema whose rows are events.
+
+        Raises:
+            SchemaError: they are samples.
+        """
+        if self.events is None:
+            raise SchemaError(
+                expected="a schema whose rows are events",
+                found="no [events]",
+                where="schema",
+                ways_out="add [events] to the schema: docs/guides/long-histories.md shows one",
+            )
+        return self.events
+
+    @property
+    def item_settings(self) -> Items:
+        """The settings of items, of a schema that says which features describe them; one with events does.
+
+        Raises:
+            SchemaError: it does not.
+        """
+        if self.items is None:
+            raise SchemaError(
+                expected="a schema that says which features describe the item",
+                found="no [items]",
+                where="schema",
+                ways_out="add [items] to the schema, with id and features",
+            )
+        return self.items
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Every column of the raw data that the schema reads, without doubles."""
         roles = [self.weight, self.group, self.session, self.time]

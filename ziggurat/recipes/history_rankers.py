@@ -37,13 +37,11 @@ def history_of(schema: Schema) -> HistoryInput:
     Args:
         schema: of the events, with [events], [items] and labels.
     """
-    assert schema.events is not None, "asked by who has events"
-    assert schema.items is not None, "checked by the schema"
-    others = [name for name in schema.items.features if name != schema.items.id]
+    others = [name for name in schema.item_settings.features if name != schema.item_settings.id]
     return HistoryInput(
         lists=(HISTORY, *(of_history(name) for name in others)),
-        targets=(schema.items.id, *others),
-        actions=tuple(of_history(name) for name in schema.events.actions),
+        targets=(schema.item_settings.id, *others),
+        actions=tuple(of_history(name) for name in schema.event_settings.actions),
         times=HISTORY_TIMES,
         asked_at=ASKED_AT,
     )

@@ -77,10 +77,8 @@ def candidate_schema(schema: Schema) -> Schema:
     Args:
         schema: of the events, with labels.
     """
-    events = schema.events
-    items = schema.items
-    assert events is not None, "asked by who has events"
-    assert items is not None, "checked by the schema"
+    events = schema.event_settings
+    items = schema.item_settings
     length = events.max_length
     single = [schema.feature(name) for name in (*items.features, *events.context)]
     listed = [schema.feature(name) for name in (*items.features, *events.actions) if name != items.id]
@@ -147,7 +145,6 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
         DataError: no event has labels.
         ConfigError: too few distinct times or windows.
     """
-    assert schema.events is not None, "asked by who has events"
     places = np.flatnonzero(log.has_all(label_columns(schema)))
     if not len(places):
         raise DataError(
@@ -157,9 +154,9 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
             ways_out=("fill the columns of the labels", "take the labels out, and train a next-item model"),
         )
     times = log.times[places]
-    most = schema.events.candidates
+    most = schema.event_settings.candidates
     if split.by is SplitBy.WINDOWS:
-        return _by_windows(log, places, window=schema.events.window, most=most)
+        return _by_windows(log, places, window=schema.event_settings.window, most=most)
     if split.by is SplitBy.LEAVE_ONE_OUT:
         parts = _from_the_end(log.users[places])
         text = "leave one out: the last candidate of each user is the test"
@@ -211,12 +208,11 @@ def history_pools(log: EventLog, schema: Schema, *, happened: np.ndarray | None 
         schema: with events.
         happened: (N,) events that may be in a history; None: all.
     """
-    assert schema.events is not None, "asked by who has events"
     every = np.arange(len(log.users)) if happened is None else np.flatnonzero(happened)
-    if not schema.events.pools:
+    if not schema.event_settings.pools:
         return [every]
-    column = EventColumn(log.columns[schema.events.pool_by])
-    found = [column.places_of(value) for value in schema.events.pools]
+    column = EventColumn(log.columns[schema.event_settings.pool_by])
+    found = [column.places_of(value) for value in schema.event_settings.pools]
     return found if happened is None else [places[happened[places]] for places in found]
 
 
@@ -228,12 +224,10 @@ def candidate_arrow_schema(schema: Schema, log: EventLog, *, labels: Sequence[st
         log: with the carried columns.
         labels: those that the samples have.
     """
-    assert schema.items is not None, "checked by the schema"
-    assert schema.events is not None, "asked by who has events"
     text = pa.dictionary(pa.int32(), pa.large_string())
     times = pa.large_list(pa.int64())
-    events = schema.events
-    items = schema.items
+    events = schema.event_settings
+    items = schema.item_settings
     fields = [(name, text) for name in (schema.group, *items.features, *events.context)]
     fields += [(HISTORY, pa.large_list(text))]
     others = [name for name in (*items.features, *events.actions) if name != items.id]
@@ -261,13 +255,11 @@ def candidate_tables(
         happened: (N,) events that may be in a history; None: all.
         at_once: events of lists of a table; more only where one sample has more.
     """
-    assert schema.events is not None, "asked by who has events"
-    assert schema.items is not None, "checked by the schema"
     arrow = candidate_arrow_schema(schema, log, labels=labels)
     columns = {name: EventColumn(series) for name, series in log.columns.items()}
     users = pa.array(log.user_ids.to_list(), pa.large_string())
     pools = history_pools(log, schema, happened=happened)
-    begins, ends = _pool_bounds(pools, asked, share=schema.events.max_length // len(pools))
+    begins, ends = _pool_bounds(pools, asked, share=schema.event_settings.max_length // len(pools))
     sizes = np.cumsum((ends - begins).sum(axis=0)[asked.questions])
     first = 0
     total = len(asked.candidates)
@@ -284,15 +276,15 @@ def candidate_tables(
         asked_from = asked.begins[numbers]
         found: dict[str, pa.Array] = {
             schema.group: pa.DictionaryArray.from_arrays(pa.array(log.users[candidates].astype(np.int32)), users),
-            HISTORY: pa.LargeListArray.from_arrays(offsets, columns[schema.items.id].at(events)),
+            HISTORY: pa.LargeListArray.from_arrays(offsets, columns[schema.item_settings.id].at(events)),
             HISTORY_TIMES: pa.LargeListArray.from_arrays(offsets, pa.array(log.times[events])),
             ASKED_AT: pa.LargeListArray.from_arrays(np.arange(last - first + 1), pa.array(log.times[asked_from])),
             QUESTION: pa.array(numbers),
         }
-        found |= {name: columns[name].at(candidates) for name in schema.items.features}
-        found |= {name: columns[name].at(asked_from) for name in schema.events.context}
-        for name in (*schema.items.features, *schema.events.actions):
-            if name != schema.items.id:
+        found |= {name: columns[name].at(candidates) for name in schema.item_settings.features}
+        found |= {name: columns[name].at(asked_from) for name in schema.event_settings.context}
+        for name in (*schema.item_settings.features, *schema.event_settings.actions):
+            if name != schema.item_settings.id:
                 found[of_history(name)] = pa.LargeListArray.from_arrays(offsets, columns[name].at(events))
         found |= {name: log.carried[name].gather(candidates).to_arrow() for name in labels}
         yield pa.Table.from_arrays([found[name] for name in arrow.names], schema=arrow)
@@ -323,12 +315,11 @@ def _joined(pools: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -
 
 def candidate_warnings(log: EventLog, parts: Iterable[Asked], schema: Schema, *, by: SplitBy) -> Iterator[str]:
     """Yield warnings of what was met: events without labels, or in no pool; a window that nothing uses."""
-    assert schema.events is not None, "asked by who has events"
     asked = sum(len(part.candidates) for part in parts)
     if rest := len(log.users) - asked:
         yield f"{rest:,} of {len(log.users):,} events have no labels: they are in histories alone"
-    if schema.events.pools:
+    if schema.event_settings.pools:
         inside = sum(len(places) for places in history_pools(log, schema))
         yield f"{inside:,} of {len(log.users):,} events are in a pool, the others are in no history"
-    if schema.events.window and by is not SplitBy.WINDOWS:
-        yield f"[events] window = {schema.events.window:,} is not used: --data.split.by windows would"
+    if schema.event_settings.window and by is not SplitBy.WINDOWS:
+        yield f"[events] window = {schema.event_settings.window:,} is not used: --data.split.by windows would"

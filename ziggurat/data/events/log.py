@@ -191,15 +191,13 @@ def _read_chunk(
     """The usable events of a chunk: `user:`, `time:`, `row:`, `carried:…`, and the features by name."""
     chunk = with_nulls(chunk, schema.missing_texts)
     faults = Faults(chunk=chunk)
-    assert schema.events is not None, "asked by who reads events"
-    assert schema.items is not None, "checked by the schema"
     columns = {"user:": _ids(chunk, schema.group, faults, role="the user")}
     for feature in schema.features:
         name = feature.name
         columns[name] = _ids(
-            chunk, column_of(feature), faults, role=f"feature {name!r}", may_miss=name != schema.items.id
+            chunk, column_of(feature), faults, role=f"feature {name!r}", may_miss=name != schema.item_settings.id
         )
-    times = _times(chunk, schema.time, faults, future=schema.events.future_times)
+    times = _times(chunk, schema.time, faults, future=schema.event_settings.future_times)
     of_labels = {column_of(label) for label in schema.labels}
     raw = {name: needed_column(chunk, name) for name in carried}
     raw |= {name: _as_nulls(raw[name]) for name in of_labels & set(raw)}
@@ -346,8 +344,7 @@ def _refuse_two_units(log: EventLog) -> None:
 
 
 def _refuse_equal_times(log: EventLog, schema: Schema) -> None:
-    assert schema.events is not None
-    if schema.events.equal_times is EqualTimes.FILE_ORDER or not log.num_equal:
+    if schema.event_settings.equal_times is EqualTimes.FILE_ORDER or not log.num_equal:
         return
     at = int(np.flatnonzero((np.diff(log.users) == 0) & (np.diff(log.times) == 0))[0])
     raise DataError(

@@ -97,10 +97,8 @@ def sequence_schema(schema: Schema) -> Schema:
     """
     if schema.labels:
         return candidate_schema(schema)
-    events = schema.events
-    items = schema.items
-    assert events is not None, "asked by who has events"
-    assert items is not None, "checked by the schema"
+    events = schema.event_settings
+    items = schema.item_settings
     length = events.max_length
     of_item = [feature for feature in schema.features if feature.name in items.features]
     actions = [feature for feature in schema.features if feature.name in events.actions]
@@ -236,9 +234,8 @@ class _Made:
 
 
 def _next_items(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
-    assert schema.events is not None
     split = config.split
-    windows = {"max_length": schema.events.max_length, "windows": schema.events.windows}
+    windows = {"max_length": schema.event_settings.max_length, "windows": schema.event_settings.windows}
     if split.by is SplitBy.LEAVE_ONE_OUT:
         parts = leave_one_out(log, **windows)
         text = "leave one out: the last event of each user is the test"
@@ -300,28 +297,27 @@ def _put_aside(bad_rows: BadRows) -> list[str]:
 
 
 def _warnings(log: EventLog, parts: tuple[Questions, Questions, Questions], schema: Schema) -> Iterator[str]:
-    assert schema.events is not None
     counts = np.diff(log.bounds())
     if lonely := int((counts == 1).sum()):
         yield f"{lonely:,} of {log.num_users:,} users have one event: nothing can be asked of them"
     train = parts[0]
     cut = int((train.begins > train.firsts).sum())
-    if cut and schema.events.windows is TrainingWindows.LAST:
+    events = schema.event_settings
+    if cut and events.windows is TrainingWindows.LAST:
         yield (
-            f"{cut:,} training sequences hold the latest {schema.events.max_length + 1:,} events of a user alone; for "
+            f"{cut:,} training sequences hold the latest {events.max_length + 1:,} events of a user alone; for "
             'all of them: [events] windows = "all", or a larger max_length'
         )
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:
     """Columns of the samples, in the order of `sample_tables`."""
-    assert schema.items is not None, "checked by the schema"
     text = pa.dictionary(pa.int32(), pa.large_string())
     times = pa.large_list(pa.int64())
     names = [feature.name for feature in schema.features]
-    fields = [(schema.group, text), *((name, text) for name in schema.items.features)]
+    fields = [(schema.group, text), *((name, text) for name in schema.item_settings.features)]
     fields += [(HISTORY, pa.large_list(text)), (EARLIER, pa.large_list(text))]
-    fields += [(of_history(name), pa.large_list(text)) for name in names if name != schema.items.id]
+    fields += [(of_history(name), pa.large_list(text)) for name in names if name != schema.item_settings.id]
     return pa.schema([*fields, (HISTORY_TIMES, times), (ASKED_AT, times), (NEXT_ITEM, pa.float32())])
 
 
@@ -343,7 +339,6 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
         purpose: what for.
     """
     is_open = purpose is Purpose.PREDICTION
-    assert schema.items is not None
     columns = {name: EventColumn(series) for name, series in log.columns.items()}
     users = pa.array(log.user_ids.to_list(), pa.large_string())
     arrow = _arrow_schema(schema)
@@ -362,12 +357,12 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
             ASKED_AT: _asked_at(log.times[answers], is_open=is_open),
             NEXT_ITEM: pa.array(np.ones(len(answers), np.float32)),
         }
-        found |= {name: columns[name].at(answers, hidden=is_open) for name in schema.items.features}
-        item = columns[schema.items.id]
+        found |= {name: columns[name].at(answers, hidden=is_open) for name in schema.item_settings.features}
+        item = columns[schema.item_settings.id]
         found[HISTORY] = pa.LargeListArray.from_arrays(offsets, item.at(events))
         found[EARLIER] = _earlier(item, some, is_training=purpose is Purpose.TRAINING)
         for name, values in columns.items():
-            if name != schema.items.id:
+            if name != schema.item_settings.id:
                 found[of_history(name)] = pa.LargeListArray.from_arrays(offsets, values.at(events))
         yield pa.Table.from_arrays([found[name] for name in arrow.names], schema=arrow)
         first = last

@@ -73,7 +73,6 @@ def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: Event
     """
     schema = run.config.table_schema
     samples = run.preprocessing.schema
-    assert schema.items is not None, "checked by the schema"
     labels = label_columns(schema)
     ranker = wanted.ranker
     whole = schema if ranker is None else schema_for_both(schema, ranker, where=f"{run.folder}, its event log")
@@ -92,8 +91,7 @@ def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: Event
     events = written("events", _events(log, whole, keep=keep), replace(samples, time=ASKED_AT))
     if labels:
         return replace(written("samples", _limited(_candidates(log, schema), wanted.num_rows), samples), events=events)
-    assert whole.events is not None, "asked by who has events"
-    length = whole.events.max_length
+    length = whole.event_settings.max_length
     _, _, asked = leave_one_out(log, max_length=length, windows=TrainingWindows.LAST)
     last = sample_tables(log, asked, whole, purpose=Purpose.EVALUATION)
     last = _limited(with_context(last, log, context, places=asked.targets), wanted.num_rows)
@@ -108,24 +106,21 @@ def known_items(run: Run) -> pl.Series | None:
     """The ids of the items that a next-item model met in training; None for other models."""
     if not isinstance(run.model, NextItem):
         return None
-    items = run.preprocessing.schema.items
-    assert items is not None, "checked with the inputs"
+    items = run.preprocessing.schema.item_settings
     rows = run.model.item_counts[NUM_RESERVED_ROWS:].nonzero().squeeze(1)
     return ids_of_table(run, table_of(run.preprocessing.schema.feature(items.id))).gather(rows.cpu().numpy())
 
 
 def _candidates(log: EventLog, schema: Schema) -> Iterator[pa.Table]:
     labels = label_columns(schema)
-    assert schema.events is not None, "asked by who has events"
     places = np.flatnonzero(log.has_all(labels))
-    asked = asked_together(log, places, parts=np.zeros_like(places), most=schema.events.candidates)
+    asked = asked_together(log, places, parts=np.zeros_like(places), most=schema.event_settings.candidates)
     return candidate_tables(log, asked, schema, labels=labels, at_once=_ROWS_AT_ONCE)
 
 
 def _events(log: EventLog, schema: Schema, *, keep: Sequence[str]) -> Iterator[pa.Table]:
     """User, item, what describes it and the columns to keep, and when."""
-    assert schema.items is not None, "checked by the schema"
-    columns = {name: EventColumn(log.columns[name]) for name in schema.items.features}
+    columns = {name: EventColumn(log.columns[name]) for name in schema.item_settings.features}
     users = pa.array(log.user_ids.to_list(), pa.large_string())
     for first in range(0, len(log.users), _ROWS_AT_ONCE):
         places = np.arange(first, min(first + _ROWS_AT_ONCE, len(log.users)))

@@ -104,9 +104,8 @@ def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy)
 def _happened(run: Run, log: EventLog) -> np.ndarray:
     """(N,) events that have a label or an action; all of them where nothing could tell."""
     schema = run.config.table_schema
-    assert schema.events is not None, "asked by who has events"
     tells = [log.carried[name] for name in label_columns(schema) if name in log.carried]
-    tells += [log.columns[name] for name in schema.events.actions]
+    tells += [log.columns[name] for name in schema.event_settings.actions]
     if not tells:
         return np.ones(len(log.users), dtype=np.bool_)
     return np.logical_or.reduce([series.is_not_null().to_numpy() for series in tells])
@@ -115,7 +114,6 @@ def _happened(run: Run, log: EventLog) -> np.ndarray:
 def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray:
     """(N, labels) of the log's events; zeros on ranks but the first."""
     schema = run.config.table_schema
-    assert schema.events is not None, "asked by who has events"
     happened = _happened(run, log)
     labels = label_columns(schema)
     parts = np.cumsum(happened)
@@ -123,7 +121,10 @@ def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray
     known = [np.flatnonzero(is_candidate), np.flatnonzero(happened & ~is_candidate)]
     open_places = np.flatnonzero(~happened)
     asked = [
-        *(asked_together(log, each, parts=np.zeros_like(each), most=schema.events.candidates) for each in known),
+        *(
+            asked_together(log, each, parts=np.zeros_like(each), most=schema.event_settings.candidates)
+            for each in known
+        ),
         asked_together(log, open_places, parts=parts[open_places], most=0),
     ]
     scores = np.zeros((len(log.users), len(schema.labels)), dtype=np.float64)  # of numbers; holds FP32 as it is

@@ -51,8 +51,9 @@ _USERS = 4_096
 def next_items_schema(run: Run) -> pl.Schema:
     """Columns of the answer: user, rank, item, score."""
     schema = run.config.table_schema
-    assert schema.items is not None
-    return pl.Schema({schema.group: pl.String(), RANK: pl.Int32(), schema.items.id: pl.String(), SCORE: pl.Float32()})
+    return pl.Schema(
+        {schema.group: pl.String(), RANK: pl.Int32(), schema.item_settings.id: pl.String(), SCORE: pl.Float32()}
+    )
 
 
 def next_items(
@@ -88,14 +89,13 @@ def next_items(
     for note in filter(None, (log.sorted_note, log.equal_times_note, far)):
         run.warn(note, progress)
     questions = open_questions(log, max_length=schema.events.max_length)
-    assert schema.items is not None
-    repeats = schema.items.repeats
+    repeats = schema.item_settings.repeats
     if progress is not None and run.team.is_first:
         progress.say(f"{repeats.of_answers} (repeats = {repeats.value})")
     with torch.no_grad():
         rows_N = model.item_counts[NUM_RESERVED_ROWS:].nonzero().squeeze(1) + NUM_RESERVED_ROWS
         items_ND = model.vectors_of_items(rows_N)
-        table_ids = ids_of_table(run, table_of(schema.feature(schema.items.id)))
+        table_ids = ids_of_table(run, table_of(schema.feature(schema.item_settings.id)))
         ids = table_ids.gather(rows_N.cpu().numpy() - NUM_RESERVED_ROWS)
         number_of_row = torch.full_like(model.item_counts, -1)
         number_of_row[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
