@@ -7,6 +7,9 @@
     type: ignore    comments that silence the type checker
     asserts         `assert isinstance(…)` and `assert … is not None`
     members         files outside of its own folder that name a member of a kind: `RowFormat.INT8`
+    told apart      files outside of its folder that ask which kind of feature one is: `isinstance(feature, Dense)`,
+                    `feature.kind == "dense"`, a `match` on them
+    made            files outside of its folder that make features of a kind: schemas of data sets, and inspection
 
 The numbers are no gate: they show where a reader trips, and which way the package goes.
 """
@@ -31,6 +34,9 @@ KINDS = {
     "Precision": "precision/",
     "Metric": "training/metrics/",
 }
+FEATURE_KINDS = ("Dense", "Categorical", "MultiHot", "Sequence", "Vector", "Moments")
+FEATURE_NAMES = ("dense", "categorical", "multi_hot", "sequence", "vector", "moments")
+FEATURE_HOME = "features/kinds/"
 
 
 def main(arguments: list[str]) -> int:
@@ -52,7 +58,44 @@ def main(arguments: list[str]) -> int:
     for kind, home in KINDS.items():
         named = [path for path in files if home not in str(path) and re.search(rf"\b{kind}\.[A-Z]", path.read_text())]
         print(f"{kind + '.…':20} {len(named):6,} files")
+    others = [path.read_text() for path in files if FEATURE_HOME not in path.as_posix()]
+    print(f"{'features told apart':20} {sum(map(tells_features_apart, others)):6,} files")
+    print(f"{'features made':20} {sum(map(makes_features, others)):6,} files")
     return 0
+
+
+def tells_features_apart(source: str) -> bool:
+    """Return whether a file asks which kind of feature one is, by its class or by its name."""
+    classes = kind_classes(source)
+    for node in ast.walk(ast.parse(source)):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            asked = node.args[1:]
+        elif isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        if any(isinstance(each, ast.Name) and each.id in classes for part in asked for each in ast.walk(part)):
+            return True
+        if isinstance(node, ast.Compare):
+            sides = [each for side in (node.left, *node.comparators) for each in ast.walk(side)]
+            is_kind = any(isinstance(each, ast.Attribute) and each.attr == "kind" for each in sides)
+            if is_kind and any(isinstance(each, ast.Constant) and each.value in FEATURE_NAMES for each in sides):
+                return True
+    return False
+
+
+def makes_features(source: str) -> bool:
+    """Return whether a file makes features of kinds that it names."""
+    classes = kind_classes(source)
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return any(isinstance(each, ast.Name) and each.id in classes for each in calls)
+
+
+def kind_classes(source: str) -> set[str]:
+    """Return what a file calls the kinds of feature that it imports."""
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    of_features = (each for each in imports if (each.module or "").startswith("ziggurat.features"))
+    names = (name for each in of_features for name in each.names)
+    return {name.asname or name.name for name in names if name.name in FEATURE_KINDS}
 
 
 def counted(source: str) -> Counter[str]:

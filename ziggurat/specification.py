@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import traceback
 from abc import ABCMeta
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ziggurat.errors import ConfigError, ZigguratError
@@ -87,9 +87,9 @@ class Specification(metaclass=_Kind):
         Raises:
             ConfigError: another member has that name, the name is no word, or it breaks a promise of its kind.
         """
-        _check_name(member)
+        _check_name(getattr(member, "name", None), attribute="name", what=cls.kind, where=_path_of(type(member)))
         if not type(member).__module__.startswith("ziggurat."):
-            _try_out(member)
+            _try_out(member.try_out, what=cls.kind, where=_path_of(type(member)))
         known = cls._members.get(member.name)
         if known is not None:
             _refuse_another(type(known), type(member), name=member.name, what=cls.kind, where=f"{cls.__name__}.add")
@@ -163,9 +163,22 @@ class Family:
     def add(cls, member: type[F]) -> type[F]:
         """List a class, so that it is found by its kind; returns it, so that it may stand above the class.
 
+        A class from outside the package is tried out first, as a member of a `Specification` is.
+
         Raises:
-            ConfigError: another class has that kind.
+            ConfigError: another class has that kind, it is no word, or the class breaks a promise.
         """
+        where = _path_of(member)
+        _check_name(member.kind, attribute="kind", what=cls.family, where=where)
+        if "__dataclass_fields__" not in vars(member):
+            raise ConfigError(
+                expected=f"a {cls.family} that is a frozen dataclass, whose fields are its settings",
+                found="a class that only derives from one",
+                where=where,
+                ways_out="write @dataclass(frozen=True, kw_only=True) above the class, below what adds it",
+            )
+        if not member.__module__.startswith("ziggurat."):
+            _try_out(member.try_out, what=cls.family, where=where)
         known = cls._kinds.get(member.kind)
         if known is not None:  # the same class may be defined again, as by a cell of a notebook that ran twice
             _refuse_another(known, member, name=member.kind, what=cls.family, where=f"{cls.__name__}.add")
@@ -173,36 +186,43 @@ class Family:
         return member
 
     @classmethod
+    def try_out(cls) -> None:
+        """Ask the class something small, and refuse it where the answer breaks a promise.
+
+        Raises:
+            ConfigError: it does.
+        """
+
+    @classmethod
     def kinds(cls: type[F]) -> Mapping[str, type[F]]:
         """Return the listed classes by their kind, in the order of their listing."""
         return dict(cls._kinds)
 
 
-def _check_name(member: Specification) -> None:
-    """Refuse a member whose name cannot stand in a file, in the name of an attribute and on a command line."""
-    name = getattr(member, "name", None)
+def _check_name(name: object, *, attribute: str, what: str, where: str) -> None:
+    """Refuse a name that cannot stand in a file, in the name of an attribute and on a command line."""
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name):
         return
     raise ConfigError(
-        expected=f"a {member.kind} whose name is a word of letters, digits and underscores",
-        found="no name" if name is None else repr(name),
-        where=_path_of(type(member)),
-        ways_out=f'name = "my_{member.kind.replace(" ", "_")}" in the class',
+        expected=f"a {what} whose {attribute} is a word of letters, digits and underscores",
+        found=f"no {attribute}" if name is None else repr(name),
+        where=where,
+        ways_out=f'{attribute} = "my_{what.replace(" ", "_")}" in the class',
     )
 
 
-def _try_out(member: Specification) -> None:
+def _try_out(try_out: Callable[[], None], *, what: str, where: str) -> None:
     """Let a member try itself out; an error of its own code is told as one of it."""
     try:
-        member.try_out()
+        try_out()
     except ZigguratError:
         raise
     except Exception as error:  # code of a user's may fail in any way
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            expected=f"a {member.kind} that answers when it is tried out with something small",
+            expected=f"a {what} that answers when it is tried out with something small",
             found=f"{type(error).__name__}: {error}",
-            where=f"{_path_of(type(member))}, at {last.filename}:{last.lineno}",
+            where=f"{where}, at {last.filename}:{last.lineno}",
             ways_out="correct it; docs/guides/extending.md says what it is asked, and what it promises",
         ) from error
 

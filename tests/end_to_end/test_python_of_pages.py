@@ -18,6 +18,7 @@ import ziggurat as zg
 from tests.end_to_end.test_documentation import DOCUMENTS, ROOT, blocks, functions_of, named
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.features.items import Items
+from ziggurat.features.kinds import Feature
 from ziggurat.models import MLPConfig
 from ziggurat.models.retrieval.encoders import EncoderConfig
 from ziggurat.ops.row_formats import RowFormat
@@ -128,10 +129,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def known_members() -> Iterator[None]:
     """Placements and row formats as they were before a page added its own."""
     before = {kind: dict(kind._members) for kind in (Placement, RowFormat, TableOptimizerKind, Precision, Hook)}
+    kinds_of_feature = dict(Feature._kinds)
     yield
     for kind, members in before.items():
         kind._members.clear()
         kind._members.update(members)
+    Feature._kinds.clear()
+    Feature._kinds.update(kinds_of_feature)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

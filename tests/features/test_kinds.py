@@ -65,12 +65,41 @@ def test_a_kind_that_nobody_imported_is_refused_with_the_way_to_import_it(pair: 
 def test_two_kinds_of_one_name_are_refused(pair: type[Pair]) -> None:
     assert Feature.add(pair) is pair, "the same class may be listed again, as by a cell that runs twice"
 
+    @dataclass(frozen=True, kw_only=True)
     class Other(Pair):
         pass
 
     with pytest.raises(ConfigError, match=r"both named 'pair'"):
         Feature.add(Other)
     assert Feature.kinds()["pair"] is pair
+
+
+def kind_of_my_own(**parts: Any) -> Any:
+    """A kind from outside, with parts left out or other than they should be."""
+    whole = {"spec": Pair.spec, "parse": Pair.parse, "of_request": Pair.of_request, "request_type": Pair.request_type}
+    names = {name: part for name, part in (whole | parts).items() if part is not None}
+    annotations = {"kind": Literal["mine"]}
+    cls = type("Mine", (Feature,), {"kind": "mine", "__annotations__": annotations, "__module__": __name__, **names})
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: kind_of_my_own(spec=None, parse=None), "no parse, no spec"),
+        (lambda: kind_of_my_own(spec=lambda self: "two numbers"), "'two numbers'"),
+        (lambda: kind_of_my_own(spec=lambda self: VectorSpec(name="other", dim=2)), "name of the feature"),
+        (lambda: kind_of_my_own(spec=lambda self: self.width), "AttributeError"),
+        (lambda: kind_of_my_own(kind="my kind"), "a word of letters"),
+        (lambda: type("Mine", (Pair,), {"kind": "mine"}), "@dataclass"),
+    ],
+)
+def test_a_kind_that_is_half_written_is_refused_where_it_is_added(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Feature.add(make())
+    assert "mine" not in Feature.kinds()
+    assert Feature.add(kind_of_my_own())
+    del Feature._kinds["mine"]
 
 
 def test_what_is_no_feature_is_refused() -> None:

@@ -32,10 +32,11 @@ nothing of them. The arithmetic over many cells at once (canonical texts, hashes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from ziggurat.config import JSON, to_json
+from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import JaggedSpec, MomentsSpec, NumberSpec, SingleSpec, VectorSpec
 from ziggurat.features.tables import Table
 from ziggurat.specification import Family
@@ -229,6 +230,28 @@ class Feature(Family, ABC, family="kind of feature"):
         """Return the feature with what training has seen of its times, if it holds any."""
         del seen
         return self
+
+    @classmethod
+    def try_out(cls) -> None:
+        """Refuse a kind that leaves a question open, or that says what it is in a batch in a form that nobody knows."""
+        if cls.__abstractmethods__:
+            raise ConfigError(
+                expected="a kind of feature with answers to all that has no usual one",
+                found=f"no {', no '.join(sorted(cls.__abstractmethods__))}",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                ways_out="write the method; docs/guides/extending.md says what it is asked",
+            )
+        needed = [each for each in fields(cls) if each.default is MISSING is each.default_factory]
+        if [each.name for each in needed] != ["name"]:
+            return  # nobody else knows what its settings might be
+        spec = cls(name="tried").spec()
+        if not isinstance(spec, Spec) or spec.name != "tried":
+            raise ConfigError(
+                expected="a NumberSpec, SingleSpec, JaggedSpec, VectorSpec or MomentsSpec with the name of the feature",
+                found=repr(spec),
+                where=f"{cls.__module__}.{cls.__qualname__}.spec",
+                ways_out="return NumberSpec(name=self.name), or another of these",
+            )
 
     def state(self) -> dict[str, JSON]:
         """Return plain data that fingerprints are made of: all that decides what is encoded."""
