@@ -34,10 +34,11 @@ from ziggurat.errors import BoundsError, ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import LossSums, ModelConfig, Outputs, build_model
+from ziggurat.ops.lookup import reference
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.pretend_cuda import pretend_cuda
-from ziggurat.testing.pretend_queues import recordings
+from ziggurat.testing.pretend_queues import Stream, recordings
 from ziggurat.training.config import DenseOptimizer, NonFinite, StepGraphs, TrainingConfig
 from ziggurat.training.report.startup import _compile_line, _waiting_line
 from ziggurat.training.state import state_tensors
@@ -191,6 +192,35 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tmp_path: P
         assert trainer.step.graph is not None
         assert trainer.step.graph.num_replayed > 0
     assert_same_run(whole, parts)
+
+
+@pytest.mark.parametrize("changes", [{}, {"clip_norm": 0.1}], ids=str)
+def test_rows_are_sorted_beside_the_step_that_a_graph_makes(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    known = reference.sorted_before
+    wait = Stream.wait_stream
+
+    def told(parts: Any, **options: Any) -> Any:
+        found = known(parts, **options)
+        if parts and hasattr(parts[0], "grad"):
+            order.append("sorted before" if found is not None else "sorted now")
+        return found
+
+    def waited(stream: Stream, other: Stream) -> None:
+        order.append("wait")
+        wait(stream, other)
+
+    monkeypatch.setattr(reference, "sorted_before", told)
+    monkeypatch.setattr(Stream, "wait_stream", waited)
+    with pretend_cuda() as cuda:
+        step = made_step(MODEL, cuda, choice=StepGraphs.ON, **changes)
+        for seed in range(3):
+            order.clear()
+            step(random_batch(INPUTS, 9, seed=seed).to(cuda)).read()
+    # To the queue of the graph, to the side queue, back for the update, which has its rows, and to the run's queue.
+    assert order == ["wait", "wait", "wait", "sorted before", "wait"]
 
 
 def test_a_row_outside_its_table_is_named_and_changes_nothing() -> None:

@@ -59,7 +59,8 @@ class RowFaults:
         if known is not None:
             self.flag |= known[1]
             return known[0]
-        return within_tables(lookups, limits=self._limits_of(lookups, layouts), faults=self.flag)
+        checked = within_tables(lookups, limits=self._limits_of(lookups, layouts), faults=self.flag)
+        return self.ahead.beside(checked, layouts)
 
     def list_read(self, batch: Batch, position: int) -> Lookups | None:
         """The rows of a list that is not pooled, as they were announced; None: nobody announced them."""

@@ -13,6 +13,9 @@ sorted when they are looked up and updated, to the same bits. Lists that are not
 in which models read them, which the backward pass turns round. At most two batches are held: the one that is trained,
 and the one after it.
 
+A step that is one graph (`training/step/graph.py`) knows no batch after its own: its rows are sorted on the side queue
+from when they have been looked up, beside forward and backward pass, and its update waits for them (`beside`, `join`).
+
 On a CPU the code runs as it is, without queues, and shows that the bits are the same; no CPU step uses it.
 """
 
@@ -78,6 +81,7 @@ class SortedAhead:
 
     Attributes:
         is_on: False leaves everything to lookup and update.
+        is_within: sort the rows of a step beside that step.
         num_batches: that were made ready.
     """
 
@@ -91,6 +95,8 @@ class SortedAhead:
         self._current: _Batch | None = None
         self._coming: _Batch | None = None
         self.is_on = True
+        self.is_within = False
+        self._is_unjoined = False
         self.num_batches = 0
 
     def stop(self) -> None:
@@ -100,10 +106,37 @@ class SortedAhead:
         self._coming = None
         self._current = None
 
+    def beside(self, checked: Lookups, layouts: Sequence[LookupLayout]) -> Lookups:
+        """Begin to sort the rows of a lookup of this step, where that is asked for; `join` before they are taken.
+
+        Args:
+            checked: every row in its table.
+            layouts: of the lookup.
+        """
+        kernel = self._tables.kernel
+        if not self.is_within or layouts is not self._tables.layouts or self._tables.has_dense_gradients:
+            return checked
+        if not isinstance(kernel, SortsAhead):
+            return checked
+        # Memory is safe without a word to torch: the lookups live until the update, and the queue waits for it in turn.
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            found = self._sorted(kernel, [(checked, layouts)], hidden=set())
+        self._is_unjoined = True
+        return replace(checked, sorted_reads=found)
+
+    def join(self) -> None:
+        """Let the computation wait for what `beside` began."""
+        if self._is_unjoined and self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self._is_unjoined = False
+
     def begin(self) -> None:
         """Say that a step begins: on the batch that was announced last, if the step knows it."""
         self._current = self._coming
         self._coming = None
+        self._is_unjoined = False  # by a recording that failed
         if self._stream is not None and self.is_on:
             computing = torch.cuda.current_stream(self._device)
             self._begun = computing.record_event()

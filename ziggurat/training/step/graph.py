@@ -168,6 +168,7 @@ class StepGraph:
             return None
         self._was_ahead = self._ahead.is_on
         self._ahead.stop()
+        self._ahead.is_within = True
         self._recorded = _Recorded(batch, signature, device=self._device)
         self._mark("rehearsal")
         return self._recorded.rehearse(batch, self._work)
@@ -207,6 +208,7 @@ class StepGraph:
         self.reason = reason
         if self._recorded is not None:
             self._ahead.is_on = self._was_ahead
+            self._ahead.is_within = False
         self._recorded = None
         self._is_timed = False
         self._marks.clear()

@@ -126,6 +126,8 @@ class LateStep:
         norms_W = torch.stack(torch._foreach_norm(gradients)) if gradients else self._rates[:0]
         squared = norms_W.square().sum().double()
         tables = self._yes
+        if self._config.clip_norm:
+            self.ahead.join()  # the norm is of the sums over equal rows
         if self._table_optimizer is not None and self._config.clip_norm:
             of_tables = self._table_optimizer.norm_squared_on_device()
             squared = squared + of_tables
@@ -173,6 +175,7 @@ class LateStep:
                 group["lr"] = dense_rate
             self._dense.found_inf = (~applies).float()  # type: ignore[attr-defined]  # as torch's GradScaler does it
             self._dense.step()
+        self.ahead.join()
         if self._table_optimizer is not None:
             self._table_optimizer.step_where(applies, lr=table_rate, scale=scale)
 
