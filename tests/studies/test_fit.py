@@ -74,7 +74,7 @@ def test_a_table_in_memory_trains_to_the_same_weights_as_its_file_and_goes_on(tm
 def test_without_a_model_the_same_is_tried_as_by_train_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def first_model(candidates: Any, *, folder: Path, progress: Any) -> None:
+    def first_model(candidates: Any, *, folder: Path, progress: Any, hooks: Any = ()) -> None:
         asked[str(folder)] = candidates
 
     monkeypatch.setattr(fit_module, "train_first_model", first_model)
