@@ -30,9 +30,10 @@ from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.embeddings import TableOptimizerKind
 from ziggurat.embeddings.storage import LowPrecision, MakeStorage, MemoryStorage
 from ziggurat.embeddings.storage.part import TablePart
-from ziggurat.errors import BoundsError, ConfigError
-from ziggurat.features.batch import Batch
+from ziggurat.errors import BoundsError, ConfigError, DataError
+from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
+from ziggurat.features.schema import Pooling
 from ziggurat.models import LossSums, ModelConfig, Outputs, build_model
 from ziggurat.ops.lookup import reference
 from ziggurat.ops.row_formats import RowFormat
@@ -42,6 +43,7 @@ from ziggurat.testing.pretend_queues import Stream, recordings
 from ziggurat.training.config import DenseOptimizer, NonFinite, StepGraphs, TrainingConfig
 from ziggurat.training.report.startup import _compile_line, _waiting_line
 from ziggurat.training.state import state_tensors
+from ziggurat.training.step import graph
 from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
@@ -49,6 +51,13 @@ from ziggurat.training.trainer import Trainer
 STEPS = 8
 NAN_STEP = 5
 INPUTS = small_inputs(num_jagged=0, num_vectors=1, num_labels=2)
+
+
+def with_lists() -> InputSpec:
+    """The same with lists that are summed, and lists whose mean is taken."""
+    inputs = small_inputs(num_jagged=2, num_vectors=1, num_labels=2)
+    mean = dataclasses.replace(inputs.jagged[0], pooling=Pooling.MEAN)
+    return dataclasses.replace(inputs, jagged=(mean, *inputs.jagged[1:]))
 
 
 def made_step(
@@ -63,7 +72,7 @@ def made_step(
     **changes: Any,
 ) -> TrainStep:
     torch.manual_seed(3)
-    config = dataclasses.replace(config, embedding=tables)  # pyright: ignore
+    config = dataclasses.replace(config, embedding=tables)
     model = build_model(config, inputs, seed=0, make_storage=make_storage).to(device)
     model.train()
     return TrainStep(model, settings(step_graph=choice, **changes), loss=loss)
@@ -75,18 +84,20 @@ def numbers_of(value: torch.Tensor) -> torch.Tensor:
     return value.cpu()
 
 
-def results_of(config: ModelConfig, *, choice: StepGraphs, **given: Any) -> tuple[list[Any], dict[str, Any], int]:
+def results_of(
+    config: ModelConfig, *, choice: StepGraphs, inputs: InputSpec = INPUTS, **given: Any
+) -> tuple[list[Any], dict[str, Any], int]:
     """Verdicts and state of a few steps whose rates differ, one of which meets a NaN; and how many a graph made."""
     with pretend_cuda() as cuda:
-        step = made_step(config, cuda, choice=choice, **given)
+        step = made_step(config, cuda, choice=choice, inputs=inputs, **given)
         made = []
         for number in range(STEPS):
-            batch = random_batch(INPUTS, 9, seed=number)
+            batch = random_batch(inputs, 9, seed=number)
             if number == NAN_STEP:
                 batch.dense[2, 1] = torch.nan
             made.append(step(batch.to(cuda), factor=1.0 / (1 + number)))
             if number == STEPS - 2:  # the last of an epoch
-                made.append(step(random_batch(INPUTS, 4, seed=100).to(cuda)))
+                made.append(step(random_batch(inputs, 4, seed=100).to(cuda)))
         read = [each.read() for each in made]
         assert [each.finite for each in read] == [number != NAN_STEP for number in range(STEPS + 1)]
         state = {name: numbers_of(value) for name, value in state_tensors(step).items()}
@@ -97,11 +108,11 @@ def results_of(config: ModelConfig, *, choice: StepGraphs, **given: Any) -> tupl
     return verdicts, state | {"the next draws": drawn}, replayed
 
 
-def assert_same_bits(config: ModelConfig, **given: Any) -> None:
+def assert_same_bits(config: ModelConfig, *, replays: int = STEPS - 3, **given: Any) -> None:
     expected, eager, none = results_of(config, choice=StepGraphs.OFF, **given)
     verdicts, state, replayed = results_of(config, choice=StepGraphs.ON, **given)
     assert none == 0
-    assert replayed == STEPS - 3  # two eager steps and one on the buffers come first
+    assert replayed == replays  # two eager steps and one on the buffers come first
     assert verdicts == expected
     assert state.keys() == eager.keys()
     for name, value in eager.items():
@@ -127,6 +138,51 @@ def test_dropout_draws_the_same_numbers() -> None:
 def test_averages_batch_norms_and_whole_tables_have_the_same_bits(optimizer: DenseOptimizer) -> None:
     tables = dataclasses.replace(TABLES, optimizer=TableOptimizerKind.ADAM_DENSE)
     assert_same_bits(NORMED, tables=tables, weight_average=0.9, embedding_l2=1e-3, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make_storage"),
+    [
+        (TableOptimizerKind.ROWWISE_ADAGRAD, MemoryStorage),
+        (TableOptimizerKind.SPARSE_ADAM, LowPrecision(row_format=RowFormat.BF16)),
+        (TableOptimizerKind.ADAM_DENSE, MemoryStorage),
+    ],
+    ids=["adagrad", "adam, bf16", "dense"],
+)
+def test_lists_of_any_size_have_the_same_bits(kind: TableOptimizerKind, make_storage: MakeStorage) -> None:
+    tables = dataclasses.replace(TABLES, optimizer=kind)
+    config = dataclasses.replace(MODEL, embedding_dim=16)
+    assert_same_bits(config, inputs=with_lists(), tables=tables, make_storage=make_storage)
+
+
+def test_batches_with_more_rows_than_there_is_room_for_are_stepped_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_ROOM", 1.0)
+    monkeypatch.setattr(graph, "_ROOM_STEP", 1)
+    inputs = with_lists()
+    sizes = [random_batch(inputs, 9, seed=seed).jagged.values.numel() for seed in range(STEPS)]
+    fitting = sum(size <= max(sizes[:3]) for size in sizes[3:])
+    assert 0 < fitting < STEPS - 3
+    assert_same_bits(MODEL, inputs=inputs, replays=fitting)
+
+
+def test_lists_with_wrong_ends_are_found_in_a_graph_with_room() -> None:
+    inputs = with_lists()
+    with pretend_cuda() as cuda:
+        step = made_step(MODEL, cuda, choice=StepGraphs.ON, inputs=inputs)
+        batch = random_batch(inputs, 9, seed=0)
+        for _ in range(4):
+            assert step(batch.to(cuda)).read().finite
+        offsets = batch.jagged.offsets.clone()
+        offsets[-1] += 1
+        wrong = dataclasses.replace(batch, jagged=JaggedRows(batch.jagged.values, offsets))
+        before = {name: value.cpu() for name, value in step.model.state_dict().items()}
+        late = step(wrong.to(cuda))
+        for name, value in before.items():
+            assert torch.equal(step.model.state_dict()[name].cpu(), value), name
+        with pytest.raises(DataError):
+            late.read()
+        assert step.graph is not None
+        assert step.graph.num_replayed == 2
 
 
 def test_sparse_adam_counts_its_steps_where_the_graph_reads_them() -> None:
@@ -176,9 +232,9 @@ def test_a_run_with_evaluations_and_a_short_last_batch_has_the_bits_of_eager_ste
     with pretend_cuda() as cuda:
         found = {choice: trained(tmp_path / choice.value, cuda, step_graph=choice) for choice in StepGraphs}
     for choice in (StepGraphs.ON, StepGraphs.AUTO):
-        graph = found[choice][2].step.graph
-        assert graph is not None
-        assert graph.num_replayed >= 4
+        made = found[choice][2].step.graph
+        assert made is not None
+        assert made.num_replayed >= 4
         assert_same_run(found[StepGraphs.OFF], found[choice])
 
 
@@ -292,7 +348,7 @@ def test_auto_keeps_what_was_faster(graph_ms: float, is_kept: bool) -> None:
 
 
 def test_batches_of_ever_new_shapes_are_not_waited_for() -> None:
-    inputs = small_inputs(num_jagged=1)
+    inputs = small_inputs(num_jagged=1, num_single=1)
     with pretend_cuda() as cuda:
         step = made_step(MODEL, cuda, choice=StepGraphs.AUTO, inputs=inputs)
         for size in range(4, 40):

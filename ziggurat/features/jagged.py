@@ -61,11 +61,13 @@ class JaggedRows:
         values: rows of all lists.
         offsets: where each list begins, and where the last one ends.
         num_rows: rows of all lists of each feature, where whoever made this was told; None: the offsets know.
+        filled: () int64, how many of `values` are rows of lists, where there is room for more; None: all of them.
     """
 
     values: Int64[Tensor, "N"]
     offsets: Int64[Tensor, "J*B+1"]
     num_rows: tuple[int, ...] | None = None
+    filled: Int64[Tensor, ""] | None = None
 
     @staticmethod
     def empty() -> JaggedRows:

@@ -222,6 +222,7 @@ class Lookups:
             make the host wait for the answer.
         sorted_reads: what updates need of these rows, where it was made ahead (`sorted_reads.py`).
         rows_of_lists: rows of the lists of each of J fields, where the host was told.
+        filled: () int64, where `values` has room for more rows: those behind so many are padding, of no list.
     """
 
     batch_size: int
@@ -231,6 +232,7 @@ class Lookups:
     are_checked: bool = False
     sorted_reads: tuple[SortedReads, ...] = ()
     rows_of_lists: tuple[int, ...] | None = None
+    filled: Int64[Tensor, ""] | None = None
 
     @staticmethod
     def of(batch: Batch) -> Lookups:
@@ -241,6 +243,7 @@ class Lookups:
             values=batch.jagged.values.contiguous(),
             offsets=batch.jagged.offsets.contiguous(),
             rows_of_lists=batch.jagged.num_rows,
+            filled=batch.jagged.filled,
         )
 
     def lengths(self, slot: FieldSlot) -> Int64[Tensor, "B"]:
@@ -288,7 +291,8 @@ def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, "
     values = lookups.values
     offsets = lookups.offsets
     if len(limits.jagged):
-        are_right = (offsets[0] == 0) & (offsets[-1] == len(values)) & (offsets.diff() >= 0).all()
+        filled = len(values) if lookups.filled is None else lookups.filled
+        are_right = (offsets[0] == 0) & (offsets[-1] == filled) & (offsets.diff() >= 0).all()
         wrong_N = (values < 0) | (values >= limits.jagged[list_of_values(lookups, step=lookups.batch_size)])
         faults |= ~are_right | wrong_N.any()
         values = values.masked_fill(wrong_N, 0)

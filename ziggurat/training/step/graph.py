@@ -16,6 +16,9 @@ generator's order: torch counts its draws on the device.
 
 A graph has fixed shapes: it is recorded for the shape that has come often enough, and the last batch of an epoch is
 computed eagerly. So is every step whose kernels depend on what the host knows of a batch: `why_no_graph` says which.
+Lists that are pooled lie in a buffer with room for a quarter more rows than the first batches had; what is behind
+their rows is padding, which no list reads. A batch that needs more is stepped eagerly. With a clipped norm their number
+has to be the same every time: the order of that one sum depends on it, and with it the last bit of the factor.
 
 Cost: the graph keeps its own memory for what a step computes in between, beside that of eager steps.
 
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +37,7 @@ from torch import Tensor
 
 from ziggurat.embeddings.sorted_ahead import SortedAhead
 from ziggurat.errors import ConfigError
-from ziggurat.features.batch import Batch
+from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.models import Model
 from ziggurat.training.config import StepGraphs, TrainingConfig
 
@@ -41,6 +45,10 @@ _FIRST_STEPS = 2  # eager ones of a shape before the graph is prepared
 _TIMED_STEPS = 5  # of each kind, where both are timed
 _MOST_SHAPES = 32  # of batches that are waited for to come again
 _MOST_RATIO = 1.02  # of the graph's time and the eager steps', beyond which `auto` stays eager
+
+_ROWS_OF_LISTS = "jagged.values"  # as `Batch.tensors` names them
+_ROOM = 1.25  # of the rows of lists of the first batches
+_ROOM_STEP = 1024
 
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
@@ -85,6 +93,7 @@ class StepGraph:
         ahead: sorts rows of the next batch beside eager steps; a graph sorts them itself.
         device: the GPU.
         choice: `auto` times eager steps and the graph, and keeps the faster; `on` keeps the graph.
+        has_room: lists that are pooled may have any number of rows up to a quarter more than the first batches'.
 
     Attributes:
         reason: why steps are made eagerly although a graph was to be recorded; "" while nothing speaks against one.
@@ -99,6 +108,7 @@ class StepGraph:
         ahead: SortedAhead,
         device: torch.device,
         choice: StepGraphs,
+        has_room: bool = False,
     ) -> None:
         self._work = work
         self._forget = forget
@@ -107,6 +117,8 @@ class StepGraph:
         self._device = device
         self._is_timed = choice is StepGraphs.AUTO
         self._must = choice is StepGraphs.ON
+        self._has_room = has_room
+        self._longest = 0  # rows of lists of the batches so far
         self._num_first = _FIRST_STEPS + (_TIMED_STEPS if self._is_timed else 0)
         self._seen: dict[Signature, int] = {}
         self._recorded: _Recorded | None = None
@@ -135,11 +147,12 @@ class StepGraph:
         if batch.repeated or batch.sequences:
             self._drop("lists are kept once for samples that share them, and have other sizes in every batch")
             return None
-        signature = _signature(batch)
+        signature = _signature(batch, has_room=self._has_room)
         recorded = self._recorded
         if recorded is None:
+            self._longest = max(self._longest, batch.jagged.values.numel())
             return self._first(batch, signature)
-        if recorded.signature != signature:
+        if recorded.signature != signature or not recorded.has_room_for(batch):
             return None
         if recorded.numbers is None:
             try:
@@ -169,7 +182,8 @@ class StepGraph:
         self._was_ahead = self._ahead.is_on
         self._ahead.stop()
         self._ahead.is_within = True
-        self._recorded = _Recorded(batch, signature, device=self._device)
+        room = -(-int(_ROOM * self._longest) // _ROOM_STEP) * _ROOM_STEP if self._has_room else 0
+        self._recorded = _Recorded(batch, signature, room=room, device=self._device)
         self._mark("rehearsal")
         return self._recorded.rehearse(batch, self._work)
 
@@ -231,20 +245,29 @@ class _Recorded:
     Args:
         batch: of the shape, on the device.
         signature: the shape.
+        room: rows of lists that the buffers have room for; 0: exactly those of the batch.
         device: the GPU.
 
     Attributes:
         numbers: the verdict that the graph writes; None before it is recorded.
     """
 
-    def __init__(self, batch: Batch, signature: Signature, *, device: torch.device) -> None:
+    def __init__(self, batch: Batch, signature: Signature, *, room: int, device: torch.device) -> None:
         self.signature = signature
         self.numbers: Tensor | None = None
         self._batch = batch.map(lambda tensor: tensor.clone() if tensor.device.type == device.type else tensor)
-        self._into = _on_device(self._batch)
+        if room:
+            rows = torch.zeros(room, dtype=batch.jagged.values.dtype, device=device)
+            filled = torch.zeros((), dtype=torch.int64, device=device)
+            self._batch = replace(self._batch, jagged=JaggedRows(rows, self._batch.jagged.offsets, filled=filled))
+        self._room = room
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
         self._device = device
+
+    def has_room_for(self, batch: Batch) -> bool:
+        """Return whether the rows of a batch's lists fit."""
+        return not self._room or batch.jagged.values.numel() <= self._room
 
     def rehearse(self, batch: Batch, work: Callable[[Batch], Tensor]) -> Tensor:
         """Make a step eagerly, as it will be recorded."""
@@ -288,17 +311,25 @@ class _Recorded:
     @torch.no_grad()
     def _fill(self, batch: Batch) -> None:
         """Copy a batch into the buffers."""
-        torch._foreach_copy_(self._into, _on_device(batch), non_blocking=True)
+        mine = self._batch.tensors()
+        theirs = {name: tensor for name, tensor in batch.tensors().items() if name != "row_ids" and tensor.numel()}
+        into = {name: mine[name] for name in theirs}
+        if self._room:
+            num_rows = batch.jagged.values.numel()
+            lists = self._batch.jagged
+            assert lists.filled is not None, "made with room"
+            into |= {_ROWS_OF_LISTS: lists.values[:num_rows]} if num_rows else {}
+            lists.values[num_rows:].zero_()
+            lists.filled.fill_(num_rows)
+        torch._foreach_copy_(list(into.values()), list(theirs.values()), non_blocking=True)
 
 
-def _on_device(batch: Batch) -> list[Tensor]:
-    """Return the tensors of a batch that a step computes with; the numbers of its rows stay on the host."""
-    return [tensor for name, tensor in batch.tensors().items() if name != "row_ids" and tensor.numel()]
-
-
-def _signature(batch: Batch) -> Signature:
-    """Return the shapes of a batch."""
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in batch.tensors().items())
+def _signature(batch: Batch, *, has_room: bool) -> Signature:
+    """Return the shapes of a batch; where a graph has room for rows of lists, their number does not count."""
+    tensors = batch.tensors().items()
+    return tuple(
+        (name, tensor.shape, tensor.dtype) for name, tensor in tensors if not (has_room and name == _ROWS_OF_LISTS)
+    )
 
 
 def _free_generator(device: torch.device) -> None:

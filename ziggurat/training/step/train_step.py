@@ -152,6 +152,7 @@ class TrainStep:
                 ahead=self.late.ahead,
                 device=self.device,
                 choice=config.step_graph,
+                has_room=bool(model.inputs.jagged) and not config.clip_norm,
             )
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult | LateResult:
