@@ -94,7 +94,7 @@ def end_group(group: dist.ProcessGroup) -> None:
     """End a process group that `make_group` or torch made; collective over its ranks, which all have done with it.
 
     A group of gloo has three threads, one of which looks around a hundred times a second, whether anything is sent or
-    not: 0.9 ms of a core each second, so that a thousand forgotten groups keep a core busy. They end with the last
+    not: 0.6 ms of a core each second, so that two thousand forgotten groups keep a core busy. They end with the last
     object that holds the group.
 
     Args:
