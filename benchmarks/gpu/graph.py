@@ -320,14 +320,14 @@ def _dlrm(run: Run, name: str, *, size: int, compile_: Compile, contests: Mappin
         return {}
 
     for case, names in contests.items():
-        run.tried(f"{name}{case}", lambda case=case, names=names: one(f"{name}{case}", names))  # type: ignore[misc]
+        run.tried(f"{name}{case}", lambda case=case, names=names: one(f"{name}{case}", names))
 
 
 def _sorted_in_update(contestant: Contestant) -> Contestant:
     """Let a contestant's graph sort rows in its update, not beside forward and backward pass."""
     late = contestant.step.late
     if late is not None:
-        late.ahead.beside = lambda checked, layouts: checked  # type: ignore[method-assign]
+        late.ahead.beside = lambda checked, layouts: checked
     return contestant
 
 
@@ -350,7 +350,7 @@ def dlrm_8192(run: Run) -> None:
 def models(run: Run) -> None:
     """Time other models eagerly and as one graph."""
     for kind in (ModelKind.DCN_V2, ModelKind.WUKONG, ModelKind.DHEN):
-        run.tried(f"models_{kind.value}", lambda kind=kind: _model(run, kind))  # type: ignore[misc]
+        run.tried(f"models_{kind.value}", lambda kind=kind: _model(run, kind))
 
 
 def _model(run: Run, kind: ModelKind) -> Mapping[str, Any]:
@@ -382,12 +382,12 @@ def bits(run: Run) -> None:
     for name, (config, changes, make_storage) in cases.items():
         run.tried(
             f"bits_{name}",
-            lambda config=config, changes=changes, make=make_storage: _same(  # type: ignore[misc]
-                run, config, inputs, changes, make
-            ),
+            lambda config=config, changes=changes, make=make_storage: _same(run, config, inputs, changes, make),
         )
     clicks = JaggedSpec(name="clicks", table=inputs.tables[0].name, pooling=Pooling.NONE, ordered=True)
     listed = dataclasses.replace(inputs, jagged=(clicks,))
+    pooled = dataclasses.replace(inputs, jagged=(dataclasses.replace(clicks, pooling=Pooling.MEAN, ordered=False),))
+    run.tried("bits_lists", lambda: _same(run, dlrm, pooled, {}, MemoryStorage))
     run.tried("bits_din", lambda: _same(run, DINConfig(embedding_dim=32), listed, {}, MemoryStorage))
 
 
@@ -434,11 +434,17 @@ def _same(run: Run, config: Any, inputs: Any, changes: dict[str, Any], make_stor
             "first_unlike_step": next(
                 (k for k, pair in enumerate(zip(verdicts, eager[0], strict=True)) if pair[0] != pair[1]), None
             ),
-            "unlike_tensors": unlike[:10],
+            "unlike_tensors": {name: _difference(eager[1][name], state[name]) for name in unlike[:10]},
             "tensors": len(eager[1]),
             "same_generator": drawn == eager[2],
         }
     return told
+
+
+def _difference(one: Tensor, other: Tensor) -> dict[str, Any]:
+    """Say how many numbers of two tensors differ, and by how much."""
+    apart = (one.double() - other.double()).abs()
+    return {"numbers": int((one != other).sum()), "of": one.numel(), "most": float(apart.max())}
 
 
 def _numbers(value: Tensor) -> Tensor:
