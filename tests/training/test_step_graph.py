@@ -377,9 +377,35 @@ def test_runs_without_graphs_say_why() -> None:
         assert "event by event (clicks)" in listed.no_graph
         assert _waiting_line(listed)["one graph a step"] == f"no: {listed.no_graph}"
         own = made_step(MODEL, cuda, choice=StepGraphs.AUTO, loss=waiting_loss)
-        assert "a loss of one's own" in own.no_graph
+        assert own.no_graph.startswith("a loss of one's own may count steps")
+        model = build_model(dataclasses.replace(MODEL, embedding=TABLES), INPUTS, seed=0).to(cuda)
+        name, part = list(model.named_children())[-1]
+        handle = part.register_forward_hook(lambda *given: None)
+        assert TrainStep(model, settings()).no_graph.startswith(f"a hook of {name} may count steps")
+        handle.remove()
+        assert TrainStep(model, settings()).no_graph == ""
+        part.add_module("mine", Counting())
+        assert TrainStep(model, settings()).no_graph.startswith(f"Counting ({name}.mine) may count steps")
+        assert TrainStep(model, settings(step_graph=StepGraphs.ON)).no_graph == ""
         step = made_step(MODEL, cuda, choice=StepGraphs.AUTO)
         assert _waiting_line(step)["one graph a step"].startswith("full batches, if that is faster")
+
+
+def test_a_gpu_without_memory_for_both_steps_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretend_cuda() as cuda:
+        step = made_step(MODEL, cuda, choice=StepGraphs.AUTO)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 3 << 30)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (5 << 30, 80 << 30))
+        for seed in range(9):
+            assert step(random_batch(INPUTS, 9, seed=seed).to(cuda)).read().finite
+        assert step.graph is not None
+        assert "would keep the 3.0 GiB that a step takes" in step.graph.reason
+        assert "5.0 GiB are free" in step.graph.reason
+        assert step.graph.num_replayed == 0
+
+
+class Counting(torch.nn.Module):
+    """Counts in Python."""
 
 
 class _Names:

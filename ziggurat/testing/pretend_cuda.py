@@ -267,6 +267,8 @@ def pretend_cuda() -> Iterator[torch.device]:
         graph=Recording,
         memory_reserved=lambda device=None: 0,
         memory_allocated=lambda device=None: 0,
+        max_memory_allocated=lambda device=None: 0,
+        reset_peak_memory_stats=lambda device=None: None,
         synchronize=synchronize,
         Stream=Stream,
         Event=Event,

@@ -75,13 +75,24 @@ def why_no_graph(model: Model, config: TrainingConfig, *, waits: str, has_own_lo
     if lists:
         shown = ", ".join(lists[:4]) + (" …" if len(lists) > 4 else "")
         return f"lists that are read event by event ({shown}) have other sizes in every batch"
-    if config.step_graph is StepGraphs.ON:
-        return ""
-    if has_own_loss:
-        return "a loss of one's own may count steps in Python, which a graph does not run (--training.step-graph on)"
-    if not type(model).__module__.startswith("ziggurat."):
-        return "a model of one's own may count steps in Python, which a graph does not run (--training.step-graph on)"
+    own = _own_code(model, has_own_loss=has_own_loss)
+    if own and config.step_graph is StepGraphs.AUTO:
+        return f"{own} may count steps in Python, which a graph does not run again (--training.step-graph on)"
     return ""
+
+
+def _own_code(model: Model, *, has_own_loss: bool) -> str:
+    """Name code of the user's that a step runs; "" where there is none."""
+    if has_own_loss:
+        return "a loss of one's own"
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind.__module__.partition(".")[0] not in ("ziggurat", "torch"):
+            return f"{kind.__name__} ({name or 'the model'})"
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return f"a hook of {name or 'the model'}"
+    rule = type(model.embeddings.config.optimizer)
+    return "" if rule.__module__.startswith("ziggurat.") else f"the table optimizer {rule.__name__}"
 
 
 class StepGraph:
@@ -176,8 +187,13 @@ class StepGraph:
         self._seen[signature] = count + 1
         if count < self._num_first:
             self._mark("eager" if count >= _FIRST_STEPS else "first")
+            if not count:
+                torch.cuda.reset_peak_memory_stats(self._device)
             if len(self._seen) > _MOST_SHAPES:
                 self._drop(f"{_MOST_SHAPES} batches had as many shapes: lists have other sizes each time")
+            return None
+        if not self._must and (lacking := self._lacking_memory()):
+            self._drop(lacking)
             return None
         self._was_ahead = self._ahead.is_on
         self._ahead.stop()
@@ -186,6 +202,16 @@ class StepGraph:
         self._recorded = _Recorded(batch, signature, room=room, device=self._device)
         self._mark("rehearsal")
         return self._recorded.rehearse(batch, self._work)
+
+    def _lacking_memory(self) -> str:
+        """Say why the GPU has no memory for a graph beside eager steps and evaluations; "" where it has."""
+        used = torch.cuda.memory_allocated(self._device)
+        step = torch.cuda.max_memory_allocated(self._device) - used
+        free = torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device) - used
+        if 2 * step <= free:
+            return ""
+        most = f"{step / 2**30:.1f} GiB that a step takes for a while, and eager steps take them too"
+        return f"a CUDA graph would keep the {most}: {free / 2**30:.1f} GiB are free (--training.step-graph on)"
 
     def _mark(self, kind: str) -> None:
         """Note when the device begins a step, until enough steps are timed."""
