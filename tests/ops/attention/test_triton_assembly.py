@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.ops.lookup.assembly import compiled
-from tests.ops.triton_runs import run_python
+from tests.ops.triton_runs import LAUNCHING_NOTHING, run_python
 from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionPart, kind_of, launch_of, launched_as
 from ziggurat.ops.attention.triton import ATTENTION_KERNELS
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
@@ -139,36 +139,6 @@ def test_fp32_is_multiplied_as_torch_is_set(part: AttentionPart, precision: str,
 
 
 LAUNCHED = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
-
-class Pretended:  # a driver whose kernels are compiled and not launched
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device=None):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-
-compiled = []
-run = JITFunction.run
-
-
-def run_without_launch(self, *arguments, grid, warmup, **options):
-    compiled.append(self.fn.__name__)
-    return run(self, *arguments, grid=grid, warmup=True, **options)
-
-
-driver.set_active(Pretended())
-JITFunction.run = run_without_launch
-
 from ziggurat.features.jagged import offsets_of
 from ziggurat.ops.attention.launches import AttentionLaunch, AttentionPart, launched_as
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
@@ -191,5 +161,5 @@ assert set(compiled) == {f"{name}_kernel" for name in kernels}, compiled
 
 
 def test_all_kernels_are_compiled_by_the_call_that_launches_them() -> None:
-    done = run_python("-c", LAUNCHED, interpreted=False)
+    done = run_python("-c", LAUNCHING_NOTHING + LAUNCHED, interpreted=False)
     assert done.returncode == 0, done.stderr

@@ -32,6 +32,7 @@ from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm
 from ziggurat.ops.dropout import dropout
+from ziggurat.ops.gated_norm import Beside, GatedNormForm, gated_norm
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, checked
 
@@ -81,6 +82,13 @@ class HSTUOutput(StrEnum):
     GATED = "gated"  # U ⊙ LN(a)
     PARTS_OF_NORMED = "parts_of_normed"  # U, LN(a), U ⊙ LN(a)
     PARTS_OF_RAW = "parts_of_raw"  # U, a, U ⊙ LN(a)
+
+
+_BESIDE = {
+    HSTUOutput.GATED: Beside.NOTHING,
+    HSTUOutput.PARTS_OF_NORMED: Beside.NORMED,
+    HSTUOutput.PARTS_OF_RAW: Beside.RAW,
+}
 
 
 class ProjectionInit(StrEnum):
@@ -228,9 +236,11 @@ class HSTULayer(SequenceLayer):
                 nn.init.normal_(weight, std=_INIT_STD)
 
     def project(self, events_ND: Float[Tensor, "N D"]) -> Projected:
-        """U (as the rest), V, Q and K of events."""
+        """U (as the rest, before its SiLU where U alone has one), V, Q and K of events."""
         config = self.config
-        projected = self.projection(self.norm_in(events_ND))
+        norm = self.norm_in
+        normed_ND = gated_norm(None, events_ND, norm.weight, norm.bias, form=GatedNormForm(eps=norm.eps))
+        projected = self.projection(normed_ND)
         if config.activated is Activated.ALL:
             projected = F.silu(projected)
         sizes = [config.value_dim, config.value_dim, config.qk_dim, config.qk_dim]
@@ -239,8 +249,7 @@ class HSTULayer(SequenceLayer):
         else:
             parts = projected.split([config.num_heads * size for size in sizes], dim=1)
             u, v, q, k = (part.unflatten(1, (config.num_heads, -1)) for part in parts)
-        u = u.flatten(1)
-        return Projected(q=q, k=k, v=v, rest=F.silu(u) if config.activated is Activated.U else u)
+        return Projected(q=q, k=k, v=v, rest=u.flatten(1))
 
     def attend(
         self, q: Float[Tensor, "M H d"], k: Float[Tensor, "N H d"], v: Float[Tensor, "N H dv"], places: SequencePlaces
@@ -263,12 +272,9 @@ class HSTULayer(SequenceLayer):
         self, events_MD: Float[Tensor, "M D"], gathered: Float[Tensor, "M H dv"], rest: Float[Tensor, "M R"]
     ) -> Float[Tensor, "M D"]:
         """Gate, map, and add to the events."""
-        raw = gathered.flatten(1)
-        u = rest
-        normed = self.norm_gathered(raw)
-        gated = u * normed
-        if self.config.output is HSTUOutput.PARTS_OF_NORMED:
-            gated = torch.cat([u, normed, gated], dim=1)
-        elif self.config.output is HSTUOutput.PARTS_OF_RAW:
-            gated = torch.cat([u, raw, gated], dim=1)
+        norm = self.norm_gathered
+        form = GatedNormForm(
+            eps=norm.eps, activates=self.config.activated is Activated.U, beside=_BESIDE[self.config.output]
+        )
+        gated = gated_norm(rest, gathered.flatten(1), norm.weight, norm.bias, form=form)
         return events_MD + self.output(dropout(gated, p=self.config.dropout, training=self.training))
