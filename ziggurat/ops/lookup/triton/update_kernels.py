@@ -143,7 +143,7 @@ def count_kernel(
         if tl.max(is_long.to(tl.int32), axis=0) > 0:
             last = at + long_run
             for step in tl.static_range(steps):
-                stride: tl.constexpr = 8 ** (steps - 1 - step)
+                stride = 1 << (3 * (steps - 1 - step))
                 passed = tl.zeros([block], dtype=tl.int64)
                 for number in tl.static_range(1, 8):
                     further = last + number * stride
