@@ -31,6 +31,7 @@ for seed in range(40):
     triton._FEWEST_QUERIES = 2
     triton._FEW_QUERIES = 0 if seed % 7 == 0 else 64  # none are few: lists are sorted by torch
     triton._MERGED_OTHERS = 4 if seed % 4 else 32
+    triton._COUNTED_CLUSTERS, triton._COUNTED_WORDS = (4, 2) if seed % 2 else (32, 8)
     triton._MOST_KEYS = 2**25 if seed % 3 else 1
     triton._FEWEST_PROGRAMS, triton._MOST_PROGRAMS = (2, 2) if seed % 2 else (64, 256)  # of several blocks each
     tables, queries, by_cluster, by_row = random_problem(seed, most_rows=500)

@@ -138,7 +138,10 @@ def test_search(architecture: int) -> None:
     for dim in (3, 64, 200):
         constants = {"dim": dim, "width": -(-dim // 16) * 16, "padded": power_of_two(-(-dim // 16) * 16)}
         compiled(kernels.round_kernel, types=rounding, constants=constants, architecture=architecture)
-    choosing = dict.fromkeys(("keys", "offsets", "passing", "order", "ends", "chosen", "totals"), "*i64")
+    counting = {"offsets": "*i64", "masks": "*i64", "words": "i32", "passing": "*i64", "num_clusters": "i32"}
+    constants = {"members": 32, "block": 8}
+    compiled(kernels.passing_kernel, types=counting, constants=constants, architecture=architecture)
+    choosing = dict.fromkeys(("keys", "offsets", "passing", "mask_rows", "order", "ends", "chosen", "totals"), "*i64")
     choosing["num_clusters"] = "i32"
     for each, has_passing in itertools.product((False, True), (False, True)):
         counts = dict.fromkeys(("probes", "least"), "*i64" if each else "i32")

@@ -6,7 +6,7 @@
                     Few queries have smaller blocks, so that more programs work for each
     merge_kernel    few queries: a program for each sorted list; a key's place is counted by binary search in the others
     exact_kernel    few queries: a program a query scores its candidates by all bits, sorts them, writes what was found
-    passing_kernel  a program for a cluster of a query: how many rows pass, to know how many clusters are needed
+    passing_kernel  a program for 32 clusters of a mask: how many rows pass, to know how many clusters are needed
     choose_kernel   a program a query: the clusters that are needed, from the sorted keys of all
     list_kernel, found_kernel   what keys say, for the next pass and for the caller
     torch           picks the best of the blocks' best for many queries (`topk`, whose radix selection takes as long for
@@ -57,6 +57,8 @@ _FEWEST_QUERIES = 8  # for which programs have few rows, so that they end sooner
 _SMALL_BLOCK = 256  # rows of such a program
 _MERGED_MEMBERS = 16  # keys whose places are found at a time
 _MERGED_OTHERS = 32  # among so many other lists
+_COUNTED_CLUSTERS = 32  # whose rows that pass a mask are counted by a program
+_COUNTED_WORDS = 8  # of each, 64 rows in a word, at a time
 
 
 def why_not_triton(tensor: Tensor) -> str:
@@ -213,11 +215,12 @@ class _Masks(NamedTuple):
             is_shared = masks.dim() == 1
             each = torch.zeros(num, dtype=torch.int64, device=device) if is_shared else torch.arange(num, device=device)
             return _Masks(masks.view(-1, masks.shape[-1]).contiguous(), each)
-        given = [mask for mask in masks if mask is not None]
+        given = {id(mask): mask for mask in masks if mask is not None}  # one that several queries have is taken once
         if not given:
             return None
-        places = [-1 if mask is None else sum(other is not None for other in masks[:i]) for i, mask in enumerate(masks)]
-        return _Masks(torch.stack(given), torch.tensor(places, device=device))
+        rows = {each: row for row, each in enumerate(given)}
+        places = [-1 if mask is None else rows[id(mask)] for mask in masks]
+        return _Masks(torch.stack(list(given.values())), torch.tensor(places, device=device))
 
 
 class _Spans(NamedTuple):
@@ -268,6 +271,7 @@ def _chosen_clusters(
         keys,
         tables.offsets,
         keys if passing is None else passing,
+        keys if masks is None else masks.row_of_query,
         given_probes,
         given_least,
         order,
@@ -293,14 +297,13 @@ def _chosen_clusters(
     )
 
 
-def _passing(tables: ScanTables, masks: _Masks) -> Int64[Tensor, "Q C"]:
-    num = len(masks.row_of_query)
+def _passing(tables: ScanTables, masks: _Masks) -> Int64[Tensor, "M C"]:
+    """The rows of each cluster that pass each mask."""
+    num, words = masks.words.shape
     clusters = tables.num_clusters
     counts = torch.empty(num, clusters, dtype=torch.int64, device=masks.words.device)
-    words = masks.words.shape[1]
-    grid = (clusters, num)
-    kernels_of(TRITON_KERNELS).passing_kernel[grid](
-        tables.offsets, masks.words, masks.row_of_query, words, counts, block=16, num_warps=1
+    kernels_of(TRITON_KERNELS).passing_kernel[(-(-clusters // _COUNTED_CLUSTERS), num)](
+        tables.offsets, masks.words, words, counts, clusters, members=_COUNTED_CLUSTERS, block=_COUNTED_WORDS
     )
     return counts
 

@@ -203,7 +203,7 @@ def round_kernel(
 
 @triton.jit
 def choose_kernel(
-    keys, offsets, passing, probes, least, order, ends, chosen, totals, num_clusters,
+    keys, offsets, passing, mask_rows, probes, least, order, ends, chosen, totals, num_clusters,
     each_probes: tl.constexpr, each_least: tl.constexpr, has_passing: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     """Choose clusters from the sorted keys of all: the best `probes`, and more while fewer than `least` rows pass."""
@@ -216,7 +216,10 @@ def choose_kernel(
     size = tl.load(offsets + cluster + 1, mask=there, other=0) - begin
     passed = size
     if has_passing:
-        passed = tl.load(passing + query * num_clusters + cluster, mask=there, other=0)
+        mask_row = tl.load(mask_rows + query)
+        counted = there & (mask_row >= 0)
+        passed = tl.load(passing + tl.maximum(mask_row, 0) * num_clusters + cluster, mask=counted, other=0)
+        passed = tl.where(mask_row >= 0, passed, size)
     before = tl.cumsum(passed, axis=0) - passed  # rows that passed when a cluster's turn comes
     fewest = tl.maximum(tl.load(probes + query) if each_probes else probes, 1)
     wanted = tl.load(least + query) if each_least else least
@@ -282,28 +285,24 @@ def exact_kernel(
 
 
 @triton.jit
-def passing_kernel(offsets, masks, mask_rows, words, passing, block: tl.constexpr):
-    """Count the rows of a cluster that pass the mask of a query."""
-    cluster = tl.program_id(0).to(tl.int64)
-    query = tl.program_id(1).to(tl.int64)
-    begin = tl.load(offsets + cluster)
-    end = tl.load(offsets + cluster + 1)
-    mask_row = tl.load(mask_rows + query)
-    count = end - begin
-    if mask_row >= 0:
-        count = count * 0
-        for first in range(begin // 64, (end + 63) // 64, block):
-            word = first + tl.arange(0, block)
-            bits = tl.load(masks + mask_row * words + word, mask=word * 64 < end, other=0)
-            before, within = (
-                begin - word * 64,
-                end - word * 64,
-            )  # the bits between are the cluster's
-            one = word * 0 + 1
-            bits = tl.where(before > 0, bits & ~((one << tl.minimum(tl.maximum(before, 0), 63)) - 1), bits)
-            bits = tl.where(within < 64, bits & ((one << tl.minimum(tl.maximum(within, 0), 63)) - 1), bits)
-            bits = bits - ((bits >> 1) & 0x5555555555555555)
-            bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
-            bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
-            count += tl.sum((bits * 0x0101010101010101) >> 56, axis=0)
-    tl.store(passing + query * tl.num_programs(0) + cluster, count)
+def passing_kernel(offsets, masks, words, passing, num_clusters, members: tl.constexpr, block: tl.constexpr):
+    """Count the rows of `members` clusters that pass a mask."""
+    cluster = tl.program_id(0) * members + tl.arange(0, members)
+    mask = tl.program_id(1).to(tl.int64)
+    there = cluster < num_clusters
+    begin = tl.load(offsets + cluster, mask=there, other=0)[:, None]
+    end = tl.load(offsets + cluster + 1, mask=there, other=0)[:, None]
+    one = begin * 0 + 1
+    count = tl.zeros([members], dtype=tl.int64)
+    for first in range(0, tl.max((end + 63) // 64 - begin // 64), block):
+        word = begin // 64 + first + tl.arange(0, block)[None, :]
+        bits = tl.load(masks + mask * words + word, mask=word * 64 < end, other=0)
+        before = begin - word * 64  # bits of the clusters in front
+        within = end - word * 64  # bits up to the end of this one
+        bits = tl.where(before > 0, bits & ~((one << tl.minimum(tl.maximum(before, 0), 63)) - 1), bits)
+        bits = tl.where(within < 64, bits & ((one << tl.minimum(tl.maximum(within, 0), 63)) - 1), bits)
+        bits = bits - ((bits >> 1) & 0x5555555555555555)
+        bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
+        bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
+        count += tl.sum((bits * 0x0101010101010101) >> 56, axis=1)
+    tl.store(passing + mask * num_clusters + cluster, count, mask=there)
