@@ -18,7 +18,7 @@ from ziggurat.errors import ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.models import LogisticRegressionConfig, NextItemConfig
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.execute import train_run
-from ziggurat.runs.load import Run
+from ziggurat.runs.load import Run, load_run
 from ziggurat.studies import fit as fit_module
 from ziggurat.studies.fit import fit
 from ziggurat.training.report.progress import NoProgress
@@ -173,3 +173,18 @@ def test_the_way_out_of_a_bad_row_and_of_a_log_of_events_works() -> None:
     assert refused.value.ways_out == ("fit(data, model=zg.NextItemConfig())",)
     model = NextItemConfig(embedding_dim=8, num_layers=1)
     assert fit(log, model=model, settings={"training.epochs": 1}, progress=NoProgress()).step > 0
+
+
+def test_a_run_that_was_moved_reads_the_rows_that_it_kept_where_it_is_now() -> None:
+    table = pl.DataFrame(columns(300))
+    run = fit(table, "bought", out="first/run", **QUIET)
+    wanted = run.evaluate_split("test").metrics
+    Path("second").mkdir()
+    Path("first/run").rename("second/moved")
+    fit(table.reverse(), "bought", out="first/run", **QUIET)  # other rows lie now where those of the first run did
+    moved = load_run("second/moved")
+    assert moved.evaluate_split("test").metrics == wanted
+    assert main(["verify", "second/moved"]) == 0
+    assert main(["train", "second/moved", "--resume", "--training.epochs", "12"]) == 0
+    config = dataclasses.replace(moved.config, training=dataclasses.replace(moved.config.training, epochs=13))
+    train_run(config, folder="second/moved", resume=True, data=table)

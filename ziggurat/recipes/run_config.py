@@ -31,7 +31,7 @@ from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
 from ziggurat.training.metrics.full_ranking import full_ranking_names
-from ziggurat.training.records.run_folder import CONFIG
+from ziggurat.training.records.run_folder import CONFIG, RunFolder
 from ziggurat.typed import Count, CountOrNone, Kinds, PositiveFloat, checked
 
 _CLASS = "class"  # a keyword of Python, so no setting is called this
@@ -248,7 +248,10 @@ def run_config_to_json(config: RunConfig) -> dict[str, Any]:
 
 
 def load_config(path: str | Path, *, models: Sequence[type[Any]] = ()) -> RunConfig:
-    """The configuration of a run, from its folder or from a config.json.
+    """Return the configuration of a run, from its folder or from a config.json.
+
+    Rows that a run keeps in its folder (`raw/train.parquet`, of a table in memory) are named where they are now: they
+    move with the run.
 
     Args:
         path: the folder or the file.
@@ -268,7 +271,24 @@ def load_config(path: str | Path, *, models: Sequence[type[Any]] = ()) -> RunCon
         if model.get("kind") not in known:
             raise _unknown_model(model, file)
         data = {**data, "model": {name: value for name, value in model.items() if name != _CLASS}}
-    return from_json(RunConfig, data, where=str(file), kinds=models)
+    return _with_own_rows(from_json(RunConfig, data, where=str(file), kinds=models), folder=file.parent)
+
+
+def _with_own_rows(config: RunConfig, *, folder: Path) -> RunConfig:
+    """Return the config with the rows that a run keeps in its folder, where that is now."""
+    runs = [RunFolder(folder), RunFolder(folder.parent)]
+    # A baseline is trained on the rows of the run whose folder it is in.
+    owners = runs if runs[1].baseline == folder else runs[:1]
+
+    def found(text: str) -> str:
+        for run in owners:
+            own = run.raw.absolute() / Path(text).name
+            if Path(text).parent.name == run.raw.name and own.is_file():
+                return str(own)
+        return text
+
+    files = {name: tuple(map(found, getattr(config.data, name))) for name in ("train", "valid", "test")}
+    return replace(config, data=replace(config.data, **files))
 
 
 def origin_of(cls: type[Any]) -> str:

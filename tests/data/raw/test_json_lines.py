@@ -170,3 +170,30 @@ def test_a_column_of_several_types_is_one_of_ids(tmp_path: Path):
     assert chunk.frame["b"].to_list() == [1.0, 2.5, 3.0, None]
     assert RawSource(tmp_path / "t.jsonl", format=FileFormat.JSONL).columns()["b"] == pl.Float64
     assert Schema(features=(Categorical(name="a"),)).columns == ("a",)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"user": 9, "item": 3, "user": 10}',
+        '{"item": 3, "user" : null, "user":10}',
+        '{"us\\u0065r": 9, "item": 3, "user": 10}',
+    ],
+)
+def test_a_name_that_stands_twice_in_a_line_is_a_bad_row(tmp_path: Path, line: str):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"user": 1, "item": 1}\n{"user": null, "item": 2}\n' + line + '\n{"item": 4}\n')
+    source = RawSource([path])
+    with pytest.raises(DataError, match="each name once in a line: 'user' stands in it twice") as refused:
+        list(source.frames())
+    assert "3" in refused.value.where
+    # Whoever does not ask for it is not stopped by it, and what has it once is read as before.
+    (chunk,) = RawSource([path]).frames(columns=("item",))
+    assert chunk.frame["item"].to_list() == [1, 2, 3, 4]
+
+
+def test_names_in_values_and_in_objects_are_no_second_name(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"user": "user", "more": {"user": 1}}\n{"user": "\\"user\\": 2", "more": {"user": 1}}\n')
+    (chunk,) = RawSource([path]).frames(columns=("user",))
+    assert chunk.frame["user"].to_list() == ["user", '"user": 2']

@@ -10,6 +10,8 @@ Idea: polars takes the blocks in which none of that can be; Python's `json` take
 lines, and writes columns of several types as the texts that ids have (`data/preprocess/values/cells.py`). Both give the
 same ids and numbers. Which columns there are, and which of them are lists, the first block says.
 
+A line with a name twice is a bad row, since nobody can say which value is meant: programs take the first or the last.
+
 Python writes NaN and Infinity, which JSON has not: NaN is nothing, as in other files, and infinities are bad rows where
 numbers are read. Blank lines at the end are ignored, others are bad rows, as in CSV.
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -39,6 +42,7 @@ from ziggurat.files.stores import DataPath
 _UTF8_MARK = b"\xef\xbb\xbf"
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _WHOLE_CHARACTER = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_ESCAPED_NAME = re.compile(rb'"[^"\n]*\\u[0-9a-fA-F]{4}[^"\n]*"\s*:')
 _MAY_BE_NO_TEXT = r"^(-?[0-9.]+[eE].*|-0.*|[\[{].*|[0-9-][0-9]{15,}.*)$"
 _LARGEST_EXACT = 2**53
 _LARGEST_INT64 = 2**63 - 1
@@ -232,6 +236,8 @@ def _parsed_by_polars(
     if frame.height != data.count(b"\n") or not frame.width:
         return None
     names = frame.columns if columns is None else columns
+    if not _are_once(names, data=data, frame=frame):
+        return None
     found: list[pl.Series] = []
     for name in names:
         series = frame[name] if name in frame.columns else pl.Series(name, [None] * frame.height)
@@ -240,6 +246,32 @@ def _parsed_by_polars(
             return None
         found.append(fitted)
     return pl.DataFrame(found) if found else frame.select([])
+
+
+def _are_once(names: Sequence[str], *, data: bytes, frame: pl.DataFrame) -> bool:
+    """Return whether no line has a name twice; False also where that cannot be told without reading it.
+
+    A name that is in no line twice is in every line once if there are as many of it as lines, and no value is null.
+    """
+    if b"\\u" in data and _ESCAPED_NAME.search(data):
+        return False
+    lines: pl.Series | None = None
+    for name in names:
+        if name not in frame.columns:
+            continue
+        key = json.dumps(name, ensure_ascii=False)
+        is_known = frame[name].is_not_null()
+        if is_known.all() and data.count(key.encode()) == frame.height:
+            continue
+        if lines is None:
+            lines = pl.Series([data[:-1].decode()]).str.split("\n").explode()
+        counts = lines.str.count_matches(key, literal=True)
+        if bool((is_known & (counts == 0)).any()):
+            return False
+        several = lines.filter(counts > 1)  # as a value, perhaps
+        if bool((several.str.count_matches(re.escape(key) + r"\s*:") > 1).any()):
+            return False
+    return True
 
 
 def _fitted(series: pl.Series, first: pl.DataType | None) -> pl.Series | None:
@@ -273,7 +305,7 @@ def parse_line_by_line(
         if len(line) > max_bytes:
             faults.append(_too_long(line, place, max_bytes=max_bytes))
             continue
-        parsed, fault = _parsed_line(line, place)
+        parsed, fault = _parsed_line(line, place, columns=columns)
         if fault is not None:
             faults.append(fault)
         else:
@@ -315,15 +347,26 @@ def _too_long(line: bytes, place: int, *, max_bytes: int) -> _Fault:
     )
 
 
-def _parsed_line(line: bytes, place: int) -> tuple[dict[str, Any], _Fault | None]:
+def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> tuple[dict[str, Any], _Fault | None]:
+    doubled: list[str] = []
+
+    def first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # The object of the line is read last, after those in it.
+        doubled[:] = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+        return _first_of_each(pairs)
+
     shown = line.decode(errors="backslashreplace")
     reason = BadReason.UNPARSABLE
     expected = _OBJECT
     try:
         text = line.decode()
-        value = json.loads(text, object_pairs_hook=_first_of_each)
+        value = json.loads(text, object_pairs_hook=first_of_each)
         if isinstance(value, dict):
             json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be encoded
+            asked = [name for name in doubled if columns is None or name in columns]
+            if asked:
+                expected = f"each name once in a line: {asked[0]!r} stands in it twice"
+                return {}, _Fault(place=place, reason=reason, expected=expected, found=shown, column=asked[0])
             if "\0" not in text and "\\u0000" not in text:
                 return value, None
             reason = BadReason.NUL_BYTE
@@ -339,7 +382,7 @@ def _parsed_line(line: bytes, place: int) -> tuple[dict[str, Any], _Fault | None
 
 
 def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Take the first value of a name that an object has twice, as polars does."""
+    """Take the first value of a name that an object in a line has twice, as polars does."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         found.setdefault(name, value)
