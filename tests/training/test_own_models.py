@@ -20,6 +20,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.contract.losses import labelled_weights
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.training.config import EarlyStopConfig, TrainingConfig
 from ziggurat.training.trainer import Trainer
@@ -163,11 +164,36 @@ def unweighted(outputs: Outputs, batch: Batch) -> LossSums:
 
 
 def test_a_loss_that_ignores_the_weights_of_samples_is_refused_and_its_ways_out_train(tmp_path: Path) -> None:
+    def by_the_schema(outputs: Outputs, batch: Batch) -> LossSums:
+        weights = labelled_weights(batch.labels, batch.weights, inputs=WEIGHTED)
+        return LossSums(total=(losses_of(outputs, batch) * weights).sum(dim=0), weight=weights.sum(dim=0))
+
     error = refused(lambda: trainer_of(tmp_path / "refused", model=Own(WEIGHTED, as_they_are), loss=unweighted))
     assert isinstance(error, ConfigError)
     assert error.found == "[6.0], as if each sample weighed 1"
     assert trainer_of(tmp_path / "weighted", model=Own(WEIGHTED, as_they_are), loss=weighted).fit().steps == 2
+    model = Own(WEIGHTED, as_they_are)
+    assert trainer_of(tmp_path / "by the schema", model=model, loss=by_the_schema).fit().steps == 2
     assert trainer_of(tmp_path / "none", loss=unweighted).fit().steps == 2
+
+
+def test_a_loss_may_divide_by_all_samples_where_a_label_is_missing(tmp_path: Path) -> None:
+    batch = random_batch(INPUTS, 6)
+    batch.labels[2] = float("nan")
+
+    def by_all(outputs: Outputs, batch: Batch) -> LossSums:
+        known = ~batch.labels.isnan()
+        losses = losses_of(outputs, dataclasses.replace(batch, labels=batch.labels.nan_to_num())) * known
+        return LossSums(total=losses.sum(dim=0), weight=losses.new_full((1,), len(losses)))
+
+    assert trainer_of(tmp_path, batches=[batch], loss=by_all).fit().steps == 1
+
+
+def test_a_loss_that_ignores_the_weight_of_positives_is_refused(tmp_path: Path) -> None:
+    labels = tuple(dataclasses.replace(each, positive_weight=3.0) for each in INPUTS.labels)
+    inputs = dataclasses.replace(INPUTS, labels=labels)
+    error = refused(lambda: trainer_of(tmp_path, model=Own(inputs, as_they_are), loss=weighted))
+    assert error.ways_out[-1] == "train without weights: leave positive_weight out of the schema"
 
 
 @pytest.mark.parametrize(

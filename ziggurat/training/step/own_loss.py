@@ -15,7 +15,6 @@ on as another experiment, and nothing would show it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,7 +82,7 @@ def checked_sums(found: object, batch: Batch, *, name: str) -> LossSums:
 
 
 def refuse_unweighted(sums: LossSums, batch: Batch, *, model: Model, name: str) -> None:
-    """Refuse a loss whose denominators count every sample once, although samples have weights.
+    """Refuse a loss whose denominators count every sample once, although samples or positives have weights.
 
     Metrics and losses of the model weigh samples; a function that forgets them trains another task, and only its
     denominators show it.
@@ -97,24 +96,26 @@ def refuse_unweighted(sums: LossSums, batch: Batch, *, model: Model, name: str) 
     Raises:
         ConfigError: the denominators are those of samples without weights.
     """
-    if batch.weights is None:
+    has_weights = batch.weights is not None
+    if not has_weights and all(label.positive_weight == 1.0 for label in model.inputs.labels):
         return
     found_L = sums.weight.detach()
     weighted_L = model.loss_weight(batch).to(found_L)
-    unweighted_L = model.loss_weight(replace(batch, weights=None)).to(found_L)
     if found_L.shape != weighted_L.shape or torch.allclose(found_L, weighted_L):
         return
-    num_samples = torch.full_like(found_L, batch.batch_size)
-    if not (torch.allclose(found_L, unweighted_L) or torch.equal(found_L, num_samples)):
+    num_known_L = (~batch.labels.isnan()).sum(dim=0).to(found_L)
+    num_samples_L = torch.full_like(found_L, batch.batch_size)
+    if not (torch.equal(found_L, num_known_L) or torch.equal(found_L, num_samples_L)):
         return  # other denominators than those of the labels, which one device may have
     raise ConfigError(
-        expected=f"a loss that weighs samples by batch.weights: {weighted_L.tolist()} in all for this batch",
+        expected=f"a loss that weighs samples as the schema says, {weighted_L.tolist()} in all for this batch",
         found=f"{found_L.tolist()}, as if each sample weighed 1",
         where=f"loss {name}",
         ways_out=(
-            "losses of shape (samples, labels): weights = batch.weights.unsqueeze(1).expand_as(losses), then "
+            "losses of shape (samples, labels): weights = labelled_weights(batch.labels, batch.weights, inputs=inputs) "
+            "of ziggurat.models.contract.losses, then "
             "zg.LossSums(total=(losses * weights).sum(dim=0), weight=weights.sum(dim=0))",
-            "train without weights: leave weight out of the schema",
+            f"train without weights: leave {'weight' if has_weights else 'positive_weight'} out of the schema",
         ),
     )
 
