@@ -115,7 +115,7 @@ test-bare: $(VENV)-bare/.ready
 # No set-up: a GPU machine may have its own torch, and nothing can be installed there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_TESTS := tests/gpu tests/ops tests/parallel/exchange/test_packing.py tests/training/checkpoint/test_checkpoint_rng.py \
-  tests/training/checkpoint/test_checkpoint_store.py
+  tests/training/checkpoint/test_checkpoint_store.py tests/training/test_step_graph.py
 
 test-gpu:
 	$(GPU_PYTHON) -m pytest -m gpu -rs $(GPU_TESTS)

@@ -1,7 +1,8 @@
 """Our own contestant: `build_model` and the trainer's `TrainStep`, nothing re-implemented. A worker like the peers.
 
 Settings, all optional; what is left out is what `TrainingConfig` and `EmbeddingConfig` say, which is what recipes use:
-`precision` "auto" | "fp32" | "bf16", `compile` "off" | "default" | "max_autotune", `kernel` of the tables, and `mode`:
+`precision` "auto" | "fp32" | "bf16", `compile` "off" | "default" | "max_autotune", `step_graph` "auto" | "on" | "off",
+`kernel` of the tables, and `mode`:
 
     "train"     TrainStep on batches in memory
     "score"     `scores_of`, what evaluate and predict run
@@ -49,7 +50,7 @@ from ziggurat.models import (
     build_model,
 )
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.training.config import Compile, Precision, TrainingConfig
+from ziggurat.training.config import Compile, Precision, StepGraphs, TrainingConfig
 from ziggurat.training.step.train_step import TrainStep
 
 
@@ -120,6 +121,8 @@ def training_config(workload: Workload, settings: dict[str, object]) -> Training
         config = replace(config, precision=Precision(str(settings["precision"])))
     if "compile" in settings:
         config = replace(config, compile=Compile(str(settings["compile"])))
+    if "step_graph" in settings:
+        config = replace(config, step_graph=StepGraphs(str(settings["step_graph"])))
     return config
 
 

@@ -387,11 +387,30 @@ def bits(run: Run) -> None:
     clicks = JaggedSpec(name="clicks", table=inputs.tables[0].name, pooling=Pooling.NONE, ordered=True)
     listed = dataclasses.replace(inputs, jagged=(clicks,))
     pooled = dataclasses.replace(inputs, jagged=(dataclasses.replace(clicks, pooling=Pooling.MEAN, ordered=False),))
+    run.tried("bits_fallback", lambda: _same(run, dropped, inputs, {}, MemoryStorage, is_waiting=True))
     run.tried("bits_lists", lambda: _same(run, dlrm, pooled, {}, MemoryStorage))
     run.tried("bits_din", lambda: _same(run, DINConfig(embedding_dim=32), listed, {}, MemoryStorage))
 
 
-def _same(run: Run, config: Any, inputs: Any, changes: dict[str, Any], make_storage: MakeStorage) -> Mapping[str, Any]:
+def _waiting(loss: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
+    """Make of a loss one that waits for the device, which no graph can hold."""
+
+    def waits(outputs: Any, batch: Batch) -> Any:
+        sums = loss(outputs, batch)
+        return sums if sums.total.sum().item() < 1e30 else None
+
+    return waits
+
+
+def _same(
+    run: Run,
+    config: Any,
+    inputs: Any,
+    changes: dict[str, Any],
+    make_storage: MakeStorage,
+    *,
+    is_waiting: bool = False,
+) -> Mapping[str, Any]:
     found = {}
     told = {}
     for choice in (StepGraphs.OFF, StepGraphs.ON, StepGraphs.AUTO):
@@ -407,6 +426,10 @@ def _same(run: Run, config: Any, inputs: Any, changes: dict[str, Any], make_stor
         except Exception as error:
             told[choice.value] = f"{type(error).__name__}: {error}"
             continue
+        if is_waiting:
+            step._loss = _waiting(step._loss)
+            if choice is StepGraphs.ON:
+                continue
         results = []
         for number in range(24):
             batch = random_batch(inputs, 512 if run.is_gpu else 8, seed=number).to(run.device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +37,7 @@ from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import LossSums, ModelConfig, Outputs, build_model
-from ziggurat.ops.lookup import reference
+from ziggurat.ops.lookup import KernelChoice, reference
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.pretend_cuda import pretend_cuda
@@ -85,11 +87,20 @@ def numbers_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def results_of(
-    config: ModelConfig, *, choice: StepGraphs, inputs: InputSpec = INPUTS, **given: Any
+    config: ModelConfig,
+    *,
+    choice: StepGraphs,
+    inputs: InputSpec = INPUTS,
+    device: Callable[[], AbstractContextManager[torch.device]] = pretend_cuda,
+    reason: str = "",
+    is_waiting: bool = False,
+    **given: Any,
 ) -> tuple[list[Any], dict[str, Any], int]:
     """Verdicts and state of a few steps whose rates differ, one of which meets a NaN; and how many a graph made."""
-    with pretend_cuda() as cuda:
+    with device() as cuda:
         step = made_step(config, cuda, choice=choice, inputs=inputs, **given)
+        if is_waiting:
+            step._loss = waiting_loss
         made = []
         for number in range(STEPS):
             batch = random_batch(inputs, 9, seed=number)
@@ -101,10 +112,10 @@ def results_of(
         read = [each.read() for each in made]
         assert [each.finite for each in read] == [number != NAN_STEP for number in range(STEPS + 1)]
         state = {name: numbers_of(value) for name, value in state_tensors(step).items()}
-        drawn = torch.rand(3)
+        drawn = torch.rand(3, device=cuda).cpu()
         verdicts = [(each.loss if each.finite else "none", each.first_bad) for each in read]
         replayed = 0 if step.graph is None else step.graph.num_replayed
-        assert step.graph is None or step.graph.reason == ""
+        assert step.graph is None or (reason in step.graph.reason and bool(reason) is bool(step.graph.reason))
     return verdicts, state | {"the next draws": drawn}, replayed
 
 
@@ -345,6 +356,42 @@ def test_auto_keeps_what_was_faster(graph_ms: float, is_kept: bool) -> None:
         said = "full batches are one CUDA graph: 4.00 ms, eagerly 6.00 a step"
         slower = "steps are made eagerly: one CUDA graph was slower (6.20 ms, eagerly 6.00)"
         assert step.take_news() == [said if is_kept else slower]
+
+
+@contextlib.contextmanager
+def real_gpu() -> Iterator[torch.device]:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    yield torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [MODEL, *(each for each in CLICK_MODELS if each.kind in ("dcn_v2", "wukong"))])
+def test_a_graph_on_a_gpu_has_the_bits_of_eager_steps(config: ModelConfig) -> None:
+    tables = dataclasses.replace(TABLES, kernel=KernelChoice.AUTO)
+    assert_same_bits(config, device=real_gpu, tables=tables, clip_norm=0.1)
+
+
+@pytest.mark.gpu
+def test_lists_and_dropout_in_a_graph_on_a_gpu_have_the_bits_of_eager_steps() -> None:
+    config = dataclasses.replace(MODEL, top=dataclasses.replace(TINY, dropout=0.3))
+    assert_same_bits(config, device=real_gpu, inputs=with_lists())
+
+
+@pytest.mark.parametrize("device", [pretend_cuda, pytest.param(real_gpu, marks=pytest.mark.gpu)])
+def test_a_recording_that_fails_leaves_what_was_there(
+    device: Callable[[], AbstractContextManager[torch.device]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, optimizers and the generator, of which dropout goes on to draw."""
+    monkeypatch.setattr(graph, "_TIMED_STEPS", 1)  # so that steps follow the recording
+    given: dict[str, Any] = {"device": device, "is_waiting": True, "clip_norm": 0.1}
+    config = dataclasses.replace(MODEL, top=dataclasses.replace(TINY, dropout=0.3))
+    expected, eager, _ = results_of(config, choice=StepGraphs.OFF, **given)
+    verdicts, state, replayed = results_of(config, choice=StepGraphs.AUTO, reason="could not be recorded", **given)
+    assert replayed == 0
+    assert verdicts == expected
+    for name, value in eager.items():
+        assert torch.equal(state[name], value), name
 
 
 def test_batches_of_ever_new_shapes_are_not_waited_for() -> None:
