@@ -132,6 +132,29 @@ def test_a_search_of_few_queries_waits_once_and_at_its_end(has_masks: bool, monk
     assert kernels.launched == [*expected, "best_kernel", "merge_kernel", "exact_kernel"]
 
 
+def test_a_mask_of_several_queries_is_taken_once() -> None:
+    queries = torch.zeros(4, 2)
+    one, other = full_mask(100), full_mask(100)
+    found = triton._Masks.of([one, None, other, one], queries)
+    assert found is not None
+    assert found.words.shape[0] == 2
+    assert found.row_of_query.tolist() == [0, -1, 1, 0]
+    assert triton._Masks.of([None] * 4, queries) is None
+
+
+def test_few_queries_have_lists_that_are_merged_and_hold_what_is_wanted() -> None:
+    for num, longest, most in ((1, 20_000, 400), (1, 1_000_000, 400), (64, 20_000, 400), (64, 10**6, 1000), (1, 5, 5)):
+        sizes = triton._Sizes.of(num, triton._Spans(totals=torch.zeros(num), longest=longest), most=most)
+        assert sizes.is_merged
+        assert sizes.programs <= max(triton._FEWEST_PROGRAMS, triton._MOST_PROGRAMS // num)
+        assert sizes.has_more or sizes.programs * sizes.block >= longest
+        assert sizes.keep >= (most if sizes.has_more else min(most, sizes.block))
+    for num, most in ((65, 400), (1, 5000)):
+        sizes = triton._Sizes.of(num, triton._Spans(totals=torch.zeros(num), longest=10**6), most=most)
+        assert not sizes.is_merged
+        assert sizes.programs * sizes.block >= 10**6
+
+
 def test_asking_for_triton_where_it_cannot_run_is_an_error() -> None:
     tables, queries, by_cluster, by_row = random_problem(0, most_rows=50)
     if not why_not_triton(queries):

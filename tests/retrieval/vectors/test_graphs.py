@@ -125,6 +125,7 @@ def test_rows_are_bounded_without_asking_the_device() -> None:
                     ranks = torch.arange(len(order))
                     taken = (ranks < max(probes, 1)) | (before < least)
                     assert int(order[taken].sum()) <= bound
+                    assert int(taken.sum()) <= tables.most_clusters(probes, least=least)
     wait = functools.partial(is_without_wait, most=100)
     assert wait(64, knows_sizes=False)
     assert not wait(65, knows_sizes=True)

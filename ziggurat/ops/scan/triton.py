@@ -382,7 +382,7 @@ class _Sizes(NamedTuple):
                 block = max(block, power_of_two(most))
                 blocks = max(1, -(-spans.longest // block))
                 programs = min(programs, blocks)
-            if programs == blocks or block <= _BLOCK:
+            if block <= _BLOCK:
                 return _Sizes(block, programs, min(block, power_of_two(most)), programs < blocks, is_merged=True)
         block = min(longest, _BLOCK)
         programs = max(1, -(-spans.longest // block))
