@@ -32,6 +32,7 @@ from torch import Tensor
 from ziggurat.arguments import check_arguments
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.features.schema import column_of
 from ziggurat.serving.answering.chain import Candidates, Chain, Question
 from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
 from ziggurat.serving.answering.isolated import isolated, or_raise
@@ -54,7 +55,7 @@ from ziggurat.serving.answers import (
 from ziggurat.serving.export.export_folder import ExportFolder, open_export
 from ziggurat.serving.golden import check_golden
 from ziggurat.serving.load_parts import load_parts
-from ziggurat.serving.request_rows import canonical_id, refuse_unknown
+from ziggurat.serving.request_rows import canonical_id, in_plain_numbers, refuse_unknown
 
 
 class Recommender:
@@ -75,6 +76,10 @@ class Recommender:
         self._info = info
         self._user_columns = tuple(column.name for column in info.user_columns)
         self._item_columns = tuple(column.name for column in info.item_columns)
+        parts = [part for part in (chain.ranker, chain.encoder) if part is not None]
+        sides = [side.preprocessing for part in parts for side in (part.users, part.items)]
+        features = [each for side in sides if side is not None for each in side.schema.features]
+        self._number_columns = {column_of(each) for each in features if each.reads_numbers} | set(chain.numbers)
 
     @staticmethod
     @check_arguments
@@ -352,6 +357,7 @@ class Recommender:
     def _asker(self, user: Mapping[str, Any]) -> Question:
         """Describe the asker: the columns of the request, completed by what is known of the user."""
         refuse_unknown(user, self._user_columns, what="user")
+        user = in_plain_numbers(user, columns=self._number_columns, written=self.chain.settings.written)
         if self._users is None:
             return Question(row=dict(user), k=1)
         number = self._users.number(user)
@@ -402,8 +408,9 @@ class Recommender:
     def _split_items(self, request: RankRequest) -> GivenItems:
         ids = [item for item in request.items if isinstance(item, str)]
         given = {place: item for place, item in enumerate(request.items) if not isinstance(item, str)}
-        for item in given.values():
+        for place, item in given.items():
             refuse_unknown(item, self._item_columns, what="item")
+            given[place] = in_plain_numbers(item, columns=self._number_columns, written=self.chain.settings.written)
         if given and self.chain.catalogue is not None:
             given = self.chain.catalogue.completed(given, columns=self._item_columns)
         numbers = self._catalogue().numbers(ids) if ids else torch.empty(0, dtype=torch.int64)

@@ -4,6 +4,10 @@ A data set has one type a column; the users of one batch of requests may send 17
 become their canonical text one by one (`data/preprocess/values/cells.py` says which), numbers floats, lists lists,
 before the run's own preprocessing sees them: the same values then give the same rows as in a file.
 
+Numbers in the text of a request are written as in the files of the run: where these have a decimal comma or marks
+between thousands, "1.200" is 1200 in both, and a text that such a file could not have is refused. A number of JSON is
+the number that it is.
+
 What no feature can read (an object for a number, a list for an id) is a `RequestError` that names the column.
 """
 
@@ -11,8 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +27,7 @@ from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import RequestError
 from ziggurat.features.events import HISTORY_TIMES
 from ziggurat.features.schema import Schema, column_of
@@ -82,12 +88,60 @@ def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
             )
 
 
-def series_of(name: str, values: Iterable[Any], *, dtype: pl.DataType) -> pl.Series:
+def in_plain_numbers(row: Mapping[str, Any], *, columns: Collection[str], written: WrittenNumbers) -> Mapping[str, Any]:
+    """Return a row of a request in which texts of numbers are numbers, by the marks of the run's files.
+
+    Args:
+        row: raw columns by name, as a client sent them; none that an export keeps.
+        columns: those that are numbers.
+        written: the way in which the files of the run write numbers.
+
+    Raises:
+        RequestError: a text that is none in this way; names the column.
+    """
+    if written.is_plain:
+        return row
+    texts = [name for name, value in row.items() if name in columns and isinstance(value, str)]
+    return {**row, **{name: _written_number(row[name], column=name, written=written) for name in texts}}
+
+
+def _written_number(text: str, *, column: str, written: WrittenNumbers) -> float | str | None:
+    """Return the number that a text means by some marks; a text without any digit is left to who reads the column."""
+    if not any(each.isdigit() for each in text):
+        return text
+    number = _cast(text[:400], written)
+    if number is None:
+        raise RequestError(
+            expected=f"a number of JSON, or text of one as in the files of the run{written.in_words()}",
+            found=f"{text!r:.80}",
+            where=f"request, column {column!r}",
+            ways_out=(f'send the number itself: {{"{column}": 1234.5}}', "write the text as those files do"),
+        )
+    return number
+
+
+@functools.lru_cache(maxsize=10_000)  # a column of one text takes as long as one of a thousand
+def _cast(text: str, written: WrittenNumbers) -> float | None:
+    return written.cast(pl.Series([text], dtype=pl.String))[0]
+
+
+def series_of(
+    name: str, values: Iterable[Any], *, dtype: pl.DataType, written: WrittenNumbers = PLAIN_NUMBERS
+) -> pl.Series:
     """A column of a catalogue from values of any JSON type, or of the column's own.
+
+    Args:
+        name: of the column.
+        values: its cells.
+        dtype: its type.
+        written: the way in which texts of numbers are written.
 
     Raises:
         RequestError: a value that the column cannot hold.
     """
+    if dtype.is_numeric():
+        rows = ({name: value} for value in values)
+        values = [in_plain_numbers(row, columns=(name,), written=written)[name] for row in rows]
     cells = [_cell(value, dtype, name) for value in values]
     try:
         return pl.Series(name, cells, dtype=dtype, strict=True)

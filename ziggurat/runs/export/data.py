@@ -23,6 +23,7 @@ from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates,
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.written_numbers import WrittenNumbers
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
@@ -160,7 +161,9 @@ def make_users(
         names -= {*catalogue.columns.features, EARLIER}  # what users have had is kept beside their columns
         mine = [each.name for each in schema.features if column_of(each) in names]
         as_items = dataclasses.replace(named, items=Items(id=_USER, features=tuple(mine)))
-        frame = catalogue_of(of_users.source(), schema=as_items, keep=sorted(names))
+        source = of_users.source()
+        frame = catalogue_of(source, schema=as_items, keep=sorted(names))
+        frame = _with_numbers(frame, schemas=schemas, written=source.text.numbers)
         ids = canonical_text(frame[schema.group])
         assert ids is not None, "read as ids before"
         user_ids = NumberOfId(ids)
@@ -187,6 +190,15 @@ def make_users(
         offsets=torch.from_numpy(offsets),
         items=torch.from_numpy(items.astype(np.int32)),
     )
+
+
+def _with_numbers(frame: pl.DataFrame, *, schemas: Sequence[Schema], written: WrittenNumbers) -> pl.DataFrame:
+    """Turn texts with marks in columns of numbers into numbers: who reads an export knows no marks of files."""
+    if written.is_plain:
+        return frame
+    columns = {column_of(each) for schema in schemas for each in schema.features if each.reads_numbers}
+    texts = [name for name in frame.columns if name in columns and frame.schema[name] == pl.String]
+    return frame.with_columns(written.cast(frame[name]) for name in texts)
 
 
 def _events(

@@ -9,6 +9,7 @@ from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.parity import plain_columns, request_rows
 from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.recommender import Recommender
+from ziggurat.serving.request_rows import number_of
 
 _GOLDEN_ITEMS = 20
 
@@ -44,4 +45,13 @@ def _first_rows(data: RunData, number: int) -> list[dict[str, Any]]:
     if not number:
         return []
     chunk = next(iter(data.samples(num_rows=64 * number)))
-    return request_rows(plain_columns(chunk, (*data.schema.features, *data.more)).gather_every(64).head(number))
+    features = (*data.schema.features, *data.more)
+    rows = request_rows(plain_columns(chunk, features).gather_every(64).head(number))
+    if chunk.numbers.is_plain:
+        return rows
+    # Texts of requests are read by the marks of the run's files, which these have no more.
+    columns = {column_of(each) for each in features if each.reads_numbers}
+    return [
+        {name: number_of(value, column=name) if name in columns else value for name, value in row.items()}
+        for row in rows
+    ]

@@ -144,7 +144,8 @@ def export_run(
         sizes = {"num_candidates": config.num_candidates, "num_over_arch": config.num_over_arch}
         items = runs.main.preprocessing.schema.items
         repeats = Items.repeats if items is None else items.repeats
-        settings = ChainSettings(formula=formula, user_id=user_id, repeats=repeats, **sizes)
+        written = seen.raw.text.numbers
+        settings = ChainSettings(formula=formula, user_id=user_id, repeats=repeats, written=written, **sizes)
         if runs.encoder is not None:
             progress.say(f"{repeats.of_answers} (repeats = {repeats.value}); a request may say otherwise: exclude_seen")
         settings.write(folder / CHAIN_FILE)

@@ -20,6 +20,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from ziggurat.config import from_json, to_json
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import ExportError
 from ziggurat.features.items import Repeats
 from ziggurat.files import Format
@@ -50,6 +51,7 @@ class ChainSettings:
         num_over_arch: items that the index gives the OverArch, where there is one.
         user_id: column with the user's id, or "".
         repeats: of the run that retrieves: whether answers leave out what a user had, where a request does not say.
+        written: the way in which the files of the run write numbers, and so requests those in their texts.
     """
 
     formula: str
@@ -57,6 +59,7 @@ class ChainSettings:
     num_over_arch: Count = 2000
     user_id: str = ""
     repeats: Repeats = Repeats.LEAVE_OUT_BUT_TARGET
+    written: WrittenNumbers = PLAIN_NUMBERS
 
     @staticmethod
     def read(path: Any) -> ChainSettings:

@@ -1,0 +1,122 @@
+"""Texts of numbers in requests are read as those in the files of the run: decimal commas, marks between thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ziggurat as zg
+from tests.serving.shop import SETTINGS
+from ziggurat.data.raw.written_numbers import DecimalMark, ThousandsMark, WrittenNumbers
+from ziggurat.embeddings import EmbeddingConfig, KernelChoice
+from ziggurat.errors import RequestError
+from ziggurat.features.items import Items
+from ziggurat.models import MLPConfig
+from ziggurat.serving.answering.chain import ChainSettings
+from ziggurat.serving.answering.live_items import ItemChanges
+from ziggurat.serving.request_rows import in_plain_numbers
+
+SCHEMA = zg.Schema(
+    features=(
+        zg.Categorical(name="user_id"),
+        zg.Dense(name="income"),
+        zg.Categorical(name="item"),
+        zg.Dense(name="price"),
+    ),
+    labels=(zg.Label(name="like"),),
+    group="user_id",
+    items=Items(id="item", features=("item", "price")),
+)
+GERMAN = WrittenNumbers(decimal=DecimalMark.COMMA, thousands=ThousandsMark.POINT)
+
+
+def german(value: float) -> str:
+    """The number as in 1.234,5."""
+    return f"{value:,.1f}".translate(str.maketrans(",.", ".,"))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, zg.Recommender, pl.DataFrame]:
+    """A run on a German file, its export, and the rows."""
+    place = tmp_path_factory.mktemp("german")
+    draw = np.random.default_rng(0)
+    user = draw.integers(0, 30, 600)
+    item = draw.integers(0, 20, 600)
+    income = 900.0 + 150 * user
+    price = 500.5 + 100 * item
+    like = ((income > 3000) ^ (price > 1500)).astype(int)
+    rows = pl.DataFrame({"user_id": user, "income": income, "item": [f"i{each}" for each in item], "price": price})
+    rows = rows.with_columns(like=pl.Series(like))
+    written = rows.with_columns(pl.col(name).map_elements(german, pl.String) for name in ("income", "price"))
+    written.write_csv(place / "events.csv", separator=";")
+    tables = EmbeddingConfig(kernel=KernelChoice.TORCH)
+    model = zg.DCNv2Config(embedding_dim=4, deep=MLPConfig(hidden_dims=(8,)), embedding=tables)
+    data = zg.DataConfig(
+        train=(str(place / "events.csv"),),
+        separator=";",
+        decimal=DecimalMark.COMMA,
+        thousands=ThousandsMark.POINT,
+    )
+    zg.train_run(zg.RunConfig(data=data, table_schema=SCHEMA, model=model, training=SETTINGS), folder=place / "run")
+    zg.export_run(place / "run", out=place / "export", config=zg.ExportConfig(golden=4, program=False))
+    return place, zg.Recommender.load(place / "export"), rows
+
+
+def test_a_known_user_is_scored_as_in_the_run(exported: tuple[Path, zg.Recommender, pl.DataFrame]) -> None:
+    place, rec, rows = exported
+    scores = zg.load_run(place / "run").predict([str(place / "events.csv")])["like"].to_numpy()
+    for number in range(0, 40, 7):
+        row = rows.row(number, named=True)
+        by_id = rec.rank({"user_id": row["user_id"]}, [row["item"]]).items[0].score
+        in_text = rec.rank(
+            {"user_id": row["user_id"], "income": german(row["income"])},
+            [{"item": row["item"], "price": german(row["price"])}],
+        )
+        in_json = rec.rank({"user_id": row["user_id"], "income": row["income"]}, [row["item"]])
+        assert by_id == pytest.approx(scores[number], abs=1e-6)
+        assert in_text.items[0].score == pytest.approx(scores[number], abs=1e-6)
+        assert in_json.items[0].score == pytest.approx(scores[number], abs=1e-6)
+
+
+def test_a_text_that_the_files_could_not_have_is_refused(exported: tuple[Path, zg.Recommender, pl.DataFrame]) -> None:
+    _, rec, _ = exported
+    with pytest.raises(RequestError, match="a comma before the fraction") as refused:
+        rec.rank({"user_id": 1, "income": "1018.5"}, ["i3"])
+    assert refused.value.where == "request, column 'income'"
+    with pytest.raises(RequestError, match="'price'"):
+        rec.rank({"user_id": 1}, [{"item": "i3", "price": "12,5.0"}])
+    assert rec.rank({"user_id": 1, "income": ""}, ["i3"]).items, "missing, as ever"
+
+
+def test_examples_of_an_export_are_requests_that_it_answers(
+    exported: tuple[Path, zg.Recommender, pl.DataFrame],
+) -> None:
+    _, rec, _ = exported
+    example = {column.name: column.example for column in rec.info().user_columns if column.example is not None}
+    assert isinstance(example["income"], float)
+    assert rec.rank(example, ["i3"]).items
+    assert rec.check_golden() == 4
+
+
+def test_items_that_change_are_read_by_the_same_marks(exported: tuple[Path, zg.Recommender, pl.DataFrame]) -> None:
+    place, _, _ = exported
+    rec = zg.Recommender.load(place / "export")
+    rec.change_items(ItemChanges(upsert=({"item": "new", "price": "1.234,5"},)))
+    assert rec.item("new")["price"] == 1234.5
+    with pytest.raises(RequestError, match="a comma before the fraction"):
+        rec.change_items(ItemChanges(upsert=({"item": "new", "price": "1234.5"},)))
+
+
+def test_marks_stand_in_the_export_and_plain_ones_are_the_default(
+    exported: tuple[Path, zg.Recommender, pl.DataFrame], tmp_path: Path
+) -> None:
+    _, rec, _ = exported
+    assert rec.chain.settings.written == GERMAN
+    ChainSettings(formula="like", written=GERMAN).write(tmp_path / "chain.json")
+    assert ChainSettings.read(tmp_path / "chain.json").written == GERMAN
+    row = {"age": "1.5", "name": "a"}
+    assert in_plain_numbers(row, columns={"age"}, written=WrittenNumbers()) is row
+    assert in_plain_numbers({"age": "1.500"}, columns={"age"}, written=GERMAN) == {"age": 1500.0}
