@@ -227,6 +227,61 @@ def test_a_drain_closes_idle_connections_after_a_while() -> None:
     assert serving(body, linger_s=0.3) < 3
 
 
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (CHUNKED + b"\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n", 200),
+        (CHUNKED + b"\r\n5\r\n" + BODY[:5] + b"\r\n%x;a=b\r\n" % (len(BODY) - 5) + BODY[5:] + b"\r\n0\r\n\r\n", 200),
+        (CHUNKED + b"Trailer: X-A\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nX-A: 1\r\n\r\n", 200),
+        # A trailer is no header: it changes neither the deadline nor who asks.
+        (CHUNKED + b"\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nX-Deadline-Ms: 0\r\nHost: evil\r\n\r\n", 200),
+        (CHUNKED + b"\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nX-A: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (CHUNKED + b"\r\n-5\r\n", 400),
+        (CHUNKED + b"\r\n" + b"f" * 17 + b"\r\n", 400),
+    ],
+)
+def test_bodies_in_chunks_and_what_follows_them(content: bytes, status: int) -> None:
+    async def body(port: int, server: DrainingServer) -> tuple[Any, Any]:
+        return await send(port, content), await send(port, GOOD)
+
+    answer, good = serving(body)
+    assert (answer[0], good[0]) == (status, 200)
+
+
+def test_a_request_behind_one_in_chunks_with_a_trailer_is_answered_for_itself() -> None:
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        first = CHUNKED + b"\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nX-A: 1\r\n\r\n"
+        writer.write(first + GOOD.replace(BODY, BODY.replace(b"2", b"1")))
+        answers = [await answer_of(reader) for _ in range(2)]
+        writer.close()
+        return [len(json.loads(answer[2])["items"]) for answer in answers]
+
+    assert serving(body) == [2, 1]
+
+
+def test_a_client_that_waits_for_leave_to_send_gets_it() -> None:
+    """`Expect: 100-continue`, as curl sends it before bodies of more than a mebibyte, and Java before any."""
+
+    async def body(port: int, server: DrainingServer) -> tuple[bytes, int, int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY))
+        leave = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        writer.write(BODY)
+        answer = await answer_of(reader)
+        writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: 1000000000\r\n\r\n")
+        refused = await answer_of(reader)
+        writer.close()
+        return leave, answer[0], refused[0]
+
+    leave, answered, refused = serving(body)
+    assert leave.startswith(b"HTTP/1.1 100 ")
+    assert (answered, refused) == (200, 413), "no leave for what is too long"
+
+
 def test_pipelined_requests_are_answered_in_order() -> None:
     async def body(port: int, server: DrainingServer) -> list[int]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

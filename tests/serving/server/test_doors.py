@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving.server.proxies import Kind, Proxy
 from tests.serving.server.running import Running, running, wait_until
 from ziggurat.errors import ConfigError
 from ziggurat.serving.server.admin_socket import bind_admin, remove_socket
@@ -69,6 +70,19 @@ def test_admin_routes_are_closed_behind_a_proxy_that_adds_no_header(server: Runn
     finally:
         proxy.process.terminate()
         proxy.process.wait(timeout=10)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_admin_routes_are_closed_behind_any_proxy_and_the_others_are_open(server: Running, kind: Kind) -> None:
+    with Proxy(server.port, kind) as proxy:
+        behind = Running(process=server.process, port=proxy.port, folder=server.folder, log=server.log)
+        status, answer = behind.recommend()
+        assert (status, len(answer["items"])) == (200, 3)
+        assert behind.get("/readyz")[0] == 200
+        status, answer = behind.post("/admin/swap", {"export": str(server.folder / "export")})
+        assert (status, answer["error"]["found"]) == (403, "one through a port")
+        status, _ = behind.post("/recommend", {"user": {"user_id": "u1"}}, Host="evil.example")
+        assert status == (200 if kind is Kind.PLAIN else 421), "the name that the server was asked by"
 
 
 def test_admin_routes_are_open_through_the_socket_alone(server: Running) -> None:

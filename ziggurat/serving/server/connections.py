@@ -119,9 +119,10 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is there whole."""
+        """A header is there whole, or a trailer behind a body in chunks, which is none (RFC 9110, 6.5.1)."""
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if not self._has_headers:
+            super().on_header(name, value)
 
     def _count(self, num_bytes: int) -> None:
         self._header_bytes += num_bytes
