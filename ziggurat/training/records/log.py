@@ -27,7 +27,7 @@ _SHOWN_EVERY_S = 30.0
 
 
 class MetricsFile:
-    """Appends to metrics.jsonl.
+    """Appends lines to metrics.jsonl, after cutting it back to the step where a run goes on.
 
     Args:
         path: the file.
