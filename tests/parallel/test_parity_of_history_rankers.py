@@ -59,4 +59,11 @@ def check(rank: int, plan_json: Any, configs: dict[str, Any], dense: str) -> Non
 @pytest.mark.parametrize("dense", [DenseParallelism.DDP, pytest.param(DenseParallelism.FSDP, marks=pytest.mark.slow)])
 def test_rankers_of_a_history_equal_one_device(dense: DenseParallelism) -> None:
     assert BST.history.times
-    run_ranks(check, 2, to_json(PLAN), {kind: to_json(config) for kind, config in CONFIGS.items()}, dense.value)
+    run_ranks(
+        check,
+        2,
+        to_json(PLAN),
+        {kind: to_json(config) for kind, config in CONFIGS.items()},
+        dense.value,
+        timeout_s=240.0,
+    )

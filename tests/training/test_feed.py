@@ -49,10 +49,10 @@ def test_a_source_that_counts_epochs_skips_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_which_one_waits_for_the_other_skip_no_epoch(tmp_path: Path) -> None:
-    whole_ranks = run_ranks(train_blocks, 2, 2, str(tmp_path / "ranks"), 0, False, [100, 50], True)
+    whole_ranks = run_ranks(train_blocks, 2, 2, str(tmp_path / "ranks"), 0, False, [100, 50], True, timeout_s=240.0)
     for stop in (6, 7):
-        run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), stop, False, [100, 50], True)
-        again = run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), 0, True, [100, 50], True)
+        run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), stop, False, [100, 50], True, timeout_s=240.0)
+        again = run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), 0, True, [100, 50], True, timeout_s=240.0)
         assert again == whole_ranks, stop
 
 

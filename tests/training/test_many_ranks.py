@@ -38,7 +38,7 @@ def run(world_size: int, case: Case, folder: Path, *, resume: bool = False, **ch
     """Metrics of the final weights; those of all ranks are the same."""
     if world_size == 1:
         return train(0, 1, as_data(case), str(folder), changes, resume)
-    results = run_ranks(train, world_size, world_size, as_data(case), str(folder), changes, resume)
+    results = run_ranks(train, world_size, world_size, as_data(case), str(folder), changes, resume, timeout_s=240.0)
     assert all(result == results[0] for result in results)
     return results[0]
 
@@ -123,7 +123,9 @@ def test_the_best_weights_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clip_norm", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_nan_on_one_rank_stops_all_and_touches_no_weight(tmp_path: Path, clip_norm: float) -> None:
     case = Case(nan_row=100, towers=True, tower_size=1)
-    for outcome in run_ranks(train_to_error, 2, 2, as_data(case), str(tmp_path), {"clip_norm": clip_norm}):
+    for outcome in run_ranks(
+        train_to_error, 2, 2, as_data(case), str(tmp_path), {"clip_norm": clip_norm}, timeout_s=240.0
+    ):
         assert outcome.startswith("NumericsError")
         assert "on rank" in outcome
     run(2, case, tmp_path / "skip", clip_norm=clip_norm, non_finite=NonFinite.SKIP)

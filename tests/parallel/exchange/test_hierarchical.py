@@ -83,7 +83,7 @@ def between_hosts(issued: Sequence[Collective], ranks_per_host: int) -> int:
 
 @pytest.mark.parametrize(("world_size", "ranks_per_host"), [(4, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
 def test_it_sums_what_the_flat_reduction_sums_in_one_order(world_size: int, ranks_per_host: int) -> None:
-    found = run_ranks(every_way, world_size, ranks_per_host)
+    found = run_ranks(every_way, world_size, ranks_per_host, timeout_s=240.0)
     for reduction, tolerance in ((Reduction.FP32, 1e-6), (Reduction.BF16, 2**-6)):
         flat = [each[f"flat {reduction}"] for each in found]
         by_host = [each[f"hierarchical {reduction}"] for each in found]

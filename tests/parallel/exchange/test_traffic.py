@@ -77,8 +77,8 @@ def test_flat_exchange() -> None:
 @pytest.mark.slow
 def test_bytes_that_cross_hosts_do_not_depend_on_how_ranks_are_numbered() -> None:
     for compression in (0.0, 4.0):
-        neighbours = run_ranks(traffic_of_a_step, 4, compression, "fp32")
-        in_turn = run_ranks(traffic_of_a_step, 4, compression, "fp32", (0, 1, 0, 1))
+        neighbours = run_ranks(traffic_of_a_step, 4, compression, "fp32", timeout_s=240.0)
+        in_turn = run_ranks(traffic_of_a_step, 4, compression, "fp32", (0, 1, 0, 1), timeout_s=240.0)
         assert neighbours[0] == in_turn[0]
         assert in_turn == in_turn[:1] * 4
 

@@ -68,7 +68,7 @@ def check(rank: int, plans: list[object], num_parts: int) -> None:
     [pytest.param(1, 1, marks=pytest.mark.slow), (2, 1), pytest.param(4, 1, marks=pytest.mark.slow), (2, 2)],
 )
 def test_every_placement(world_size: int, num_parts: int) -> None:
-    run_ranks(check, world_size, [to_json(placed(world_size, kind)) for kind in Placement], num_parts)
+    run_ranks(check, world_size, [to_json(placed(world_size, kind)) for kind in Placement], num_parts, timeout_s=240.0)
 
 
 def drawn(generator: random.Random, case: Case) -> tuple[Batch, tuple[FeatureGroup, ...]]:
@@ -145,7 +145,7 @@ def cases_of(world_size: int, *, seed: int, each: int) -> list[object]:
 )
 def test_models_and_towers_with_random_repeats(world_size: int, each: int) -> None:
     """Forward, gradients, and weights after two steps are those of one device on the plain batch."""
-    run_ranks(check_case, world_size, cases_of(world_size, seed=world_size, each=each))
+    run_ranks(check_case, world_size, cases_of(world_size, seed=world_size, each=each), timeout_s=600.0)
 
 
 def test_a_tower_computes_on_slices_if_all_its_features_are_in_one_group() -> None:

@@ -112,7 +112,7 @@ def test_a_run_that_grows_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_ranks_decide_as_one_device_does(tmp_path: Path) -> None:
     growing_trainer(tmp_path / "one").fit()
     placements = [each.value for each in (Placement.ROW_WISE, Placement.COLUMN_WISE, Placement.DATA_PARALLEL)]
-    run_ranks(train, 2, 2, str(tmp_path), placements)
+    run_ranks(train, 2, 2, str(tmp_path), placements, timeout_s=240.0)
     growing_trainer(tmp_path / CUT).fit(resume=True)  # on one device what two ranks have begun
     alone = stored(tmp_path / "one")
     for placement in [*placements, CUT]:
