@@ -26,6 +26,7 @@ from ziggurat.cli.serving.serve_verb import SERVE
 from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
 from ziggurat.cli.verb import Takes, Verb
 from ziggurat.cli.verbs import BENCH, DEMO, DOCTOR, RECIPES, REPORT, TRAIN, VERIFY, to_go_on
+from ziggurat.commands import take_extensions, with_extensions
 from ziggurat.errors import FileError, SchemaError, ZigguratError
 from ziggurat.files.streams import say
 
@@ -90,9 +91,10 @@ def _main(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
         if unknown:
             raise options.parser.unknown(unknown)
         load_extensions(options.extension)
+        take_extensions(options.extension, verbs=verbs)
         return _run(verb, options, [*rest, *settings], interrupts=interrupts)
     except ZigguratError as error:
-        say(f"{type(error).__name__}\n{error}\n")
+        say(with_extensions(f"{type(error).__name__}\n{error}\n"))
         if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
             from ziggurat.parallel.lost_ranks import end_process
 
@@ -141,7 +143,7 @@ def _run(verb: Verb, options: argparse.Namespace, rest: list[str], *, interrupts
             ways = to_go_on(options)
         except (AttributeError, ImportError):  # half imported, so nothing can have been trained
             ways = "no step was trained: give the same command again"
-        say(f"\ninterrupted; {ways}\n")
+        say(with_extensions(f"\ninterrupted; {ways}\n"))
         return 130
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from ziggurat.commands import with_extensions
 from ziggurat.files.streams import answering, folded
 
 _GAP = "   "
@@ -28,6 +29,7 @@ def print_line(line: str) -> None:
     from rich.console import Console
 
     console = Console()
+    line = with_extensions(line)
     text = folded(line, width=console.width) if console.is_terminal else line
     with answering():
         console.print(text, soft_wrap=True, markup=False, highlight=False)
