@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import itertools
 import json
 import os
@@ -315,6 +316,9 @@ def _dlrm(run: Run, name: str, *, size: int, compile_: Compile, contests: Mappin
     tuned = Tuned(Machine(device=run.device, quick=False), workload, raws)
 
     def one(case: str, names: tuple[str, ...]) -> Mapping[str, Any]:
+        gc.collect()  # contestants of the contest before hold tables of 13 GB, and point at themselves
+        if run.is_gpu:
+            torch.cuda.empty_cache()
         contest: dict[str, Contestant | Tuned] = {each: made[each]() for each in names}
         _in_turns(run, case, contest | {"tuned": tuned}, size=workload.batch_size)
         return {}
