@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
+from tests.training.test_late_steps import MODEL, settings
+from tests.training.tiny import tiny_dataset, tiny_inputs
+from ziggurat.models import build_model
 from ziggurat.training.config import Compile
+from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.report.startup import _compile_line
 from ziggurat.training.step.compiled import compiled_dense
+from ziggurat.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,28 @@ def test_the_report_says_whether_graphs_are_taken() -> None:
     assert _compile_line(step) == "cuda_graphs (full batches as CUDA graphs, others eagerly)"
     step.config.compile = Compile.DEFAULT
     assert _compile_line(step) == "default"
+
+
+class Told(NoProgress):
+    """Keeps what is said, and when steps are shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        del note, total
+        self.lines.append(f"{done} rows")
+
+
+@pytest.mark.parametrize("mode", [Compile.DEFAULT, Compile.OFF])
+def test_a_run_says_before_its_first_step_that_it_compiles(mode: Compile, tmp_path: Path) -> None:
+    model = build_model(MODEL, tiny_inputs(), seed=0)
+    told = Told()
+    with mock.patch("torch.compile", side_effect=lambda forward, **kwargs: forward):
+        config = settings(compile=mode)
+        Trainer(model, config=config, train=tiny_dataset(64), folder=tmp_path / "run", progress=told).fit()
+    said = ["the first step compiles the dense network: 10 to 110 s, 2 to 5 s from the cache"]
+    assert told.lines == [*(said if mode is Compile.DEFAULT else []), "32 rows", "64 rows"]

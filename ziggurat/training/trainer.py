@@ -445,6 +445,11 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ one pass over data
 
+    def _say_news(self) -> None:
+        """Say what has been decided about steps."""
+        for line in self.step.take_news():
+            self.progress.say(line)
+
     def _pass(self) -> Iterator[MadeStep]:
         """Make the steps that are left of a pass over the data."""
         position = self.position
@@ -460,11 +465,11 @@ class Trainer:
             negatives=self.negatives,
             growing=self.growing,
         )
+        self._say_news()
         begin = time.perf_counter()
         for fed in batches:
             made = self._train_on(fed, begin=begin)
-            for line in self.step.take_news():
-                self.progress.say(line)
+            self._say_news()
             self.judge.judge(position)
             self._show(made, done=position.rows - first_row)
             if made.is_last:
