@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class ZigguratError(Exception):
@@ -43,6 +44,16 @@ class ZigguratError(Exception):
     def __str__(self) -> str:
         ways = "\n".join(f"  {number}. {way}" for number, way in enumerate(self.ways_out, start=1))
         return f"expected: {self.expected}\nfound:    {self.found}\nwhere:    {self.where}\nways out:\n{ways}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the error as plain data, for another process; `error_from_json` reads it."""
+        return {
+            "kind": type(self).__name__,
+            "expected": self.expected,
+            "found": self.found,
+            "where": self.where,
+            "ways_out": list(self.ways_out),
+        }
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword-only arguments do not cross process borders without this.
@@ -113,6 +124,21 @@ class ExportError(ZigguratError, OSError):
 
 class NumericsError(ZigguratError, ArithmeticError):
     """A loss, gradient or metric is NaN or infinite, or undefined for the data given."""
+
+
+def error_from_json(data: Mapping[str, Any], *, more: Sequence[type[ZigguratError]] = ()) -> ZigguratError:
+    """Read what `ZigguratError.to_json` wrote: the error of another process, of its own kind where that is known.
+
+    Args:
+        data: kind, and four parts.
+        more: kinds that are known beside those of this module.
+    """
+    kinds = {name: each for name, each in globals().items() if isinstance(each, type)}
+    kinds |= {each.__name__: each for each in more}
+    kind = kinds.get(data["kind"], ZigguratError)
+    if not issubclass(kind, ZigguratError):
+        kind = ZigguratError
+    return kind(expected=data["expected"], found=data["found"], where=data["where"], ways_out=tuple(data["ways_out"]))
 
 
 def nearest_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:

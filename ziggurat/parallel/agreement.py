@@ -27,9 +27,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ziggurat import errors
 from ziggurat.config import JSON
-from ziggurat.errors import ConfigError, TopologyError, ZigguratError
+from ziggurat.errors import ConfigError, TopologyError, ZigguratError, error_from_json
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.process_groups import end_group
 
@@ -94,7 +93,8 @@ class Agreement:
         try:
             message["value"] = action()
         except BaseException as error:
-            failure, message["error"] = error, _error_to_json(error)
+            failure = error
+            message["error"] = (error if isinstance(error, ZigguratError) else _unexpected(error)).to_json()
         try:
             replies = self.gather(message)
         finally:
@@ -102,7 +102,9 @@ class Agreement:
                 raise failure
         for rank, reply in enumerate(replies):
             if "error" in reply:
-                raise _error_from_json(reply["error"], rank=rank)
+                error = error_from_json(reply["error"])
+                error.where = f"rank {rank}: {error.where}"
+                raise error
         return [reply["value"] for reply in replies]
 
     def gather(self, value: JSON) -> list[Any]:
@@ -113,15 +115,20 @@ class Agreement:
         """The bytes of every rank, in rank order; collective."""
         if self._group is None:
             return [mine]
-        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
         with communicating("agreement of all ranks"):
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-            dist.all_gather(lengths, torch.tensor([sent.numel()]), group=self._group)
-            padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
-            padded[: sent.numel()] = sent
-            parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
-            dist.all_gather(parts, padded, group=self._group)
-        return [part[: int(length)].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
+            return all_gather_bytes(mine, group=self._group)
+
+
+def all_gather_bytes(mine: bytes, *, group: dist.ProcessGroup) -> list[bytes]:
+    """Return the bytes of every rank of a gloo group, in rank order; collective. They travel padded to the longest."""
+    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, torch.tensor([sent.numel()]), group=group)
+    padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
+    padded[: sent.numel()] = sent
+    parts = [torch.zeros_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group=group)
+    return [part[: int(length)].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
 
 
 def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratError] = ConfigError) -> None:
@@ -185,26 +192,10 @@ def ranks_text(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"
 
 
-def _error_to_json(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, ZigguratError):
-        parts = {"expected": error.expected, "found": error.found, "where": error.where}
-        return {"kind": type(error).__name__, **parts, "ways_out": list(error.ways_out)}
-    return {
-        "kind": TopologyError.__name__,
-        "expected": "every rank to do its part",
-        "found": f"{type(error).__name__}: {error}",
-        "where": f"process {os.getpid()}",
-        "ways_out": ["see the traceback of that rank"],
-    }
-
-
-def _error_from_json(parts: dict[str, Any], *, rank: int) -> ZigguratError:
-    kind = getattr(errors, parts["kind"], TopologyError)
-    if not (isinstance(kind, type) and issubclass(kind, ZigguratError)):
-        kind = TopologyError
-    return kind(
-        expected=parts["expected"],
-        found=parts["found"],
-        where=f"rank {rank}: {parts['where']}",
-        ways_out=parts["ways_out"],
+def _unexpected(error: BaseException) -> TopologyError:
+    return TopologyError(
+        expected="every rank to do its part",
+        found=f"{type(error).__name__}: {error}",
+        where=f"process {os.getpid()}",
+        ways_out="see the traceback of that rank",
     )

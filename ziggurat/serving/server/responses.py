@@ -14,7 +14,6 @@ from typing import Any
 from starlette.responses import Response
 
 from ziggurat.errors import ZigguratError
-from ziggurat.serving.server.processes.control import error_to_json
 
 try:
     import orjson
@@ -43,5 +42,5 @@ def json_response(data: Any, *, status: int = 200, headers: Mapping[str, str] | 
 
 def error_json(error: ZigguratError, *, kind: str = "") -> dict[str, Any]:
     """An error in four parts as plain data."""
-    data = error_to_json(error)
+    data = error.to_json()
     return {"error": data | {"kind": kind or data["kind"]}}

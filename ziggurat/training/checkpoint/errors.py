@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
 
 _WAYS_OUT = {
@@ -84,25 +83,3 @@ def reading(path: Path) -> Iterator[None]:
                 ways_out=_OF_THIS_PROCESS[error.errno],
             ) from error
         raise damaged(path, expected="a readable file", found=error.strerror or str(error)) from error
-
-
-def error_to_json(error: CheckpointError) -> JSON:
-    """Convert an error to JSON to send between ranks; `error_from_json` undoes it."""
-    return {
-        "damaged": isinstance(error, DamagedCheckpointError),
-        "expected": error.expected,
-        "found": error.found,
-        "where": error.where,
-        "ways_out": list(error.ways_out),
-    }
-
-
-def error_from_json(data: dict, *, rank: int) -> CheckpointError:
-    """The error of another rank, with its number in `where`."""
-    kind = DamagedCheckpointError if data["damaged"] else CheckpointError
-    return kind(
-        expected=data["expected"],
-        found=data["found"],
-        where=f"{data['where']} (rank {rank})",
-        ways_out=data["ways_out"],
-    )

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ziggurat.config import JSON
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, error_from_json
+from ziggurat.parallel.agreement import all_gather_bytes
 from ziggurat.parallel.lost_ranks import communicating, silent_ranks
 from ziggurat.parallel.process_groups import end_group
-from ziggurat.training.checkpoint.errors import error_from_json, error_to_json
+from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 
 TIMEOUT_S = 1800.0
 
@@ -72,10 +72,9 @@ class CheckpointRanks:
         reply: dict[str, Any] = {}
         try:
             reply["value"] = action()
-        except CheckpointError as error:
-            failure, reply["error"] = error, error_to_json(error)
         except BaseException as error:
-            failure, reply["error"] = error, error_to_json(_unexpected(error))
+            failure = error
+            reply["error"] = (error if isinstance(error, CheckpointError) else _unexpected(error)).to_json()
         try:
             replies = [reply] if self._group is None else self._all_gather(reply, self._group)
         finally:
@@ -83,7 +82,9 @@ class CheckpointRanks:
                 raise failure
         for rank, other in enumerate(replies):
             if "error" in other:
-                raise error_from_json(other["error"], rank=rank)
+                told = error_from_json(other["error"], more=(DamagedCheckpointError,))
+                told.where = f"{told.where} (rank {rank})"
+                raise told
         return [other["value"] for other in replies]
 
     def agree_on_coordinator(self, action: Callable[[], JSON]) -> Any:
@@ -91,15 +92,8 @@ class CheckpointRanks:
         return self.agree(lambda: action() if self.is_coordinator else None)[0]
 
     def _all_gather(self, message: JSON, group: dist.ProcessGroup) -> list[dict[str, Any]]:
-        text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
         try:
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-            dist.all_gather(lengths, torch.tensor([text.numel()]), group=group)
-            longest = int(max(lengths))
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: text.numel()] = text
-            texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-            dist.all_gather(texts, padded, group=group)
+            return list(map(json.loads, all_gather_bytes(json.dumps(message).encode(), group=group)))
         except RuntimeError as error:
             silent = silent_ranks()
             found = (str(error).splitlines() or [type(error).__name__])[0]
@@ -112,8 +106,6 @@ class CheckpointRanks:
                     "if it only takes long to write: --training.checkpoint.timeout-s 7200",
                 ),
             ) from error
-        pairs = zip(texts, lengths, strict=True)
-        return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in pairs]
 
 
 def _unexpected(error: BaseException) -> CheckpointError:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.server.running import running
 from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json
 
 
 def pair() -> tuple[Control, Control]:
@@ -49,9 +49,9 @@ def test_bytes_that_are_no_message_raise(content: bytes) -> None:
 
 def test_an_error_goes_there_and_back_and_what_is_none_raises() -> None:
     error = ConfigError(expected="a", found="b", where="c", ways_out=("d", "e"))
-    back = error_from_json(error_to_json(error))
+    back = error_from_json(error.to_json())
     assert (type(back), str(back)) == (ConfigError, str(error))
-    good = error_to_json(error)
+    good = error.to_json()
     assert type(error_from_json(good | {"kind": "Sequence"})) is ZigguratError, "a name of the module, no error"
     for bad in (None, [], {}, good | {"found": 3}, good | {"ways_out": "d"}, good | {"ways_out": [1]}):
         with pytest.raises(BrokenMessageError):

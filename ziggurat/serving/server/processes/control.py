@@ -104,13 +104,6 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return message
 
 
-def error_to_json(error: ZigguratError) -> dict[str, Any]:
-    """An error in four parts as plain data."""
-    kind = type(error).__name__
-    parts = {"expected": error.expected, "found": error.found, "where": error.where, "ways_out": list(error.ways_out)}
-    return {"kind": kind, **parts}
-
-
 def error_from_json(data: Any) -> ZigguratError:
     """Return the error again, of its own kind where it is one of `ziggurat.errors`.
 
@@ -123,10 +116,7 @@ def error_from_json(data: Any) -> ZigguratError:
     ways_out = data.get("ways_out")
     if not isinstance(ways_out, list) or not all(isinstance(way, str) for way in ways_out):
         raise BrokenMessageError(f"{ways_out!r:.80}: no ways out")
-    kind = getattr(errors, data["kind"], None)
-    if not (isinstance(kind, type) and issubclass(kind, ZigguratError)):
-        kind = ZigguratError
-    return kind(expected=data["expected"], found=data["found"], where=data["where"], ways_out=tuple(ways_out))
+    return errors.error_from_json(data)
 
 
 def in_lines(error: ZigguratError) -> str:

@@ -42,7 +42,6 @@ from ziggurat.serving.server.processes.control import (
     BrokenMessageError,
     Control,
     error_from_json,
-    error_to_json,
     in_lines,
 )
 from ziggurat.serving.server.processes.own_folder import OwnFolder
@@ -445,7 +444,7 @@ class Supervisor:
                 ways_out="ask again when it is done",
             )
             if asked_by is not None:
-                asked_by.control.send(refused=error_to_json(error), number=number)
+                asked_by.control.send(refused=error.to_json(), number=number)
             return
         if export == self._command:
             self._seen_export = identity_of(export)  # a bad one is tried once
@@ -505,7 +504,7 @@ class Supervisor:
         self._forget_copies()
         _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), in_lines(error))
         if swap.asked_by is not None:
-            swap.asked_by.control.send(refused=error_to_json(error), number=swap.number)
+            swap.asked_by.control.send(refused=error.to_json(), number=swap.number)
 
     def _look_at_export(self) -> None:
         identity = identity_of(self._command)

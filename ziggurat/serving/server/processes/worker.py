@@ -36,7 +36,7 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
-from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json
 from ziggurat.serving.server.processes.private_export import PrivateExport
 from ziggurat.serving.server.queue.engine import Request
 from ziggurat.serving.server.reading import RefusedRequestError, refused, refused_as
@@ -198,7 +198,7 @@ def _work(task: WorkerTask, control: Control) -> int:
         )
         app.engine.warm_up(examples(app.info))
     except ZigguratError as error:
-        control.send(failed=error_to_json(task.export.of_source(error)))
+        control.send(failed=task.export.of_source(error).to_json())
         return 1
     except OSError as problem:  # the system's refusal says nothing of the export, which may be sound
         error = FileError(
@@ -207,7 +207,7 @@ def _work(task: WorkerTask, control: Control) -> int:
             where=str(problem.filename or task.metrics),
             ways_out=("free space there", "name another folder: TMPDIR=FOLDER ziggurat serve …"),
         )
-        control.send(failed=error_to_json(task.export.of_source(error)))
+        control.send(failed=task.export.of_source(error).to_json())
         return 1
     except Exception as problem:
         _log.exception("an export could not be loaded")
@@ -217,7 +217,7 @@ def _work(task: WorkerTask, control: Control) -> int:
             where=str(task.export.source),
             ways_out="export it again",
         )
-        control.send(failed=error_to_json(error))
+        control.send(failed=error.to_json())
         return 1
     gc.collect()
     gc.freeze()  # the export's objects are never garbage: collections need not look at them

@@ -27,7 +27,7 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
-from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json
 from ziggurat.serving.server.processes.worker import WATCH_S, become, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
 
@@ -70,7 +70,7 @@ def run_shard(task: ShardTask, control: Control) -> int:
     try:
         versions.load(task.export if task.copy is None else task.copy())
     except ZigguratError as error:
-        control.send(failed=error_to_json(error))
+        control.send(failed=error.to_json())
         return 1
     if control.send(ready=True):
         asyncio.run(_serve(app, task, config, control))
