@@ -39,6 +39,7 @@ class CheckpointRanks:
         self.rank = 0
         self.world_size = 1
         self._group: dist.ProcessGroup | None = None
+        self._is_of_some = process_group is not None
         if dist.is_available() and dist.is_initialized():
             self.rank = dist.get_rank(process_group)
             self.world_size = dist.get_world_size(process_group)
@@ -52,8 +53,12 @@ class CheckpointRanks:
             self._group = group
 
     def close(self) -> None:
-        """End the group that ranks agree over, after the last agreement; all ranks do."""
-        if self._group is not None:
+        """End the group that ranks agree over, after the last agreement; all ranks do.
+
+        One of some ranks of the job stays until the job ends. torch calls it by a hash of its ranks, and a second group
+        of that name would wait for the addresses that the first has left in the job's store.
+        """
+        if self._group is not None and not self._is_of_some:
             end_group(self._group)
 
     @property
