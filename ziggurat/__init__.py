@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ziggurat.features.items import Items as Items
     from ziggurat.features.schema import Categorical as Categorical
     from ziggurat.features.schema import Dense as Dense
+    from ziggurat.features.schema import Extra as Extra
     from ziggurat.features.schema import Label as Label
     from ziggurat.features.schema import Moments as Moments
     from ziggurat.features.schema import MultiHot as MultiHot
@@ -134,6 +135,7 @@ _HOMES = {
     "ziggurat.features.schema": (
         "Categorical",
         "Dense",
+        "Extra",
         "Label",
         "Moments",
         "MultiHot",

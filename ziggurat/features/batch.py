@@ -118,6 +118,7 @@ class Batch:
             weights=torch.empty(0) if inputs.has_weights else None,
             groups=rows if inputs.has_groups else None,
             row_ids=rows,
+            extras={spec.name: torch.empty((0, spec.dim) if spec.dim else 0) for spec in inputs.extras},
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:

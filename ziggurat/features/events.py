@@ -178,7 +178,7 @@ class Events:
                 where="schema, events",
                 ways_out=(
                     '[items] id = "movie_id"; [roles] group = "user_id", time = "timestamp"',
-                    "take weight and session out",
+                    "take weight, session and [[extra]] out",
                     "take [events] out: each row is then a sample",
                 ),
             )

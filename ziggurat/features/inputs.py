@@ -82,6 +82,15 @@ class MomentsSpec:
 
 @dataclass(frozen=True, kw_only=True)
 @checked
+class ExtraSpec:
+    """A column that a loss reads, in a batch `extras[name]`: (B,) where `dim` is 0, else (B, dim)."""
+
+    name: str
+    dim: DimOrDefault = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
 class LabelSpec:
     """A label column as a model sees it; its numbers and its outcomes as in `schema.Label`.
 
@@ -126,6 +135,7 @@ class InputSpec:
     moments: tuple[MomentsSpec, ...] = ()
     has_sessions: bool = False  # encoded data knows the session of each row; a batch does not
     items: Items | None = None  # which features describe the item
+    extras: tuple[ExtraSpec, ...] = ()  # in batches with labels alone
 
     def table(self, name: str) -> TableSpec:
         """The table called `name`; KeyError if there is none."""

@@ -26,6 +26,7 @@ from typing import Any
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import Events
+from ziggurat.features.extras import Extra as Extra
 from ziggurat.features.items import Items, Repeats
 from ziggurat.features.kinds import Categorical as Categorical
 from ziggurat.features.kinds import Dense as Dense
@@ -79,6 +80,7 @@ class Schema:
             `MISSING_TEXTS`.
         items: which features describe the item; None where nobody said so.
         events: the rows are events of users, of which sequences are made; None: they are samples.
+        extras: further columns, which a loss reads and no model.
 
     Example:
         >>> schema = zg.Schema(
@@ -100,6 +102,7 @@ class Schema:
     missing_texts: tuple[str, ...] = ()
     items: Items | None = None
     events: Events | None = None
+    extras: tuple[Extra, ...] = ()
     _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
     _tables: dict[str, Table] = field(init=False, repr=False, compare=False, hash=False)
 
@@ -108,7 +111,8 @@ class Schema:
         refuse_doubles("feature", [feature.name for feature in self.features])
         refuse_doubles("label", [label.name for label in self.labels])
         refuse_doubles("table", [table.name for table in self.tables])
-        refuse_our_columns([feature.name for feature in self.features])
+        refuse_doubles("extra", [extra.name for extra in self.extras])
+        refuse_our_columns([feature.name for feature in self.features], extras=[extra.name for extra in self.extras])
         if not self.features:
             raise SchemaError(
                 expected="at least one feature",
@@ -121,7 +125,7 @@ class Schema:
             self.items.check(by_name)
         if self.events is not None:
             roles = {"group": self.group, "time": self.time}
-            taken = {"weight": bool(self.weight), "session": bool(self.session)}
+            taken = {"weight": bool(self.weight), "session": bool(self.session), "extras": bool(self.extras)}
             columns, labels = ({each.name: column_of(each) for each in some} for some in (self.features, self.labels))
             self.events.check(by_name, items=self.items, roles=roles, taken=taken, labels=labels, columns=columns)
         object.__setattr__(self, "_by_name", by_name)
@@ -181,15 +185,20 @@ class Schema:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column of the raw data that the schema reads, without doubles."""
+        """Every column of the raw data that features, labels and roles read, without doubles."""
         roles = [self.weight, self.group, self.session, self.time]
         named = [column_of(item) for item in (*self.features, *self.labels)] + [role for role in roles if role]
         return tuple(dict.fromkeys(named))
 
+    @property
+    def training_columns(self) -> tuple[str, ...]:
+        """Every column of the raw data that training reads: those of `columns` and of the extras."""
+        return tuple(dict.fromkeys((*self.columns, *(column_of(extra) for extra in self.extras))))
+
     def to_state(self) -> dict[str, Any]:
         """Plain data that fingerprints are made of: settings younger than the first release count only when used."""
         state = to_json(self)
-        for name in ("missing_texts", "items", "events"):
+        for name in ("missing_texts", "items", "events", "extras"):
             if not state[name]:
                 del state[name]
         if self.items is not None and self.items.repeats is Repeats.LEAVE_OUT_BUT_TARGET:
@@ -215,8 +224,8 @@ class Schema:
         return state
 
 
-def column_of(item: Feature | Label) -> str:
-    """The raw column of a feature or label: its own name if none is given."""
+def column_of(item: Feature | Label | Extra) -> str:
+    """The raw column of a feature, label or extra: its own name if none is given."""
     return item.column or item.name
 
 

@@ -41,12 +41,13 @@ def refuse_doubles(what: str, names: list[str]) -> None:
         )
 
 
-def refuse_our_columns(names: list[str]) -> None:
-    """Encoded data has columns of our own beside the features: `row:`, `group:`, `weight:`, `label:NAME`."""
-    ours = [name for name in names if name in ("row:", "group:", "weight:") or name.startswith("label:")]
+def refuse_our_columns(names: list[str], *, extras: list[str]) -> None:
+    """Refuse features called as other encoded columns are: `row:`, `group:`, `weight:`, `label:NAME`, `extra:NAME`."""
+    taken = {"row:", "group:", "weight:", *(f"extra:{name}" for name in extras)}
+    ours = [name for name in names if name in taken or name.startswith("label:")]
     if ours:
         raise SchemaError(
-            expected="features that are not called row:, group:, weight: or label:…, as our own columns are",
+            expected="features that are not called row:, group:, weight:, label:… or extra:…, as our own columns are",
             found=", ".join(map(repr, ours[:5])),
             where="schema, features",
             ways_out='rename the feature, and name its column: name = "row", column = "row:"',

@@ -25,7 +25,8 @@ default value is left out, so a file says only what was decided:
     id = "movie_id"
     features = ["movie_id", "genres"]
 
-A file whose rows are events of users has a block `[events]` as well; see `events.py`.
+A block `[[extra]]` names a column that a loss reads; see `extras.py`. A file whose rows are events of users has a block
+`[events]` as well; see `events.py`.
 
 Above the first block, `missing = ["NULL", "?"]` says which texts mean that there is no value; left out, those of
 `schema.MISSING_TEXTS` do, and `missing = []` takes every text as it is.
@@ -55,6 +56,7 @@ from ziggurat.features.events import Events
 from ziggurat.features.items import Items, Repeats
 from ziggurat.features.schema import (
     MISSING_TEXTS,
+    Extra,
     Feature,
     Label,
     Schema,
@@ -65,7 +67,7 @@ from ziggurat.files import check_version, parse_toml, read_text, write_text
 from ziggurat.typed import Reader, extension_way, nearest, quoted
 
 ROLES = ("weight", "group", "session", "time")
-BLOCKS = ("missing", "feature", "label", "table", "roles", "items", "events")
+BLOCKS = ("missing", "feature", "label", "table", "extra", "roles", "items", "events")
 VERSION = 1  # of the file; `version = 1` may stand at its top
 _COMMENT_WIDTH = 116
 
@@ -125,9 +127,10 @@ def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None)
     """
     pending = dict(comments or {})
     lines = [_comment(pending.pop("", "")) + _missing_text(schema.missing_texts)]
-    blocks: list[tuple[str, Feature | Label | Table]] = [("feature", feature) for feature in schema.features]
+    blocks: list[tuple[str, Feature | Label | Table | Extra]] = [("feature", feature) for feature in schema.features]
     blocks += [("label", label) for label in schema.labels]
     blocks += [("table", table) for table in schema.tables]
+    blocks += [("extra", extra) for extra in schema.extras]
     for name, item in blocks:
         comment = "" if isinstance(item, Table) else pending.pop(column_of(item), "")
         lines.append(_comment(comment) + _block_text(name, item))
@@ -158,10 +161,11 @@ def schema_from_toml(text: str, where: str) -> Schema:
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
+    extras = tuple(_read_item(Extra, entry, place) for entry, place in _entries(data, "extra", where))
     missing = _read_missing(data, where)
     roles = _read_roles(data, where)
     items = _read_block(Items, data, "items", where=where, example='id = "movie_id", features = ["year"]')
-    given = {"labels": labels, "tables": tables, "missing_texts": missing, "items": items, **roles}
+    given = {"labels": labels, "tables": tables, "extras": extras, "missing_texts": missing, "items": items, **roles}
     given["events"] = _read_block(Events, data, "events", where=where, example='actions = ["rating"], max_length = 200')
     return _located(where, lambda: Schema(features=features, **given))
 
@@ -169,11 +173,11 @@ def schema_from_toml(text: str, where: str) -> Schema:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _block_text(name: str, item: Feature | Label | Table) -> str:
+def _block_text(name: str, item: Feature | Label | Table | Extra) -> str:
     """One `[[name]]` block: the name, the kind, then whatever is not the default."""
     table = tomlkit.table()
     table.add("name", _plain(item.name))
-    if not isinstance(item, Label | Table):
+    if isinstance(item, Feature):
         table.add("kind", _plain(item.kind))
     for entry in fields(item):
         value = getattr(item, entry.name)
@@ -265,7 +269,7 @@ def _read_feature(entry: dict[str, object], where: str) -> Feature:
     return _read_item(kinds[kind], entry, where)
 
 
-_ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table)
+_ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table | Extra)
 _BlockT = typing.TypeVar("_BlockT", Items, Events)
 
 

@@ -53,6 +53,10 @@ def random_batch(inputs: InputSpec, batch_size: int, *, seed: int = 0, max_lengt
         weights=torch.rand(batch_size, generator=generator) if inputs.has_weights else None,
         groups=torch.randint(5, (batch_size,), generator=generator) if inputs.has_groups else None,
         row_ids=torch.arange(batch_size),
+        extras={
+            spec.name: torch.randn((batch_size, spec.dim) if spec.dim else (batch_size,), generator=generator)
+            for spec in inputs.extras
+        },
     )
 
 

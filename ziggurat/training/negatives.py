@@ -129,13 +129,13 @@ class DrawnNegatives:
     def _as_batch(self, items: Batch, like: Batch) -> Batch:
         """Drawn items as samples that ask nothing: no label, weight, user or row of the data."""
         size = items.batch_size
-        assert not like.extras, "batches of encoded data have none"
         return dataclasses.replace(
             items,
             labels=torch.full((size, like.labels.shape[1]), torch.nan),
             weights=None if like.weights is None else torch.zeros(size),
             groups=None if like.groups is None else torch.zeros(size, dtype=torch.int64),
             row_ids=torch.full((size,), -1),
+            extras={name: value.new_full((size, *value.shape[1:]), torch.nan) for name, value in like.extras.items()},
         )
 
 
@@ -233,7 +233,7 @@ class MinedNegatives:
 
 
 def _marked(batch: Batch, candidates: Tensor) -> Batch:
-    return dataclasses.replace(batch, extras={CANDIDATES: candidates})
+    return dataclasses.replace(batch, extras=batch.extras | {CANDIDATES: candidates})
 
 
 def _without_lists_of_users(items: Batch, inputs: InputSpec) -> Batch:

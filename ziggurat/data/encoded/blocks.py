@@ -24,16 +24,18 @@ from ziggurat.data.encoded.records import (
     GROUP_COLUMN,
     ROW_COLUMN,
     WEIGHT_COLUMN,
+    extra_column,
     halves_of,
     label_column,
     moments_of_halves,
+    numbers_of,
     rows_of_halves,
 )
 from ziggurat.data.encoded.slices import gather_segments, repeated_rows
 from ziggurat.data.encoded.stored_once import is_repeated
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.batches.repeats import deduplicate
-from ziggurat.features.inputs import InputSpec
+from ziggurat.features.inputs import ExtraSpec, InputSpec
 from ziggurat.features.jagged import FeatureGroup, RepeatedRows
 from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets, gather_lists, gather_rows, place_rows, share_lists
 
@@ -68,6 +70,10 @@ class BlockLayout:
         self._shared = frozenset(at for group in groups for at in group.jagged)
         assert not any(inputs.jagged[at].name in inputs.numbered for at in self._shared), "halves are no rows"
         labels = [label_column(spec.name) for spec in inputs.labels] if with_labels else []
+        self._extras = inputs.extras if with_labels else ()
+        # Columns of several numbers a row, and how many: vectors, then extras.
+        self._wide = [(spec.name, spec.dim) for spec in inputs.vectors]
+        self._wide += [(extra_column(spec.name), max(spec.dim, 1)) for spec in self._extras]
         self._names = {
             "row_ids": ([ROW_COLUMN], np.int64),
             "groups": ([GROUP_COLUMN] if inputs.has_groups else [], np.int64),
@@ -87,8 +93,7 @@ class BlockLayout:
             first_chunk: number that the chunk of the first list gets.
         """
         arrays = [_values(table, name) for names, _ in self._names.values() for name in names]
-        for spec in self.inputs.vectors:
-            arrays.append(_array(table, spec.name).flatten().to_numpy(zero_copy_only=True).reshape(-1, spec.dim))
+        arrays += [numbers_of(_array(table, name)).reshape(-1, width) for name, width in self._wide]
         lengths: list[np.ndarray] = []
         starts: list[np.ndarray] = []
         chunks: list[np.ndarray] = []
@@ -111,7 +116,7 @@ class BlockLayout:
             for names, dtype in self._names.values()
             for name in names
         ]
-        arrays += [np.empty((num_rows, spec.dim), np.float32) for spec in self.inputs.vectors]
+        arrays += [np.empty((num_rows, width), np.float32) for _, width in self._wide]
         for dtype in (np.int32, np.int64):
             arrays += [np.empty(num_rows, dtype) for _ in range(self._num_lists)]
         return Columns(arrays)
@@ -163,24 +168,28 @@ class BlockLayout:
         if not len(runs):
             return deduplicate(self._empty_batch(), self.groups) if self.groups else self._empty_batch()
         size = int(runs[:, 2].sum())
-        vectors = {spec.name: np.empty((size, spec.dim), np.float32) for spec in self.inputs.vectors}
+        wide = {name: np.empty((size, width), np.float32) for name, width in self._wide}
         lists = np.empty((2 if self._num_lists else 0, self._num_lists, size), np.int64)  # lengths, starts
         made = {
             name: np.empty(self._shape(name, size), np.int64 if dtype is np.int32 else dtype)
             for name, (_, dtype) in self._names.items()
         }
-        out = [*made.values(), *vectors.values(), *lists]
+        out = [*made.values(), *wide.values(), *lists]
         gather_rows([block.columns for block in blocks], runs, out=out, targets=self._targets(size))
         tensors = {name: torch.from_numpy(array) for name, array in made.items()}
         has = {name: bool(names) for name, (names, _) in self._names.items()}
         batch = Batch(
             dense=tensors["dense"],
             single=tensors["single"],
-            vectors={name: torch.from_numpy(array) for name, array in vectors.items()},
+            vectors={spec.name: torch.from_numpy(wide[spec.name]) for spec in self.inputs.vectors},
             labels=tensors["labels"],
             weights=tensors["weights"] if has["weights"] else None,
             groups=tensors["groups"] if has["groups"] else None,
             row_ids=tensors["row_ids"],
+            extras={
+                spec.name: torch.from_numpy(wide[extra_column(spec.name)]).view(*_extra_shape(spec, size))
+                for spec in self._extras
+            },
         )
         return self._with_lists(batch, *lists, blocks=blocks, runs=runs) if self._num_lists else batch
 
@@ -197,8 +206,8 @@ class BlockLayout:
             by_row = name in ("dense", "labels")
             rows += [(array, n if by_row else n * size, len(names) if by_row else 1) for n in range(len(names))]
         array = len(self._names)
-        for spec in self.inputs.vectors:
-            rows.append((array, 0, spec.dim))
+        for _, width in self._wide:
+            rows.append((array, 0, width))
             array += 1
         for _ in range(2 if self._num_lists else 0):
             rows += [(array, n * size, 1) for n in range(self._num_lists)]
@@ -246,7 +255,13 @@ class BlockLayout:
     def _empty_batch(self) -> Batch:
         batch = Batch.empty(self.inputs)
         labels = batch.labels if self._names["labels"][0] else torch.empty(0, 0)
-        return replace(batch, labels=labels, weights=batch.weights if self._names["weights"][0] else None)
+        weights = batch.weights if self._names["weights"][0] else None
+        extras = {spec.name: torch.empty(_extra_shape(spec, 0)) for spec in self._extras}
+        return replace(batch, labels=labels, weights=weights, extras=extras)
+
+
+def _extra_shape(spec: ExtraSpec, size: int) -> tuple[int, ...]:
+    return (size, spec.dim) if spec.dim else (size,)
 
 
 def _one_numbering(blocks: Sequence[Block], runs: np.ndarray, starts_JB: np.ndarray) -> list[np.ndarray]:

@@ -15,8 +15,9 @@ values of a shuffle buffer lie in one array that is never moved; a batch copies 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
 feature list<int32> (both int64 if ids of the table come and go, `InputSpec.numbered`), moments list<int64>, a vector
 fixed_size_list<float32>, `label:NAME` float32 (float64 where a label is a number, `InputSpec.has_number_labels`),
-`weight:` float32, `group:` int64, `session:` int64 and `row:` int64, the position in the raw data. None is null. The
-session decides what a shuffle keeps together and is not in records.
+`extra:NAME` float32 or fixed_size_list<float32>, `weight:` float32, `group:` int64, `session:` int64 and `row:` int64,
+the position in the raw data. None is null; what an extra lacks is NaN. The session decides what a shuffle keeps
+together and is not in records.
 Rows are int32 on disk and in records, which halves both, and int64 in a batch, which is what embedding kernels take.
 Moments and numbers of ids lie among the list values as two halves each (`halves_of`), so that all lists are kept and
 gathered in one way.
@@ -50,6 +51,16 @@ def label_column(name: str) -> str:
     return f"label:{name}"
 
 
+def extra_column(name: str) -> str:
+    """Return the encoded column of the extra called `name`."""
+    return f"extra:{name}"
+
+
+def extra_type(dim: int) -> pa.DataType:
+    """Return the type of an extra in an encoded table: a number, or a list of `dim` numbers."""
+    return pa.list_(pa.field("item", pa.float32(), nullable=False), dim) if dim else pa.float32()
+
+
 def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     """The Arrow schema of an encoded table: names, order and types; no column may hold nulls.
 
@@ -68,6 +79,7 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     columns += [(spec.name, pa.list_(number, spec.dim)) for spec in inputs.vectors]
     if with_labels:
         columns += [(label_column(spec.name), label_type(inputs)) for spec in inputs.labels]
+        columns += [(extra_column(spec.name), extra_type(spec.dim)) for spec in inputs.extras]
         columns += [(WEIGHT_COLUMN, pa.float32())] if inputs.has_weights else []
         columns += [(SESSION_COLUMN, pa.int64())] if inputs.has_sessions else []
     columns += [(GROUP_COLUMN, pa.int64())] if inputs.has_groups else []
@@ -170,6 +182,7 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
         ("labels", "f8" if inputs.has_number_labels else "f4", (len(inputs.labels) if with_labels else 0,)),
         ("weight", "f4", (1 if inputs.has_weights and with_labels else 0,)),
         ("vectors", "f4", (sum(spec.dim for spec in inputs.vectors),)),
+        ("extras", "f4", (sum(max(spec.dim, 1) for spec in inputs.extras) if with_labels else 0,)),
         ("single", "i8" if inputs.numbered else "i4", (len(inputs.single),)),
     ]
     wide = {"single"} if inputs.numbered else set[str]()
@@ -221,6 +234,12 @@ def write_records(
         vectors = _one_array(table.column(spec.name)).flatten().to_numpy(zero_copy_only=True).reshape(-1, spec.dim)
         target["vectors"][:, first : first + spec.dim] = vectors if keep is None else vectors[keep]
         first += spec.dim
+    first = 0
+    for spec in inputs.extras if target["extras"].shape[1] else ():
+        width = max(spec.dim, 1)
+        extras = numbers_of(_one_array(table.column(extra_column(spec.name)))).reshape(-1, width)
+        target["extras"][:, first : first + width] = extras if keep is None else extras[keep]
+        first += width
     chunks: list[np.ndarray] = []
     for index, spec in enumerate((*inputs.jagged, *inputs.moments)):
         array = _one_array(table.column(spec.name))
@@ -240,6 +259,12 @@ def write_records(
     return chunks
 
 
+def numbers_of(array: pa.Array) -> np.ndarray:
+    """Return the numbers of a column of numbers, or of lists of one length, one after the other."""
+    is_list = pa.types.is_fixed_size_list(array.type)
+    return (array.flatten() if is_list else array).to_numpy(zero_copy_only=True)
+
+
 def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSpec) -> Batch:
     """Build a batch from records; every tensor is a fresh copy, contiguous.
 
@@ -256,6 +281,13 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     for spec in inputs.vectors:
         vectors[spec.name] = _copied(records["vectors"][:, first : first + spec.dim])
         first += spec.dim
+    extras: dict[str, Tensor] = {}
+    first = 0
+    for spec in inputs.extras if records["extras"].shape[1] else ():
+        width = max(spec.dim, 1)
+        extra = _copied(records["extras"][:, first : first + width])
+        extras[spec.name] = extra if spec.dim else extra.view(-1)
+        first += width
     num_jagged = len(inputs.jagged)
     return Batch(
         dense=_copied(records["dense"]),
@@ -270,6 +302,7 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
         weights=_copied(records["weight"]).view(-1) if records["weight"].shape[1] else None,
         groups=_copied(records["group"]).view(-1) if records["group"].shape[1] else None,
         row_ids=_copied(records["row"]),
+        extras=extras,
     )
 
 

@@ -76,7 +76,9 @@ def fit_files(
     """
     bad_rows = bad_rows or BadRows()
     source = RawSource(files, format=format, bad_rows=bad_rows)
-    chunks = source.frames(columns=schema.columns, numbers=numeric_columns(schema), ids=id_columns(schema))
+    chunks = source.frames(
+        columns=schema.training_columns, numbers=numeric_columns(schema, with_extras=True), ids=id_columns(schema)
+    )
     return _fit(schema, (_moved(chunk, first_row) for chunk in chunks), bad_rows, first_row=first_row)
 
 

@@ -36,6 +36,8 @@ from ziggurat.data.encoded.records import (
     SESSION_COLUMN,
     WEIGHT_COLUMN,
     encoded_schema,
+    extra_column,
+    extra_type,
     label_column,
     label_type,
     table_to_batch,
@@ -51,6 +53,7 @@ from ziggurat.errors import SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.growing import NUM_NUMBERS, Growing
 from ziggurat.features.inputs import (
+    ExtraSpec,
     InputSpec,
     JaggedSpec,
     LabelSpec,
@@ -95,20 +98,23 @@ class FeatureCounters:
     truncated: int = 0
 
 
-def numeric_columns(schema: Schema, *, with_labels: bool = True) -> tuple[str, ...]:
-    """Columns that the schema reads as numbers and as nothing else: what `RawSource.frames(numbers=…)` wants."""
+def numeric_columns(schema: Schema, *, with_labels: bool = True, with_extras: bool = False) -> tuple[str, ...]:
+    """Return the columns that the schema reads as numbers alone: what `RawSource.frames(numbers=…)` wants."""
     dense = {column_of(item) for item in schema.features if item.reads_numbers}
     if with_labels:
         dense |= {column_of(label) for label in schema.labels if not label.positive} | ({schema.weight} - {""})
+    if with_extras:
+        dense |= {column_of(extra) for extra in schema.extras if not extra.dim}
     others = {column_of(item) for item in schema.features if not item.reads_numbers}
     others |= {column_of(label) for label in schema.labels if label.positive}
+    others |= {column_of(extra) for extra in schema.extras if extra.dim}
     return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
 
 
 def id_columns(schema: Schema) -> tuple[str, ...]:
     """Columns that the schema only hashes or looks up: what `RawSource.frames(ids=…)` wants."""
     hashed: set[str] = {schema.group, schema.session} - {""}
-    others: set[str] = {schema.weight, schema.time} | {column_of(label) for label in schema.labels}
+    others: set[str] = {schema.weight, schema.time} | {column_of(item) for item in (*schema.labels, *schema.extras)}
     for feature in schema.features:
         is_hashed = feature.is_id and schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
         (hashed if is_hashed else others).add(column_of(feature))
@@ -173,13 +179,21 @@ class Preprocessing:
         fitted = fitter.finish()
         return Preprocessing(schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers)
 
-    def encode(self, chunk: RawChunk, *, bad_rows: BadRows | None = None, with_labels: bool = True) -> pa.Table:
+    def encode(
+        self,
+        chunk: RawChunk,
+        *,
+        bad_rows: BadRows | None = None,
+        with_labels: bool = True,
+        needs_extras: bool = True,
+    ) -> pa.Table:
         """Raw rows to encoded rows.
 
         Args:
             chunk: raw rows; columns that the schema does not name are ignored.
             bad_rows: where rows with faults go; by default the first one is an error.
-            with_labels: False for data to predict, which needs neither labels nor weights.
+            with_labels: False for data to predict, which needs neither labels nor weights nor extras.
+            needs_extras: False where no loss is computed: columns of extras may be absent, and are then missing.
 
         Returns:
             A table with the columns of `records.encoded_schema`; without the bad rows.
@@ -189,7 +203,9 @@ class Preprocessing:
             DataError: a bad row (policy ERROR).
             BoundsError: an id outside an identity table (policy ERROR); names feature and row.
         """
-        parsed = parse_chunk(self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels)
+        parsed = parse_chunk(
+            self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels, needs_extras=needs_extras
+        )
         return self.encode_parsed(parsed, with_labels=with_labels)
 
     def encode_parsed(
@@ -217,6 +233,8 @@ class Preprocessing:
         columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
         for name, labels in parsed.labels.items():
             columns[label_column(name)] = pa.array(labels, type=label_type(self.inputs))
+        for name, extras in parsed.extras.items():
+            columns[extra_column(name)] = _array(extras, extra_type(extras.shape[1] if extras.ndim == 2 else 0))
         if parsed.weights is not None:
             columns[WEIGHT_COLUMN] = pa.array(parsed.weights)
         if parsed.groups is not None:
@@ -393,6 +411,7 @@ def inputs_of_schema(
         moments=tuple(spec for spec in specs if isinstance(spec, MomentsSpec)),
         tables=tuple(tables.values()),
         labels=tuple(_label_spec(label, states.get(label_column(label.name))) for label in schema.labels),
+        extras=tuple(ExtraSpec(name=extra.name, dim=extra.dim) for extra in schema.extras),
         has_weights=bool(schema.weight),
         has_groups=bool(schema.group),
         has_sessions=bool(schema.session),

@@ -333,7 +333,9 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
         progress.say(f"no {PROGRAM_FILE}: {why}, which no program of torch.export can do")
         return f"not written: {why}"
     chunk = next(iter(data.samples(num_rows=64)))
-    batch = table_to_batch(ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows), ranker.inputs)
+    batch = table_to_batch(
+        ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows, needs_extras=False), ranker.inputs
+    )
     half = batch.batch_size // 2
     if half < 2:
         return "not written: too few rows"

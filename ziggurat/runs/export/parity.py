@@ -90,8 +90,10 @@ def compare(run: Run, ranker: Ranker, *, data: RunData, num_rows: int) -> Parity
     sample: RawChunk | None = None
     for chunk in data.samples(num_rows=num_rows):
         sample = sample or chunk
-        mine = table_to_batch(run.preprocessing.encode(chunk, bad_rows=data.bad_rows), batch_inputs)
-        theirs = table_to_batch(ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows), ranker.inputs)
+        mine = table_to_batch(run.preprocessing.encode(chunk, bad_rows=data.bad_rows, needs_extras=False), batch_inputs)
+        theirs = table_to_batch(
+            ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows, needs_extras=False), ranker.inputs
+        )
         of_run += [scores for _, scores in scores_of(run.model, [mine])]
         of_export.append(ranker.score_batch(theirs).numpy())
         labels.append(mine.labels.numpy())

@@ -89,7 +89,7 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
     for chunk in data.samples(num_rows=num_rows):
         sample = sample or chunk
         for encoder, found in ((mine, of_run), (theirs, of_export)):
-            table = encoder.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows)
+            table = encoder.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows, needs_extras=False)
             found.append(_products(encoder.packed.model, table_to_batch(table, encoder.inputs)).numpy())
     assert sample is not None, "a run has rows"
     rows = request_rows(plain_columns(sample, (*data.schema.features, *data.more)).head(_USERS))

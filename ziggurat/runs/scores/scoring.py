@@ -242,7 +242,10 @@ def encoded_chunks(
             chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
         try:
             for chunk in chunks:
-                yield chunk, run.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+                encoded = run.preprocessing.encode(
+                    chunk, bad_rows=collector, with_labels=with_labels, needs_extras=False
+                )
+                yield chunk, encoded
         except SchemaError as error:
             raise in_terms_of_run(error, run.folder) from error
 

@@ -37,7 +37,7 @@ from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 
 _KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
 _LISTS = "lists of "
-_FLOAT, _VECTOR, _MOMENTS, _LABEL = "float", "vector", "moments", "label"
+_FLOAT, _VECTOR, _MOMENTS, _LABEL, _EXTRA = "float", "vector", "moments", "label", "extra"
 _WEIGHT, _GROUP, _SESSION, _ROW = "weight", "group", "session", "row"
 
 
@@ -139,6 +139,8 @@ def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
         columns[f"{kind}:{name}"] = column
     for name, labels in parsed.labels.items():
         columns[f"{_LABEL}:{name}"] = pa.array(labels)
+    for name, extras in parsed.extras.items():
+        columns[f"{_EXTRA}:{name}"] = _to_array(extras)[1]
     if parsed.weights is not None:
         columns[f"{_WEIGHT}:"] = pa.array(parsed.weights)
     if parsed.groups is not None:
@@ -164,6 +166,11 @@ def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
         elif kind == _MOMENTS:
             lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
             parsed.features[name] = ParsedTimes(values=column.flatten().to_numpy(), lengths=lengths)
+        elif kind == _EXTRA:
+            is_list = pa.types.is_fixed_size_list(column.type)
+            width = column.type.list_size if is_list else 1
+            extras = column.flatten().to_numpy().reshape(-1, width) if is_list else column.to_numpy()
+            parsed.extras[name] = extras
         elif kind == _LABEL:
             parsed.labels[name] = column.to_numpy()
         elif kind == _WEIGHT:

@@ -132,7 +132,7 @@ class ShardReader:
                 rows.append(source.num_read)
                 first += source.num_read
 
-        numbers = [name for name in numeric_columns(self._schema) if name != self._split_column]
+        numbers = [name for name in numeric_columns(self._schema, with_extras=True) if name != self._split_column]
         ids = [name for name in id_columns(self._schema) if name != self._split_column]
         done = 0
         for chunk in in_background(read(), depth=2, name="ziggurat-read"):
@@ -158,7 +158,7 @@ class ShardReader:
 
         def parsed_rows() -> Iterator[tuple[int, ParsedChunk]]:
             nonlocal num_read
-            columns = tuple(dict.fromkeys([*self._schema.columns, *filter(None, [self._split_column])]))
+            columns = tuple(dict.fromkeys([*self._schema.training_columns, *filter(None, [self._split_column])]))
             for chunk in self.chunks([shard], phase="fit", columns=columns, rows=[], start=start):
                 num_read += chunk.num_rows
                 for split, part in self._parts(chunk, shard.source, splitter):

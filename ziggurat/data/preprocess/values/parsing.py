@@ -48,6 +48,7 @@ from ziggurat.features.schema import (
     NUM_RESERVED_ROWS,
     UNKNOWN_ROW,
     Encoding,
+    Extra,
     Feature,
     Label,
     MissingLabel,
@@ -101,6 +102,7 @@ class ParsedChunk:
         global_rows: (N,) int64 numbers of the rows that are left.
         features: values by feature name, in the order of the schema.
         labels: (N,) by label name; float32 of a binary one, float64 of one that is a number.
+        extras: by name, (N,) or (N, dim) float32, NaN where missing.
         weights: (N,) float32, or None.
         groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
         sessions: the same of the session column; of training data alone.
@@ -111,6 +113,7 @@ class ParsedChunk:
     global_rows: np.ndarray
     features: dict[str, ParsedValues] = field(default_factory=dict)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
     sessions: np.ndarray | None = None
@@ -123,14 +126,18 @@ class ParsedChunk:
         return len(self.global_rows)
 
 
-def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labels: bool = True) -> ParsedChunk:
+def parse_chunk(
+    schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labels: bool = True, needs_extras: bool = True
+) -> ParsedChunk:
     """Read a chunk as the schema says.
 
     Args:
         schema: features, labels and roles.
         chunk: raw rows.
         bad_rows: where rows with faults go.
-        with_labels: False for data to predict: labels and weights are not read, and the group column may be absent.
+        with_labels: False for data to predict: labels, extras and weights are not read, and the group column may be
+            absent.
+        needs_extras: False where no loss is computed: columns of extras may be absent, and are then missing.
 
     Raises:
         SchemaError: a column is missing or of the wrong type.
@@ -139,17 +146,17 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
     """
     chunk = with_truths(with_nulls(chunk, schema.missing_texts))
     faults = Faults(chunk=chunk)
-    parsed = _parse(schema, chunk, faults, with_labels=with_labels)
+    parsed = _parse(schema, chunk, faults, with_labels=with_labels, needs_extras=needs_extras)
     if not faults.found:
         return parsed
     clean = chunk.filter(faults.report(bad_rows))
     faults = Faults(chunk=clean)
-    parsed = _parse(schema, clean, faults, with_labels=with_labels)
+    parsed = _parse(schema, clean, faults, with_labels=with_labels, needs_extras=needs_extras)
     assert not faults.found
     return parsed
 
 
-def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool) -> ParsedChunk:
+def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool, needs_extras: bool) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=chunk.global_rows)
     id_columns = [column_of(feature) for feature in schema.features if feature.is_id]
     texts = canonical_strings(chunk.frame, [*id_columns, schema.group, schema.session])
@@ -168,6 +175,13 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
     if with_labels:
         for label in schema.labels:
             parsed.labels[label.name] = parse_label(label, needed_column(chunk, column_of(label)), faults)
+        for extra in schema.extras:
+            column = column_of(extra)
+            if needs_extras or chunk.has_column(column):
+                parsed.extras[extra.name] = _parse_extra(extra, needed_column(chunk, column), faults)
+            else:
+                shape = (chunk.num_rows, extra.dim) if extra.dim else (chunk.num_rows,)
+                parsed.extras[extra.name] = np.full(shape, np.nan, dtype=np.float32)
         if schema.weight:
             parsed.weights = _parse_weights(needed_column(chunk, schema.weight, role="weight"), faults)
         if schema.session:
@@ -492,6 +506,16 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
             ways_out=("take `negative` out of the label: then every other text is 0",) if label.negative else (),
         )
     return _with_unknown(label, positive, unknown=unknown)
+
+
+def _parse_extra(extra: Extra, series: pl.Series, faults: Faults) -> Float32[np.ndarray, "N ..."]:
+    """Return the numbers of an extra column, NaN where a cell is missing; cells that are none are faults."""
+    role = f"extra {extra.name!r}"
+    if not extra.dim:
+        return read_numbers(series, faults=faults, role=role).astype(np.float32)
+    vectors = read_vectors(series, dim=extra.dim, faults=faults, role=role)
+    vectors[series.is_null().to_numpy()] = np.nan
+    return vectors
 
 
 def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
