@@ -125,6 +125,16 @@ def test_ranking_gives_the_scores_of_predict(shop: Shop, loaded: zg.Recommender)
     lists = loaded.rank({}, [{"item": items["item"][0], "tags": ["no such tag", "nor this"]}])
     assert lists.notes == ("unknown ids: tags 2 of 2 (100.0%)",)
     assert not by_row.notes
+    asker = {"user_id": 21, "history": [items["item"][0], "never seen"]}
+    note = ("unknown ids: history 1 of 2 (50.0%)",)
+    for answer in (
+        loaded.recommend(asker, k=3),
+        loaded.rank(asker, items["item"].to_list()),
+        loaded.rank(asker, items.select(ITEM_COLUMNS).to_dicts()),
+    ):
+        assert answer.notes == note
+    assert not loaded.recommend({"user_id": 21}, k=3).notes
+    assert not loaded.recommend(asker | {"history": [items["item"][0]]}, k=3).notes
 
 
 @pytest.mark.parametrize(

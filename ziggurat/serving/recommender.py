@@ -41,7 +41,7 @@ from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, info_now
 from ziggurat.serving.answering.sides import encode_frame
-from ziggurat.serving.answering.unknown_of_rows import unknown_note
+from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_note
 from ziggurat.serving.answers import (
     Effort,
     Info,
@@ -80,6 +80,12 @@ class Recommender:
         sides = [side.preprocessing for part in parts for side in (part.users, part.items)]
         features = [each for side in sides if side is not None for each in side.schema.features]
         self._number_columns = {column_of(each) for each in features if each.reads_numbers} | set(chain.numbers)
+        self._column_of_user = {
+            feature.name: column_of(feature)
+            for part in (chain.encoder, chain.ranker)
+            if part is not None and part.users.preprocessing is not None
+            for feature in part.users.preprocessing.schema.features
+        }
 
     @staticmethod
     @check_arguments
@@ -296,19 +302,28 @@ class Recommender:
         questions = [self._question(request) for request in requests]
         chain = self.chain  # items may change meanwhile; it knows every number that a question has
         found = chain.recommend(questions, effort=effort, explain=any(request.explain for request in requests))
-        known = self._users
         absent = self._catalogue().notes
         return [
             Recommendations(
                 items=self._items(each),
                 version=chain.changes.version(self.export.version),
                 degraded=degraded_by(effort, missing_shards=each.missing),
-                notes=(*self.notes(question.filter), *absent(request.exclude), *user_notes(request.user, users=known)),
+                notes=(
+                    *self.notes(question.filter),
+                    *absent(request.exclude),
+                    *self._user_notes(request.user, question.unknown),
+                ),
                 plan=each.plan if request.explain else "",
                 missing_shards=each.missing,
             )
             for each, question, request in zip(found, questions, requests, strict=True)
         ]
+
+    def _user_notes(self, user: Mapping[str, Any], unknown: UnknownOfRow) -> tuple[str, ...]:
+        """Return what a request says of its user that nobody knows: an id, and ids in other columns."""
+        of_id = None if self._users is None else self._users.id_column
+        given = [name for name, column in self._column_of_user.items() if column in user and column != of_id]
+        return (*user_notes(user, users=self._users), *unknown_note((unknown,), features=given))
 
     def notes(self, filter: Any) -> tuple[str, ...]:
         """Values in a filter, parsed or as text, that no item has, each with the nearest that some have."""
@@ -380,9 +395,12 @@ class Recommender:
         chain = self.chain
         found = score_given(chain, questions=askers, given=given)
         version = chain.changes.version(self.export.version)
-        return [self._ranked(request, scores, version) for request, scores in zip(requests, found, strict=True)]
+        return [
+            self._ranked(request, asker, scores, version)
+            for request, asker, scores in zip(requests, askers, found, strict=True)
+        ]
 
-    def _ranked(self, request: RankRequest, found: GivenScores, version: str) -> Ranked:
+    def _ranked(self, request: RankRequest, asker: Question, found: GivenScores, version: str) -> Ranked:
         size = len(request.items)
         labels = self.chain.labels
         tasks = found.tasks.tolist()
@@ -402,7 +420,9 @@ class Recommender:
             for place in found.values.argsort(descending=True, stable=True).tolist()
         )
         of_items = {spec.name for spec in self._ranker().items.inputs.lookups}
-        notes = (*user_notes(request.user, users=self._users), *unknown_note(found.unknown, features=of_items))
+        # Rows that are given whole hold the columns of the user, too.
+        of_user = asker.unknown or next(iter(found.unknown), {})
+        notes = (*self._user_notes(request.user, of_user), *unknown_note(found.unknown, features=of_items))
         return Ranked(items=items, version=version, notes=notes)
 
     def _split_items(self, request: RankRequest) -> GivenItems:

@@ -30,6 +30,7 @@ from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.answering.rescorer import Rescorer
 from ziggurat.serving.answering.sides import EncodedSide
 from ziggurat.serving.answering.stages import stage
+from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_of_rows
 from ziggurat.serving.answering.vector_encoder import VectorEncoder
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export.export_folder import WAYS_OUT
@@ -81,6 +82,7 @@ class Question:
         k: items wanted.
         filter: parsed or as text; None for all items.
         exclude: numbers of items to leave out.
+        unknown: gets the ids of the row that training did not know, by feature, when models have read it.
     """
 
     row: Mapping[str, Any]
@@ -88,6 +90,7 @@ class Question:
     k: int
     filter: Any = None
     exclude: Tensor | None = None
+    unknown: UnknownOfRow = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +335,10 @@ class Chain:
         """Encoded users, and which of them asks each question."""
         if known is not None and all(question.known >= 0 for question in questions):
             return known, torch.tensor([question.known for question in questions])
-        return part.encode_users([question.row for question in questions]), torch.arange(len(questions))
+        users = part.encode_users([question.row for question in questions])
+        for question, unknown in zip(questions, unknown_of_rows(users.batch, users.inputs), strict=True):
+            question.unknown.update(unknown)
+        return users, torch.arange(len(questions))
 
     def _ordered(self, found: Candidates, *, k: int, by_value: bool) -> Candidates:
         """The best k of some candidates, by value; of equal ones the earlier item."""
