@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 
 _extensions: list[str] = []
@@ -42,3 +43,8 @@ def with_extensions(text: str) -> str:
 def pasted(word: object) -> str:
     """Return a word of a command as a POSIX shell reads it back, in quotes only where it needs them."""
     return shlex.quote(str(word))
+
+
+def python_line(code: str) -> str:
+    """Return the line of a shell that runs code by the Python that runs now, whatever `python` is there."""
+    return f"{pasted(sys.executable or 'python')} -c {pasted(code)}"

@@ -33,7 +33,7 @@ import numpy as np
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
-from ziggurat.commands import pasted
+from ziggurat.commands import python_line
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line, refuse_utf_16
 from ziggurat.errors import DataError
@@ -180,7 +180,7 @@ class JsonLinesFile:
             found=found,
             where=str(self.path),
             ways_out=(
-                f"convert it, if it is one JSON document: python -c {pasted(code)}",
+                f"convert it, if it is one JSON document: {python_line(code)}",
                 "name the format where it is another one: --data.format csv",
             ),
         )

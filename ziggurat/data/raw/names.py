@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
-from ziggurat.commands import pasted
+from ziggurat.commands import pasted, python_line
 from ziggurat.data.raw.saved_datasets import saved_files
 from ziggurat.errors import DataError, MissingFileError, SchemaError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
@@ -245,7 +245,7 @@ def _refuse_tree(folder: Path, suffixes: set[str], *, beside: bool) -> None:
             scan = "scan_ndjson" if deep.suffix in (".jsonl", ".ndjson") else "scan_csv"
             read = f"pl.{scan}({pattern!r}, include_file_paths='_path').with_columns({columns}).drop('_path')"
         code = f"import polars as pl; {read}.sink_parquet('data.parquet')"
-        ways.insert(0, f"write it as one file, with {', '.join(keys)} as columns: python -c {pasted(code)}")
+        ways.insert(0, f"write it as one file, with {', '.join(keys)} as columns: {python_line(code)}")
     raise DataError(
         expected="a folder with data files in it, and none in folders below it",
         found=f"{deep.relative_to(folder)}" + (", and files beside that folder" if beside else ""),

@@ -18,7 +18,9 @@ from 1 as an editor shows them.
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from pathlib import PurePath
 import numpy as np
 import polars as pl
 
-from ziggurat.commands import pasted
+from ziggurat.commands import pasted, python_line
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -331,16 +333,19 @@ def _is_object(start: bytes) -> bool:
 def _conversion(suffix: str, path: DataPath) -> str:
     """Return the line that makes a file of another format one that is read; "" for a format that has none."""
     name = str(path)
+    python = pasted(sys.executable or "python")
     target = str(PurePath(name).with_suffix(".parquet"))
-    readers = {
-        ".json": f"import polars; polars.read_json({name!r}).write_parquet({target!r})",
-        ".xlsx": f"import pandas; pandas.read_excel({name!r}).to_parquet({target!r})  # pip install openpyxl",
-        ".xls": f"import pandas; pandas.read_excel({name!r}).to_parquet({target!r})  # pip install xlrd",
-    }
     if suffix == ".zip":
-        return f"unzip {pasted(name)}"
-    code, _, needs = readers.get(suffix, "").partition("  # ")
-    return f"python -c {pasted(code)}" + (f" (needs {needs})" if needs else "") if code else ""
+        return f"{python} -m zipfile -e {pasted(name)} {pasted(PurePath(name).with_suffix(''))}"
+    if suffix == ".json":
+        code = f"import polars; polars.read_json({name!r}).write_parquet({target!r})"
+        return python_line(code)
+    if suffix in (".xlsx", ".xls"):
+        code = f"import polars; polars.read_excel({name!r}).write_parquet({target!r})"
+        is_installed = importlib.util.find_spec("fastexcel") is not None
+        install = "" if is_installed else f"{python} -m pip install fastexcel && "
+        return f"{install}{python_line(code)}"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
