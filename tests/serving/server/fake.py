@@ -232,6 +232,8 @@ def main() -> None:
     except ZigguratError as error:
         sys.stderr.write(f"{type(error).__name__}\n{error}\n")
         sys.exit(2)
+    sys.stdout.flush()
+    os._exit(0)  # on a busy machine the interpreter looks at all that torch has made for a minute before it ends
 
 
 if __name__ == "__main__":

@@ -81,6 +81,12 @@ def test_recommendations_name_their_version() -> None:
     assert answer.json() | {"items": []} == {"items": [], "version": "v1", "degraded": [], "plan": "u1"}
 
 
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    assert len(post("/recommend", USER | {"k": 2.0}).json()["items"]) == 2
+    assert post("/explain", {"request": USER | {"k": 2.0}, "item": "3"}).status_code == 200
+    assert [post("/recommend", USER | {"k": k}).status_code for k in (2.5, 0.0, 1e300)] == [400, 400, 400]
+
+
 def test_a_ranking_is_ordered() -> None:
     answer = post("/rank", USER | {"items": ["3", "9", "5"]})
     assert [(item["id"], item["position"]) for item in answer.json()["items"]] == [("9", 1), ("5", 2), ("3", 0)]

@@ -195,6 +195,9 @@ def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:
 def recommend_of(data: Any, *, config: ServerConfig) -> RecommendRequest:
     """Return plain data as a request for recommendations within the server's bounds; raises RequestError."""
     k = data.get("k") if isinstance(data, dict) else None
+    if isinstance(k, float) and k.is_integer():  # 10.0 is an integer of JSON Schema, and some languages write no other
+        k = int(k)
+        data = {**data, "k": k}
     if type(k) is int and not 1 <= k <= config.max_k:
         raise _not_so_many(f"1 to {config.max_k:,}", k, "k")
     request = _build(RecommendRequest, data)
