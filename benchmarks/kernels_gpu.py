@@ -11,7 +11,7 @@
     tables    lookup and update of 26 tables of 1,000,000 rows, ids by a Zipf law, and what an update consists of
     search    1, 64 and 1,024 queries among 1,000,000 vectors of 64 numbers
     recipes   steps of DCNv2, Wukong, DHEN, DIN and HSTU, nothing compiled (`benchmarks/gpu/recipes.py`)
-    step      a DLRM step, compiled, and its forward and backward pass as CUDA graphs; where its time goes
+    step      a DLRM step, compiled; its forward and backward pass, and the whole of it, as CUDA graphs; its time
 
 The file is written again after each case. Kernels are timed by events around calls that follow each other; each is held
 to a reference first (FP64, or the bits of the default launch). Compilation is done before, by all parts at once. Needs
@@ -582,9 +582,12 @@ def step(run: Run) -> None:
     raws = make_batches(workload)
     batches = [to_batch(raw, workload, labels=raw.label_sets[0]) for raw in raws]
     steps: dict[str, Callable[[], object]] = {}
-    for name in ("default", "cuda_graphs") if run.is_gpu else ("off",):
+    # Eagerly; forward and backward pass as graphs; the whole step as one.
+    modes = {"default": ("default", "off"), "cuda_graphs": ("cuda_graphs", "off"), "one_graph": ("default", "on")}
+    for name, (compile_, step_graph) in (modes if run.is_gpu else {"off": ("off", "off")}).items():
         model = build(workload, kernel=KernelChoice.AUTO).to(run.device)
-        settings: dict[str, object] = {"precision": "bf16" if run.is_gpu else "fp32", "compile": name}
+        settings: dict[str, object] = {"precision": "bf16" if run.is_gpu else "fp32", "compile": compile_}
+        settings["step_graph"] = step_graph
         train = TrainStep(model, training_config(workload, settings))
         upload = Upload(run.device, is_beside=True)
         steps[name] = _fed(train, upload, batches)
