@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ziggurat.data.encoded import part_files
 from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema, gather_segments, table_to_batch
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.errors import BoundsError, DataError, MissingFileError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, TableSpec
 from ziggurat.files import digest_of
@@ -279,6 +279,26 @@ def test_memory_dataset_equals_the_one_on_disk(tmp_path):
 def test_memory_dataset_numbers_its_rows():
     dataset = MemoryDataset(plain_table(5).drop_columns(["row:"]), PLAIN)
     assert dataset.read_group(0).column("row:").to_pylist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong", "error", "words"),
+    [
+        ("user", pa.array([0, 1, 1_000_000], pa.int32()), BoundsError, "user"),
+        ("user", pa.array([0, -1, 2], pa.int32()), BoundsError, "user"),
+        ("price", pa.array([1.0, float("nan"), 2.0], pa.float32()), DataError, "finite dense values"),
+        ("label:click", pa.array([0.0, 2.0, 1.0], pa.float32()), DataError, "label 'click'"),
+        ("price", pa.array([1.0, None, 2.0], pa.float32()), DataError, "without nulls"),
+    ],
+)
+def test_rows_that_were_made_by_hand_are_looked_at_before_a_kernel_reads_them(column, wrong, error, words):
+    table = encoded_schema(PLAIN).empty_table().schema
+    made = plain_table(3)
+    arrays = [wrong if name == column else made.column(name) for name in table.names]
+    for schema in (table, None):
+        by_hand = pa.Table.from_arrays(arrays, schema=schema, names=None if schema is not None else table.names)
+        with pytest.raises(error, match=words):
+            MemoryDataset(by_hand, PLAIN)
 
 
 def test_a_disk_that_fails_in_a_writer_s_thread_leaves_no_folder(tmp_path, monkeypatch):

@@ -44,11 +44,13 @@ from ziggurat.data.encoded.records import (
     conform,
     encoded_schema,
     has_labels,
+    table_to_batch,
     with_wide_labels,
 )
 from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.data.encoded.stored_once import plain_lists, shared_lists
 from ziggurat.errors import DataError, MissingFileError
+from ziggurat.features.batches.checks import validate_batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import publish, temporary_beside
 
@@ -344,7 +346,9 @@ class MemoryDataset:
         rows_per_group: rows of a row group.
 
     Raises:
-        DataError: the table does not have the columns of `inputs`.
+        DataError: the table does not have the columns of `inputs`, or a value that no model may be given: a number that
+            is not finite, a label that is none, a negative weight.
+        BoundsError: a row is outside its table.
     """
 
     def __init__(self, table: pa.Table, inputs: InputSpec, *, rows_per_group: int = DEFAULT_ROWS_PER_GROUP) -> None:
@@ -356,6 +360,10 @@ class MemoryDataset:
         self._table = conform(table, inputs, where="MemoryDataset").combine_chunks()
         self._starts = range(0, self.num_rows, rows_per_group)
         self.group_sizes = tuple(min(rows_per_group, self.num_rows - start) for start in self._starts)
+        # Nothing inside a step looks at values, and a row outside its table would read memory of something else.
+        for start in self._starts:
+            group = self._table.slice(start, rows_per_group)
+            validate_batch(table_to_batch(group, inputs), inputs, has_rows=not inputs.numbered)
 
     @property
     def row_sum(self) -> int:

@@ -110,7 +110,7 @@ def conform(table: pa.Table, inputs: InputSpec, *, where: str) -> pa.Table:
     """
     table = with_wide_labels(table, inputs)
     schema = encoded_schema(inputs, with_labels=has_labels(table, inputs))
-    if table.schema.equals(schema):
+    if table.schema.equals(schema) and not any(column.null_count for column in table.columns):
         return table
     counts = Counter(table.column_names)
     for entry in schema:
