@@ -96,6 +96,8 @@ def promised(description: dict[str, Any], *, users: list[str], items: list[str],
     for name, schema in user.items():
         if schema["description"] == "dense":
             user[name] = {"type": ["number", "null"], "minimum": -1e30, "maximum": 1e30}
+        elif "array" in schema.get("type", ()):  # text is a list where the run's schema has a separator, not here
+            user[name] = {"type": ["array", "null"], "items": {"type": ["string", "boolean", "null"]}}
     user["user_id"] = {"type": "string", "enum": users}
     asked = schemas["RecommendRequest"]["properties"]
     asked["filter"] = {"type": "string", "enum": filters}
