@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
     str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
