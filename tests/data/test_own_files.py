@@ -76,16 +76,19 @@ def test_cells_are_what_python_reads(tmp_path: Path, rows, separator, decimal, e
 def _check(parts: list, rows: list[tuple[str, str, str, str]]) -> None:
     missing = np.array([row[0] in ("", *MISSING_TEXTS) for row in rows])
     found = np.concatenate(
-        [np.zeros(part.num_rows, bool) if part.ids["id"].missing is None else part.ids["id"].missing for part in parts]
+        [
+            np.zeros(part.num_rows, bool) if part.features["id"].missing is None else part.features["id"].missing
+            for part in parts
+        ]
     )
     assert found.tolist() == missing.tolist()
-    keys = np.concatenate([part.ids["id"].keys for part in parts])
+    keys = np.concatenate([part.features["id"].keys for part in parts])
     expected = hash_ids(np.array([row[0] for row in rows], dtype=object))
     assert keys[~missing].tolist() == expected[~missing].tolist()
     numbers = [float("nan") if x in ("", *MISSING_TEXTS) else float(x.replace(",", ".")) for _, x, _, _ in rows]
-    np.testing.assert_array_equal(np.concatenate([part.numbers["x"] for part in parts]), numbers)
+    np.testing.assert_array_equal(np.concatenate([part.features["x"] for part in parts]), numbers)
     lengths = [0 if t in ("", *MISSING_TEXTS) else t.count("+") + 1 for _, _, t, _ in rows]
-    assert np.concatenate([part.lists["tags"].lengths for part in parts]).tolist() == lengths
+    assert np.concatenate([part.features["tags"].lengths for part in parts]).tolist() == lengths
     assert np.concatenate([part.labels["y"] for part in parts]).tolist() == [float(row[3] == "yes") for row in rows]
 
 
@@ -116,7 +119,7 @@ def test_a_point_among_decimal_commas_is_a_fault_and_so_is_a_comma_among_points(
             parse_chunk(schema, chunk, bad_rows=aside)
             for chunk in RawSource(path, text=options).frames(columns=["x"], numbers=["x"])
         ]
-    assert parts[0].numbers["x"].tolist() == [1.5, 12.0]
+    assert parts[0].features["x"].tolist() == [1.5, 12.0]
     assert aside.counts == {BadReason.NOT_A_NUMBER: 2}
     source = RawSource(path, text=TextOptions(delimiter=";"))
     with pytest.raises(DataError, match=r"--data\.decimal comma") as caught:

@@ -94,7 +94,7 @@ def test_a_paged_storage_trains_like_memory_and_its_checkpoint_is_the_same(
                 assert torch.equal(one, other)
     for storage in storages:
         if isinstance(storage, PagedStorage):
-            assert 0 < storage.most_rows <= max(PagedStorage.chunk_rows, 50), "checkpoints go through in chunks"
+            assert 0 < storage.most_rows <= max(storage.chunk_rows, 50), "checkpoints go through in chunks"
 
 
 def test_chunks_bound_what_a_checkpoint_holds_of_a_storage(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_chunks_bound_what_a_checkpoint_holds_of_a_storage(tmp_path: Path) -> No
     with CheckpointStore(tmp_path, config=CheckpointConfig(mode=SaveMode.SYNC)) as store:
         store.save(1, tensors=paged.state_dict(), state={})
         store.load(into=paged.state_dict())
-    assert storage.most_rows == PagedStorage.chunk_rows
+    assert storage.most_rows == storage.chunk_rows
 
 
 WAYS = {

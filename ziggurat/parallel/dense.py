@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import StrEnum
@@ -181,15 +182,7 @@ def parallel_dense(
             purpose="dense gradients",
             hierarchy=Hierarchy.of(topology) if by_host else None,
         )
-    device = next(network.parameters()).device.type
-    if how is DenseParallelism.HSDP:
-        mesh = DeviceMesh(device, torch.tensor(topology.host_grid), mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = DeviceMesh(device, torch.arange(topology.world_size), mesh_dim_names=("shard",))
-    for group in mesh.get_all_groups():
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=time_limit_s()), group)
-        let_gloo_speak_first(group)
-        topology.ending.add_process_group(group)
+    mesh = _mesh(how, topology, device=next(network.parameters()).device.type)
     reduce_dtype = torch.bfloat16 if reduction is Reduction.BF16 else None
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)
@@ -204,6 +197,35 @@ def parallel_dense(
 
         sharded.set_all_reduce_hook(count)
     return ShardedNetwork(sharded)
+
+
+_meshes = threading.local()  # the world that this thread's meshes belong to, and the meshes by what they are made of
+
+
+def _mesh(how: DenseParallelism, topology: Topology, *, device: str) -> DeviceMesh:
+    """Return the mesh of a kind of dense parallelism, made once in a job.
+
+    Torch keeps results of its own for meshes that are equal, with the mesh that came first in them. So the groups of a
+    mesh stay when its topology is closed, and equal topologies of a process share one.
+    """
+    if how is DenseParallelism.HSDP:
+        grid = [list(ranks) for ranks in topology.host_grid]
+        names = ("replicate", "shard")
+    else:
+        grid = list(range(topology.world_size))
+        names = ("shard",)
+    world = dist.group.WORLD
+    if getattr(_meshes, "world", None) is not world:
+        _meshes.world = world
+        _meshes.made = {}
+    made: dict[tuple[str, str], DeviceMesh] = _meshes.made
+    key = (device, str(grid))
+    if key not in made:
+        made[key] = DeviceMesh(device, torch.tensor(grid), mesh_dim_names=names)
+    for group in made[key].get_all_groups():
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=time_limit_s()), group)
+        let_gloo_speak_first(group)
+    return made[key]
 
 
 class ShardedNetwork:

@@ -118,7 +118,7 @@ def test_inspect_makes_numbers_of_them_and_says_how_to_read_them(form, marks, su
     assert any("numbers are read with --data." in warning for warning in found.warnings)
     config = DataConfig(train=(str(path),), thousands=found.numbers.thousands, signs=found.numbers.signs)
     (chunk,) = config.source(config.train).frames(columns=["views"], numbers=["views"])
-    read = parse_chunk(Schema(features=(Dense(name="views"),)), chunk, bad_rows=BadRows()).numbers["views"]
+    read = parse_chunk(Schema(features=(Dense(name="views"),)), chunk, bad_rows=BadRows()).features["views"]
     expected = [each / 100 if "%" in form else each + (0.5 if ".50" in form else 0) for each in values]
     assert read.tolist() == expected
 
