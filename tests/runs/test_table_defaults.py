@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from pathlib import Path
 
 import polars as pl
@@ -131,3 +132,13 @@ def test_what_the_command_line_names_wins(tmp_path: Path, monkeypatch: pytest.Mo
     assert sizes_of(second) == wanted
     assert third.model.embedding.optimizer is TableOptimizerKind.SGD
     assert third.training.table_learning_rate == 0.02  # not that of another optimizer
+
+
+def test_a_model_of_the_users_own_is_fitted_to_the_rows_as_the_recipes_model_is(tmp_path: Path) -> None:
+    own = importlib.import_module("examples.extensions.matrix_factorisation").MatrixFactorisationConfig()
+    few = dataclasses.replace(run_on(tmp_path / "few.parquet", rows=1000), model=own)
+    found = fit_to_rows(few)
+    assert found.training.loader.batch_size == 64
+    assert found.training.epochs > few.training.epochs
+    assert found.model.embedding.optimizer is TableOptimizerKind.SPARSE_ADAM
+    assert sizes_text(found) == ""

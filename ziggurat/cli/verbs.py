@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
-from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.own_models import add_model_argument, model_words, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line, print_table
@@ -168,7 +168,8 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         _train_baseline(options, folder)
     elif _has_baseline(config):
         name = linear_model_name(label.task for label in config.table_schema.labels)
-        print_line(f"next     better than {name}? ziggurat report {pasted(folder)} --baseline")
+        words = shlex.join([str(folder), "--baseline", *model_words(options)])
+        print_line(f"next     better than {name}? ziggurat report {words}")
     _print_files(result)
     return 0
 
@@ -434,7 +435,9 @@ def to_go_on(options: argparse.Namespace) -> str:
     tries_models = _names_no_recipe(options)
     folder = Path(options.out or f"runs/{FIRST_MODEL}") if tries_models else run_to_train(options)[1]
     if RunFolder(folder).has_begun():
-        return f"to go on: ziggurat train {pasted(folder)} --resume"
+        words = shlex.join([str(folder), "--resume", *model_words(options)])
+        hooks = "".join(f" --hook {pasted(name)}" for name in options.hook)
+        return f"to go on: ziggurat train {words}{hooks}"
     if tries_models:
         return "to go on: give the same command again (models that were tried are kept)"
     return "no step was trained: give the same command again (prepared data is kept)"

@@ -283,9 +283,13 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
 def _is_fitted(config: RunConfig) -> bool:
     """Return whether a run is one of a recipe whose settings follow the rows."""
     reads = reads_of(config.model)
-    is_ranker = reads is None or reads.is_any_row or reads is Reads.A_HISTORY
+    is_ranker = (
+        reads.is_any_row or reads is Reads.A_HISTORY if reads else not getattr(config.model, "finds_items", False)
+    )
     recipe = f"table_{getattr(config.model, 'kind', '')}"
-    if not is_ranker or config.recipe != recipe or config.table_schema.events is not None:
+    # A model of the user's own takes the place of the recipe's, whose name stays.
+    is_of_table = config.recipe == recipe or (reads is None and config.recipe.startswith("table_"))
+    if not is_ranker or not is_of_table or config.table_schema.events is not None:
         return False
     training = config.training
     default = table_run(config.model, config.table_schema).training

@@ -485,3 +485,13 @@ def test_parity_on_a_hundred_thousand_rows(shop: Shop, tmp_path: Path) -> None:
 
     metric = run.evaluate(rows).metrics["auc"]
     assert roc_auc_score(rows["like"].to_numpy(), by_request.numpy()[:, 0]) == pytest.approx(metric, abs=1e-6)
+
+
+def test_two_features_of_one_column_are_tried_together() -> None:
+    features = (zg.Dense(name="price"), zg.Dense(name="band", column="price"), zg.Categorical(name="shop"))
+    schema = zg.Schema(features=features, labels=(zg.Label(name="click"),))
+    frame = pl.DataFrame({"price": [float(row) for row in range(200)], "shop": ["a", "b"] * 100})
+    changed = unseen(frame, schema)
+    assert changed.columns == frame.columns
+    assert 0 < changed["price"].null_count() < 100
+    assert changed.filter(pl.col("price").is_not_null())["price"].is_in(frame["price"].to_list()).all()

@@ -329,3 +329,12 @@ def test_weighted_gauc_of_many_groups_keeps_its_digits() -> None:
     alone = functions._group_wins(scored_samples(scores[tiny], labels[tiny], weights[tiny]), groups=groups[tiny])
     for together, each in zip((wins, positives, negatives), alone, strict=True):
         np.testing.assert_allclose(together[200:], each, rtol=1e-13)
+
+
+@pytest.mark.parametrize("value", [3.3, 0.1, 5.0, 1e9 + 0.1])
+def test_r2_of_labels_that_are_all_equal_is_undefined_however_their_mean_is_rounded(value: float) -> None:
+    labels = np.full(10, value)
+    assert math.isnan(functions.r2(labels + 0.5, labels))
+    other = np.append(labels, value + 7.0)
+    assert math.isnan(functions.r2(other, other, np.append(np.ones(10), 0.0)))  # without weight nobody differs
+    assert functions.r2(other, other) == 1.0

@@ -11,6 +11,7 @@ by more than 1e-4 of it). A metric that gets better by chance is no reason to re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,20 +203,22 @@ def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...]
     draw = np.random.default_rng(0)
     together = {name: group[0] for group in joined for name in group}
     of_group = {first: pl.Series(draw.integers(0, 8, frame.height)) for first in dict.fromkeys(together.values())}
-    changes = []
+    readers = Counter(column_of(feature) for feature in schema.features)
+    changes: dict[str, pl.Expr] = {}
     for feature in schema.features:
         name = column_of(feature)
+        is_alone = readers[name] == 1  # what one feature takes for an unknown id may be no number for another
         kind = frame.schema[name]
         cells = pl.Series(draw.integers(0, 8, frame.height))
         if feature.name in together:
             cells = of_group[together[feature.name]].replace(1, 0)
         cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))
-        if feature.is_id and kind == pl.String and _is_free(schema, feature):
+        if is_alone and feature.is_id and kind == pl.String and _is_free(schema, feature):
             cell = cell.when(pl.lit(cells) == 1).then(pl.lit(_NEVER_SEEN))
-        if feature.id_lists is not None and isinstance(kind, pl.List):
+        if is_alone and feature.id_lists is not None and isinstance(kind, pl.List):
             cell = cell.when(pl.lit(cells) == 1).then(pl.lit(pl.Series([[]], dtype=kind).first(), dtype=kind))
-        changes.append(cell.otherwise(pl.col(name)).alias(name))
-    return frame.with_columns(changes)
+        changes[name] = cell.otherwise(pl.col(name)).alias(name)
+    return frame.with_columns(list(changes.values()))
 
 
 def plain_rows(chunk: RawChunk, schema: Schema) -> pl.DataFrame:

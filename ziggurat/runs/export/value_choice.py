@@ -89,7 +89,10 @@ class ValueAsked:
                 found=f"{self.value or 'none'}, and the tasks {', '.join(self.labels)}; formulas are tried on "
                 "full rankings, which take a run that retrieves",
                 where="ziggurat export, --value",
-                ways_out=(f"--value '{shown}'", "see docs/guides/serving.md for what a formula may be"),
+                ways_out=(
+                    f"--value '{shown}'; in Python config=zg.ExportConfig(value={shown!r})",
+                    "see docs/guides/serving.md for what a formula may be",
+                ),
             )
         return quoted(self.labels[0])
 

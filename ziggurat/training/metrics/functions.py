@@ -158,6 +158,9 @@ def mae_of(samples: ScoredSamples) -> float:
 
 def r2_of(samples: ScoredSamples) -> float:
     """R² of checked samples; the mean is that of these samples, so a model may be worse than it."""
+    labels = samples.labels[samples.weights > 0.0]
+    if not labels.size or labels.min() == labels.max():  # of the labels, not of their variance: their mean is rounded
+        return math.nan
     variance = _mean(samples, (samples.labels - _mean(samples, samples.labels)) ** 2)
     return 1.0 - _mean(samples, (samples.scores - samples.labels) ** 2) / variance if variance > 0.0 else math.nan
 
