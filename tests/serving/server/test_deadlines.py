@@ -67,6 +67,19 @@ def test_an_answer_whose_deadline_passes_while_it_is_written_down_is_not_given()
     assert good[0] == 200
 
 
+@pytest.mark.parametrize("allowed", ["0.5", "12.5"])
+def test_a_deadline_of_a_part_of_a_millisecond_is_named_as_it_was_given(allowed: str) -> None:
+    async def body(port: int, server: Any) -> Any:
+        return await send(port, GOOD.replace(HEAD, HEAD + b"X-Deadline-Ms: %s\r\n" % allowed.encode()))
+
+    status, _, content = serving(body, answerer=_Slow(), deadline_ms=5000)
+    assert status == 503
+    error = json.loads(content)["error"]
+    assert error["expected"] == f"an answer within {allowed} ms"
+    found = float(error["found"].removeprefix("one after ").split()[0])
+    assert found > float(allowed) / 2, error  # rounded to whole milliseconds, half of one would be none
+
+
 def kernels_age_s(connection: Any) -> float:
     """Seconds since the last bytes of a connection came."""
     scope: dict[str, Any] = {}

@@ -259,8 +259,8 @@ class Engine:
         wait = self.wait_s()
         total = passed + wait + self._cost(type(request)).predict(candidates) + self._delivery_s
         if wait and total > allowed:  # a request that finds nothing before it is always tried
-            found = f"{total * 1e3:.0f} ms, of which {wait * 1e3:.0f} ms in the queue"
-            raise _refusal(f"an answer within {allowed * 1e3:.0f} ms", found, "queue", total - allowed)
+            found = f"{_milliseconds(total)} ms, of which {_milliseconds(wait)} ms in the queue"
+            raise _refusal(f"an answer within {allowed * 1e3:.10g} ms", found, "queue", total - allowed)
 
     def _cost(self, kind: type) -> CostLine:
         return self._costs[kind, _effort_of(kind, self.ladder.effort)]
@@ -440,8 +440,8 @@ class Engine:
             if seconds > self._deadline_s:
                 route = "/rank" if kind is RankRequest else "/recommend"
                 _log.warning(
-                    "%s takes %.0f ms for one request alone, and its deadline is %.0f ms: start with --deadline-ms %d",
-                    *(route, seconds * 1e3, self._deadline_s * 1e3, math.ceil(3 * seconds) * 1000),
+                    "%s takes %s ms for one request alone, and its deadline is %.10g ms: start with --deadline-ms %d",
+                    *(route, _milliseconds(seconds), self._deadline_s * 1e3, math.ceil(3 * seconds) * 1000),
                 )
 
 
@@ -462,16 +462,22 @@ def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> Ove
 
 
 _TOO_LATE = {
-    "connection": "{:.0f} ms until it could be read",
-    "queue": "{:.0f} ms in the queue",
-    "computation": "one after {:.0f} ms",
-    "answer": "one after {:.0f} ms",
+    "connection": "{} ms until it could be read",
+    "queue": "{} ms in the queue",
+    "computation": "one after {} ms",
+    "answer": "one after {} ms",
 }
+
+
+def _milliseconds(seconds: float) -> str:
+    """Return a duration in whole milliseconds, or, where these would say little, with two digits."""
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.2g}" if milliseconds < 10 else f"{milliseconds:.0f}"
 
 
 def _too_late(allowed_s: float, passed_s: float, *, where: str) -> OverloadError:
     """Return the error of a request whose deadline passed at one of its stages."""
-    found = _TOO_LATE[where].format(passed_s * 1e3)
-    error = _refusal(f"an answer within {allowed_s * 1e3:.0f} ms", found, where, 0.5)
+    found = _TOO_LATE[where].format(_milliseconds(passed_s))
+    error = _refusal(f"an answer within {allowed_s * 1e3:.10g} ms", found, where, 0.5)
     error.expired = True
     return error
