@@ -30,6 +30,7 @@ from ziggurat.errors import ConfigError, ZigguratError
 
 S = TypeVar("S", bound="Specification")
 F = TypeVar("F", bound="Family")
+R = TypeVar("R")
 
 
 class _Kind(ABCMeta):
@@ -89,7 +90,8 @@ class Specification(metaclass=_Kind):
         """
         _check_name(getattr(member, "name", None), attribute="name", what=cls.kind, where=_path_of(type(member)))
         if not type(member).__module__.startswith("ziggurat."):
-            _try_out(member.try_out, what=cls.kind, where=_path_of(type(member)))
+            expected = f"a {cls.kind} that answers when it is tried out with something small"
+            answer_of(member.try_out, expected=expected, where=_path_of(type(member)))
         known = cls._members.get(member.name)
         if known is not None:
             _refuse_another(type(known), type(member), name=member.name, what=cls.kind, where=f"{cls.__name__}.add")
@@ -178,7 +180,8 @@ class Family:
                 ways_out="write @dataclass(frozen=True, kw_only=True) above the class, below what adds it",
             )
         if not member.__module__.startswith("ziggurat."):
-            _try_out(member.try_out, what=cls.family, where=where)
+            expected = f"a {cls.family} that answers when it is tried out with something small"
+            answer_of(member.try_out, expected=expected, where=where)
         known = cls._kinds.get(member.kind)
         if known is not None:  # the same class may be defined again, as by a cell of a notebook that ran twice
             _refuse_another(known, member, name=member.kind, what=cls.family, where=f"{cls.__name__}.add")
@@ -211,16 +214,27 @@ def _check_name(name: object, *, attribute: str, what: str, where: str) -> None:
     )
 
 
-def _try_out(try_out: Callable[[], None], *, what: str, where: str) -> None:
-    """Let a member try itself out; an error of its own code is told as one of it."""
+def answer_of(ask: Callable[[], R], *, expected: str, where: str) -> R:
+    """Ask code that may come from outside the package, and return its answer.
+
+    Args:
+        ask: calls it.
+        expected: what it was asked for, for the message.
+        where: what was asked, for the message.
+
+    Raises:
+        ConfigError: it failed with an error that is none of the package. Without memory, its error is left as it is.
+    """
     try:
-        try_out()
-    except ZigguratError:
+        return ask()
+    except (ZigguratError, MemoryError):
         raise
     except Exception as error:  # code of a user's may fail in any way
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be imported here
+            raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            expected=f"a {what} that answers when it is tried out with something small",
+            expected=expected,
             found=f"{type(error).__name__}: {error}",
             where=f"{where}, at {last.filename}:{last.lineno}",
             ways_out="correct it; docs/guides/extending.md says what it is asked, and what it promises",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from ziggurat.config import from_json, override, to_json
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer, TableOptimizerKind
 from ziggurat.embeddings.storage import MemoryStorage
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError, PlanError
+from ziggurat.errors import ConfigError, NumericsError, PlanError
 from ziggurat.ops.lookup import Step, SummedGradient, TorchKernel
 from ziggurat.ops.lookup.choose import BatchShape
 from ziggurat.ops.table_optimizers import RowChange, TouchedRows
@@ -30,6 +32,7 @@ from ziggurat.planning.problem import PlanningProblem
 from ziggurat.planning.simulator.step_work import table_profiles
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointStore
+from ziggurat.training.step.late import LateStep
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,103 @@ def test_a_rule_that_breaks_a_promise_is_refused(lion: TableOptimizerKind, damag
 
     with pytest.raises(ConfigError, match=message):
         TableOptimizer(make(Damaged()))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        ("nan direction", NumericsError, r"factor · direction .*the gradients are finite"),
+        ("infinite factor", NumericsError, r"factor · direction \(factor -inf\)"),
+        ("overflow", NumericsError, r"factor · direction \(factor -1e\+38\)"),
+        ("nan state", NumericsError, r"infinity in momentum (.|\n)*Damaged\.change in a step with \d+ rows, step 3"),
+        ("infinite state", NumericsError, "infinity in momentum"),
+        ("no state", ConfigError, r"expected: .*momentum: \(\d+, 16\)[^\n]*\nfound: *momentum: nothing"),
+        ("other shape", ConfigError, r"found: *direction: \(1, 16\)"),
+        ("other dtype", ConfigError, r"found: *direction: .*float64"),
+        ("other factor", ConfigError, r"found: *factor: \(2,\)"),
+        ("nothing", ConfigError, r"found: *NoneType"),
+        ("raises", ConfigError, r"found: *KeyError: 'lost'(.|\n)*test_table_optimizer\.py:\d+"),
+    ],
+)
+@pytest.mark.parametrize("kept", [{}, {"weights": "int8"}])
+def test_a_rule_that_breaks_a_promise_later_writes_nothing(
+    lion: TableOptimizerKind, kept: dict[str, Any], damage: str, error: type[Exception], message: str
+) -> None:
+    class Damaged(type(lion)):
+        name = "damaged"
+
+        def change(self, rows: TouchedRows) -> RowChange:
+            made = super().change(rows)
+            if rows.step.number < 3:
+                return made
+            direction = made.direction
+            momentum = made.state["momentum"]
+            never = made.factor
+            match damage:
+                case "nan direction":
+                    return dataclasses.replace(made, direction=direction / 0.0 * 0.0)
+                case "infinite factor":
+                    return dataclasses.replace(made, factor=-math.inf)
+                case "overflow":
+                    return dataclasses.replace(made, direction=direction * 9.0, factor=-1e38)
+                case "nan state":
+                    return dataclasses.replace(made, state={"momentum": momentum * math.nan})
+                case "infinite state":
+                    return dataclasses.replace(made, state={"momentum": momentum + math.inf})
+                case "no state":
+                    return dataclasses.replace(made, state={})
+                case "other shape":
+                    return dataclasses.replace(made, direction=direction[:1])
+                case "other dtype":
+                    return dataclasses.replace(made, direction=direction.double())
+                case "other factor":
+                    return dataclasses.replace(made, factor=torch.tensor([never, never]))
+                case "nothing":
+                    return None  # type: ignore[return-value]
+                case _:
+                    raise KeyError("lost")
+
+    tables = make(Damaged(), **kept)
+    optimizer = TableOptimizer(tables)
+    on_tables.train(tables, optimizer, steps=range(2))
+    before = [tables.table(name).clone() for name in tables.tables.places]
+    momenta = [value.clone() for name, value in optimizer.state_dict().items() if name.endswith(".momentum")]
+    with pytest.raises(error, match=message):
+        on_tables.train(tables, optimizer, steps=range(2, 3))
+    assert all(map(torch.equal, [tables.table(name) for name in tables.tables.places], before))
+    now = [value for name, value in optimizer.state_dict().items() if name.endswith(".momentum")]
+    assert all(map(torch.equal, now, momenta))
+
+
+def test_infinity_that_stood_in_the_state_before_may_stay(lion: TableOptimizerKind) -> None:
+    """A smallest number so far begins with infinity; rows that have not had one keep it."""
+
+    class Smallest(TableOptimizerKind):
+        name = "smallest"
+        row_state = ("least",)
+
+        def change(self, rows: TouchedRows) -> RowChange:
+            sizes = rows.grad.abs().amax(dim=1)
+            least = torch.where(sizes > 0.05, torch.minimum(rows.state["least"], sizes), rows.state["least"])
+            return RowChange(direction=rows.grad, factor=-0.1, state={"least": least})
+
+        def initial(self, key: str, *, initial_sum: float) -> float:
+            return math.inf
+
+    tables = make(Smallest())
+    optimizer = TableOptimizer(tables)
+    on_tables.train(tables, optimizer, steps=range(2))
+    least = torch.cat([value for name, value in optimizer.state_dict().items() if name.endswith("least")])
+    assert bool(least.isfinite().any())
+
+
+def test_a_gpu_waits_for_the_steps_of_a_rule_in_torch_alone(lion: TableOptimizerKind) -> None:
+    """What a host does not wait for, it cannot look at."""
+    device = torch.device("cuda")
+    of_torch: Any = SimpleNamespace(embeddings=make(lion), looks_up_drawn_rows=False)
+    assert "the rule of lion" in LateStep.why_not(of_torch, device=device)
+    compiled: Any = SimpleNamespace(embeddings=make(TableOptimizerKind.SPARSE_ADAM), looks_up_drawn_rows=False)
+    assert not LateStep.why_not(compiled, device=device)
 
 
 def test_the_optimizer_of_the_guide_keeps_its_promises() -> None:

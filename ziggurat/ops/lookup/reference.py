@@ -93,7 +93,7 @@ class TorchKernel:
             return
         rows = gradient.rows
         kind = step.rule.kind
-        change = kind.change(_touched(weight, state=state, gradient=gradient, step=step))
+        change = kind.checked_change(_touched(weight, state=state, gradient=gradient, step=step))
         for key, numbers in change.state.items():
             state[key].index_copy_(0, rows, numbers)
         weight.index_add_(0, rows, change.direction, alpha=1.0 if change.factor is None else float(change.factor))
@@ -181,7 +181,7 @@ def _apply_if(
     """Apply a rule where a device decides whether it applies; rows may repeat a padding row."""
     rows = gradient.rows
     touched = _touched(weight, state=state, gradient=gradient, step=step)
-    change = step.rule.kind.change(touched)
+    change = step.rule.kind.checked_change(touched)
     before = touched.weight()
     moved = change.direction if change.factor is None else change.direction * change.factor
     weight.index_copy_(0, rows, torch.where(applies, before + moved, before))

@@ -9,7 +9,9 @@ The rest of the package asks a table optimizer
     whether tables are parameters   `is_dense`                                     embeddings
 
 and never which optimizer it is. `change` is in torch and defines the rule; compiled code that is named by `cpp_code`,
-`triton_rule` or `fbgemm_rule` agrees with it up to the rounding of FP32. A rule without any is computed by torch.
+`triton_rule` or `fbgemm_rule` agrees with it up to the rounding of FP32. A rule without any is computed by torch, and
+its answer is looked at in every step before anything is written (`checked_change`): code from outside may be right
+when it is tried out and wrong at step 10,000.
 
 Rules (η: learning rate, λ: weight decay; g: the gradient of a row, summed over all lookups of the step and scaled):
 each row that a step touches is updated once, others stay as they are.
@@ -17,6 +19,7 @@ each row that a step touches is updated once, others stay as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -25,8 +28,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.errors import ConfigError
-from ziggurat.specification import Specification
+from ziggurat.errors import ConfigError, NumericsError
+from ziggurat.specification import Specification, answer_of
 
 if TYPE_CHECKING:
     from ziggurat.ops.lookup.kernel import Step
@@ -93,6 +96,72 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
         """Return what a step does to its rows."""
         raise NotImplementedError(f"{self} has no rule: its tables are parameters")
 
+    @property
+    def is_in_torch_alone(self) -> bool:
+        """True if no compiled code has its rule, so that its own `change` is asked in every step."""
+        return not self.is_dense and self.cpp_code is None and not self.triton_rule and not self.fbgemm_rule
+
+    def checked_change(self, rows: TouchedRows) -> RowChange:
+        """Return `change`, and refuse an answer that cannot be written; of a rule in torch alone.
+
+        With `step.applies` the host does not wait for a device: numbers that are not finite are then not looked for.
+        Training keeps such a rule from those steps (`training/step/late.py`).
+
+        Raises:
+            ConfigError: `change` failed, or its answer has not the arrays, shapes or dtypes that the rule declares.
+            NumericsError: a number of it is NaN or infinite where the number before the step was finite.
+        """
+        if not self.is_in_torch_alone:
+            return self.change(rows)
+        where = f"{self._where} in a step with {len(rows.grad):,} rows"
+        change = answer_of(lambda: self.change(rows), expected="a RowChange of the rows of a step", where=where)
+        self._check_form(change, rows=rows, where=where)
+        if rows.step.applies is None:
+            self._check_numbers(change, rows=rows, where=where)
+        return change
+
+    def _check_form(self, change: object, *, rows: TouchedRows, where: str) -> None:
+        """Refuse a change of other arrays, shapes, dtypes or devices than the rule declares."""
+        if not isinstance(change, RowChange):
+            raise self._broken("a RowChange", f"{type(change).__name__}", where)
+        wanted = {"direction": _form(rows.grad), **{key: _form(each) for key, each in rows.state.items()}}
+        found = {"direction": _form(change.direction), **{key: _form(each) for key, each in change.state.items()}}
+        if found != wanted:
+            wrong = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
+            expected = ", ".join(f"{key}: {wanted.get(key, 'nothing')}" for key in wrong)
+            given = ", ".join(f"{key}: {found.get(key, 'nothing')}" for key in wrong)
+            raise self._broken(f"a direction, and each array that it declares after the step: {expected}", given, where)
+        factor = change.factor
+        is_number = factor is None or isinstance(factor, int | float)
+        if not is_number and not (isinstance(factor, Tensor) and factor.numel() == 1):
+            raise self._broken("a factor that is one number for all rows, or None", f"factor: {_form(factor)}", where)
+
+    def _check_numbers(self, change: RowChange, *, rows: TouchedRows, where: str) -> None:
+        """Refuse numbers that would be written as NaN or infinity."""
+        wrong = [
+            key
+            for key, each in change.state.items()  # infinity may stand for "nothing yet": it may stay
+            if not math.isfinite(_largest(each))
+            and not bool((each.isfinite() | ((each == rows.state[key]) & each.isinf())).all())
+        ]
+        factor = 1.0 if change.factor is None else float(change.factor)
+        moved = _largest(change.direction) * factor
+        if not abs(moved) <= torch.finfo(torch.float32).max:  # nor where it is NaN
+            wrong = ["factor · direction", *wrong]
+        if not wrong:
+            return
+        number = rows.step.number
+        gradients = "finite" if bool(rows.grad.isfinite().all()) else "not finite either"
+        raise NumericsError(
+            expected="finite numbers from the rule of a table optimizer",
+            found=f"NaN or infinity in {', '.join(wrong)} (factor {factor}); the gradients are {gradients}",
+            where=f"{where}, step {number}; nothing of it was written, but other weights may have made this step",
+            ways_out=(
+                "correct `change` (a root or a quotient of 0?), then go on from the last checkpoint: --resume",
+                "lower the learning rates, if its numbers overflow",
+            ),
+        )
+
     def step_size(self, step: Step) -> float | Tensor:
         """Return the learning rate that compiled code is given, which may depend on the number of the step."""
         return step.learning_rate
@@ -153,11 +222,15 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
         if not all(torch.allclose(one, all_rows[1:2]) for one, all_rows in pairs):
             raise self._broken("a row that does not depend on others", "another change where it is alone")
 
-    def _broken(self, expected: str, found: str) -> ConfigError:
+    @property
+    def _where(self) -> str:
+        return f"table optimizer {self}, {type(self).__module__}.{type(self).__qualname__}.change"
+
+    def _broken(self, expected: str, found: str, where: str = "") -> ConfigError:
         return ConfigError(
             expected=expected,
             found=found,
-            where=f"table optimizer {self}, {type(self).__module__}.{type(self).__qualname__}.change",
+            where=where or self._where,
             ways_out="correct `change`; docs/guides/extending.md says what a table optimizer promises",
         )
 
@@ -180,3 +253,18 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
     def weight_state_bytes(self) -> int:
         """Bytes of FP32 state for each weight."""
         return 4 * len(self.weight_state)
+
+
+def _form(value: object) -> str:
+    """Return the shape, dtype and device of a tensor, for comparison and for messages."""
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__}"
+    return f"{tuple(value.shape)} of {value.dtype} on {value.device}"
+
+
+def _largest(values: Tensor) -> float:
+    """Return the largest magnitude; NaN if a number is NaN."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.stack(torch.aminmax(values)).tolist()  # both are NaN if a number is
+    return max(abs(low), abs(high))

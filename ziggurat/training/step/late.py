@@ -80,6 +80,9 @@ class LateStep:
         """Say why steps of this run wait for the device, or return "" where they need not."""
         if device.type != "cuda":
             return "the CPU computes"
+        rule = model.embeddings.config.optimizer
+        if rule.is_in_torch_alone:
+            return f"the rule of {rule} is in torch alone, and the host looks at its numbers before they are written"
         tables = model.embeddings.tables
         kinds = {type(tables.storage(index)) for index in range(tables.num_storages)}
         other = sorted(kind.__name__ for kind in kinds - {MemoryStorage, LowPrecisionStorage, HostStorage})
