@@ -251,6 +251,56 @@ def test_bodies_in_chunks_and_what_follows_them(content: bytes, status: int) -> 
     assert (answer[0], good[0]) == (status, 200)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_extensions_of_chunks_are_bounded_as_headers_are(at_once: bool) -> None:
+    """200 KB beside a body of 35 bytes, in one extension or in one for each byte, in one write or in many."""
+    one = b"%x;%b\r\n%b\r\n0\r\n\r\n" % (len(BODY), b"a" * 200_000, BODY)
+    many = b"".join(b"1;%b\r\n%c\r\n" % (b"a" * 6000, each) for each in BODY) + b"0\r\n\r\n"
+
+    async def body(port: int, server: DrainingServer) -> list[Any]:
+        found = []
+        for content in (one, many):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                read = asyncio.ensure_future(answer_of(reader))
+                step = len(content) if at_once else 4096
+                writer.write(CHUNKED + b"\r\n")
+                for first in range(0, len(content), step):
+                    if not read.done():
+                        writer.write(content[first : first + step])
+                        await asyncio.sleep(0.002)
+                found.append(await read)
+            finally:
+                writer.close()
+        plain = b"".join(b"1\r\n%c\r\n" % each for each in BODY + b" " * 20_000) + b"0\r\n\r\n"
+        found.append(await send(port, CHUNKED + b"\r\n" + plain))  # many chunks, none with an extension
+        found.append(
+            await send(port, HEAD + b"Content-Length: %d\r\n\r\n" % (len(BODY) + 200_000) + BODY + b" " * 200_000)
+        )
+        return found
+
+    *refused, chunks, length = serving(body)
+    for status, _, content in refused:
+        error = json.loads(content)["error"]
+        assert status == 413
+        assert error["found"] == "more than 32,768 bytes beside the body, in extensions of its chunks"
+        assert error["ways_out"][0] == "send chunks without extensions"
+    assert (chunks[0], length[0]) == (200, 200)
+
+
+def test_requests_behind_a_long_body_in_chunks_are_answered() -> None:
+    long = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY) + 100_000, BODY + b" " * 100_000)
+
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((CHUNKED + b"\r\n" + long) * 3 + GOOD * 3)
+        found = [(await answer_of(reader))[0] for _ in range(6)]
+        writer.close()
+        return found
+
+    assert serving(body) == [200] * 6
+
+
 def test_a_request_behind_one_in_chunks_with_a_trailer_is_answered_for_itself() -> None:
     async def body(port: int, server: DrainingServer) -> list[int]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -7,6 +7,8 @@
   ("slow loris") holds a connection for that long, not for ever.
 - *sending*: a client that does not take its answer loses its connection after `send_timeout_s`.
 - request line and headers together: 431 beyond `max_header_bytes`; no more than `max_connections` connections.
+- a body in chunks: 413 when what stands between its bytes, which the app never sees (extensions of chunks, RFC 9112,
+  7.1.1), grows beyond `max_header_bytes`.
 - headers that say two things, or whom a page in a browser deceives: `hosts.py`.
 - a connection of the admin socket is marked as one, for the routes that answer nobody else.
 
@@ -41,6 +43,9 @@ _ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a t
 _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
 _SETTLE_S = 0.05  # asyncio accepts a connection some turns before its protocol has it, and drops it if closed between
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+_HEADERS_TOO_LARGE = (b"431 Request Header Fields Too Large", "headers too large")
+_CHUNK_FRAME = 24  # bytes of a chunk that need no reason: 16 digits of its size, two line ends, some to spare
+_CHUNK_WAYS = ("send chunks without extensions", "send Content-Length instead of Transfer-Encoding: chunked")
 _WAYS = ("send the whole request at once", "see the limits under /info")
 _log = logging.getLogger("ziggurat.server")
 
@@ -68,6 +73,9 @@ class Connection(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
         self._header_bytes = 0
+        self._between_chunks = 0
+        self._in_trailer = False
+        self._message = 0
         self._in_message = self._has_headers = False
         self._wrong_head: WrongHead | None = None
         self._socket = transport.get_extra_info("socket")
@@ -89,11 +97,56 @@ class Connection(HttpToolsProtocol):
             return
         if self._receiving is None and self.idle:
             self._expect_request()  # bytes that begin no message, such as empty lines, take time too
-        super().data_received(_without_upgrade(data) if self.idle else data)
+        if self.idle:
+            data = _without_upgrade(data)
+            if len(data) > self.limits.max_header_bytes:  # the body alone, so that what is no body of it is counted
+                head, end, rest = data.partition(b"\r\n\r\n")
+                self._parse(head + end)
+                data = rest
+        while self._in_chunks and len(data) > self.limits.max_header_bytes:
+            self._parse(data[: self.limits.max_header_bytes])
+            data = data[self.limits.max_header_bytes :]
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Let uvicorn parse some bytes, unless the connection was refused, and count those that it keeps to itself."""
+        if not data or self.transport.is_closing():
+            return
+        message = self._message
+        is_body = self._in_chunks
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
         if self._in_message and not self._has_headers:
             self._header_bytes += len(data)
-            if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            if self._header_bytes > self.limits.max_header_bytes:
                 self.send_400_response("")
+        elif not is_body or self._message != message:
+            self._between_chunks = 0
+        elif self._in_message:
+            self._between_chunks += len(data)
+            if self._between_chunks > self.limits.max_header_bytes and self._in_trailer:
+                self._refuse(*_HEADERS_TOO_LARGE)
+            elif self._between_chunks > self.limits.max_header_bytes:
+                found = f"more than {self.limits.max_header_bytes:,} bytes beside the body, in extensions of its chunks"
+                reason = "chunk extensions too large"
+                self._refuse(b"413 Content Too Large", reason, found=found, ways_out=_CHUNK_WAYS)
+
+    @property
+    def _in_chunks(self) -> bool:
+        """True if the body that is being received comes in chunks."""
+        return self._in_message and self._has_headers and any(name == b"transfer-encoding" for name, _ in self.headers)
+
+    def on_chunk_header(self) -> None:
+        """The line with the size of a chunk is there: bytes follow, or, behind the last one, trailers."""
+        self._between_chunks -= _CHUNK_FRAME
+        self._in_trailer = True
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body is there."""
+        self._between_chunks -= len(body)
+        self._in_trailer = False
+        super().on_body(body)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; whether the connection stays open, for the answer to what it sent before."""
@@ -105,6 +158,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins: it has its own time."""
         self._in_message = True
+        self._message += 1
         self._has_headers = False
         self._header_bytes = 0
         self._received()
@@ -153,7 +207,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and headers beyond the limit, in four parts."""
         if self._header_bytes > self.limits.max_header_bytes:
-            self._refuse(b"431 Request Header Fields Too Large", "headers too large")
+            self._refuse(*_HEADERS_TOO_LARGE)
         elif self._wrong_head is not None:
             wrong = self._wrong_head
             self._refuse(wrong.status, "wrong headers", found=wrong.found, ways_out=wrong.ways_out)
