@@ -108,6 +108,12 @@ def test_a_half_written_member_is_refused_where_it_is_added(kind: Any, make: Any
     assert make.name not in kind._members
 
 
+def test_a_class_in_place_of_an_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the class SaysText") as refused:
+        Metric.add(SaysText)  # type: ignore[type-var]
+    assert refused.value.ways_out == ("make one: Metric.add(SaysText())",)
+
+
 def test_a_whole_one_is_listed() -> None:
     assert Placement.add(Rows()) is Placement("rows_for_a_test")
 

@@ -88,6 +88,13 @@ class Specification(metaclass=_Kind):
         Raises:
             ConfigError: another member has that name, the name is no word, or it breaks a promise of its kind.
         """
+        if isinstance(member, type):
+            raise ConfigError(
+                expected=f"a {cls.kind}, an object",
+                found=f"the class {member.__name__}",
+                where=f"{cls.__name__}.add",
+                ways_out=f"make one: {cls.__name__}.add({member.__name__}())",
+            )
         _check_name(getattr(member, "name", None), attribute="name", what=cls.kind, where=_path_of(type(member)))
         if not type(member).__module__.startswith("ziggurat."):
             expected = f"a {cls.kind} that answers when it is tried out with something small"

@@ -188,3 +188,15 @@ def test_a_run_that_was_moved_reads_the_rows_that_it_kept_where_it_is_now() -> N
     assert main(["train", "second/moved", "--resume", "--training.epochs", "12"]) == 0
     config = dataclasses.replace(moved.config, training=dataclasses.replace(moved.config.training, epochs=13))
     train_run(config, folder="second/moved", resume=True, data=table)
+
+
+def test_a_setting_of_training_changes_that_setting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Any] = []
+    monkeypatch.setattr(fit_module, "train_run", lambda config, **others: trained.append(config))
+    monkeypatch.setattr(fit_module, "load_run", lambda folder, **others: folder)
+    for number, settings in enumerate(({}, {"training.epochs": 2})):
+        fit(columns(), label="bought", settings=settings, out=f"runs/{number}", **QUIET)
+    fitted, asked = (config.training for config in trained)
+    assert asked.epochs == 2 != fitted.epochs
+    assert asked.loader.batch_size == fitted.loader.batch_size
+    assert asked.early_stop == fitted.early_stop

@@ -140,7 +140,9 @@ def _fit(
             files = {split: _names(each) for split, each in given.items()}
             split = dataclasses.replace(config.data.split, by=SplitBy.FILES) if len(given) > 1 else config.data.split
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, split=split, **files))
-        return override(fit_to_rows(override(config, _settings(found) | dict(settings))), settings)
+        # What the rows decide follows data and model; a setting of training replaces its own value alone.
+        said = {name: text for name, text in settings.items() if not name.startswith("training.")}
+        return override(fit_to_rows(override(config, _settings(found) | said)), settings)
 
     if model is None and table_schema.events is not None:
         raise ConfigError(

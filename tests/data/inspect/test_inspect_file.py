@@ -665,3 +665,15 @@ def test_a_header_that_comes_again_is_named_with_the_line_that_takes_it_out(tmp_
         inspect_file(path)
     subprocess.run(raised.value.ways_out[0].partition(": ")[2], shell=True, check=True, cwd=tmp_path)
     assert inspect_file(tmp_path / "data.csv").num_rows == 800
+
+
+def test_rows_without_a_label_are_put_aside_by_the_command_that_is_printed(tmp_path: Path):
+    draw = np.random.default_rng(0)
+    columns = {"shop": [f"s{row % 7}" for row in range(400)], "price": draw.random(400), "y": draw.integers(0, 2, 400)}
+    frame = pl.DataFrame(columns)
+    whole = tmp_path / "whole.parquet"
+    frame.write_parquet(whole)
+    assert inspect_file(whole, label="y").settings() == ()
+    holes = tmp_path / "holes.parquet"
+    frame.with_columns(y=pl.when(pl.col("shop") == "s3").then(None).otherwise(pl.col("y"))).write_parquet(holes)
+    assert inspect_file(holes, label="y").settings() == ("--data.bad-rows", "quarantine")

@@ -48,6 +48,7 @@ from ziggurat.data.inspect.interaction_log import InteractionLog, find_log
 from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.arrow_source import ArrowFile
+from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.json_lines import JsonLinesFile
@@ -56,6 +57,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import ConfigError, DataError, SchemaError, nearest_names
+from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Schema,
@@ -125,7 +127,13 @@ class Inspection:
         """List the settings that must be given on a command line, besides the schema, to read the file."""
         separator = ("--data.separator", name_of_separator(self.separator)) if self.separator else ()
         order = ("--data.split.date-order", self.date_order.value) if self.date_order is not DateOrder.AUTO else ()
-        return (*separator, *self.numbers.settings(), *order)
+        aside = ("--data.bad-rows", BadRowPolicy.QUARANTINE.value) if self._has_unlabelled_rows() else ()
+        return (*separator, *self.numbers.settings(), *order, *aside)
+
+    def _has_unlabelled_rows(self) -> bool:
+        """Return whether some rows have no label, and the schema has nothing to learn from them."""
+        needed = {label.column or label.name for label in self.schema.labels if label.missing is MissingLabel.BAD_ROW}
+        return any(guess.null_share > 0 for guess in self.columns if guess.column in needed)
 
     def table(self) -> list[tuple[str, ...]]:
         """Header and lines of text, one line a column, for printing."""

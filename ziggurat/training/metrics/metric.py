@@ -211,7 +211,11 @@ def higher_is_better(name: str) -> bool:
             expected="a metric with a direction: " + ", ".join(directed),
             found=repr(name) + ("" if metric is None else ", which is best in the middle"),
             where="choice of a metric to improve",
-            ways_out=("use log_loss or ece to watch calibration", "correct the name"),
+            ways_out=(
+                "use log_loss or ece to watch calibration",
+                "correct the name",
+                "import the module that adds a metric of this name: ziggurat --extension MODULE …",
+            ),
         )
     return metric.higher_is_better
 

@@ -29,7 +29,7 @@ from ziggurat.embeddings import TableOptimizer
 from ziggurat.embeddings.storage.cached import CacheCounts
 from ziggurat.embeddings.storage.disk import held_facts
 from ziggurat.embeddings.storage.host import device_facts
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm, refuse_lone_sample
@@ -270,7 +270,20 @@ class TrainStep:
         FSDP and the exchanges set themselves up in their first pass. After this, the first step of a resumed run does
         the same as the same step of a run that was never stopped.
         """
-        self._forward_backward(Batch.empty(self.model.inputs).to(self.device))
+        try:
+            self._forward_backward(Batch.empty(self.model.inputs).to(self.device))
+        except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:
+            if isinstance(error, ZigguratError) or type(self.model).__module__.startswith("ziggurat."):
+                raise
+            raise ConfigError(
+                expected="a model that takes a batch without samples, with which ranks set themselves up",
+                found=f"{type(error).__name__}: {error}",
+                where=f"forward or backward pass of {type(self.model).__name__}, B = 0",
+                ways_out=(
+                    "say each size: x.reshape(len(x), fields, dim), for torch cannot infer -1 from nothing",
+                    "train on one device",
+                ),
+            ) from error
         self.zero_grad()
 
     def _forward_backward(self, batch: Batch, upcoming: Batch | None = None) -> Tensor:
