@@ -98,3 +98,88 @@ def test_four_ranks_stop_by_the_same_numbers(top_percent: Metric, tmp_path: Path
     assert all(each == found[0] for each in found)
     assert found[0]["top_percent"] == pytest.approx(alone["top_percent"], rel=1e-4)
     assert found[0]["auc"] == pytest.approx(alone["auc"], abs=1e-3)
+
+
+WRONG_ANSWERS = [
+    ("0.7", "found: *'0.7', of type str"),
+    (None, "found: *None, of type NoneType"),
+    (np.zeros(3), r"found: *array\(\[0., 0., 0.\]\), of type ndarray"),
+    (0.5 + 1j, r"found: *\(0.5\+1j\), of type complex"),
+    (torch.tensor(0.5 + 1j), "of type Tensor"),
+    (math.inf, "found: *inf"),
+    (np.float32("-inf"), "found: *-inf"),
+    (KeyError("lost"), "found: *KeyError: 'lost'"),
+]
+
+
+@pytest.fixture
+def late(request: pytest.FixtureRequest) -> Iterator[Metric]:
+    """A metric that answers something else for more samples than it is tried out with."""
+    answer = request.param
+
+    class Late(Metric):
+        name = "late"
+
+        def compute(self, judged: Judged) -> float:
+            if len(judged.samples.scores) <= 40:
+                return 0.5
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    yield Metric.add(Late())
+    del Metric._members["late"]
+
+
+def filled(**own: Any) -> MetricAccumulator:
+    accumulator = MetricAccumulator(InputSpec(labels=(LabelSpec(name="click"),)), metrics=own)
+    accumulator.update(torch.rand(100, 1), (torch.rand(100, 1) < 0.3).float())
+    return accumulator
+
+
+@pytest.mark.parametrize(("late", "message"), WRONG_ANSWERS, indirect=["late"])
+def test_an_answer_that_is_no_number_is_refused_later_too(late: Metric, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"for 100 samples(.|\n)*{message}(.|\n)*metric late, .*Late\.compute"):
+        filled().compute()
+    with pytest.raises(ConfigError, match="metric late"):
+        filled().half_width("late")
+
+
+@pytest.mark.parametrize(
+    "late", [0.25, 1, np.float32(0.25), np.array(0.25), torch.tensor([0.25]), math.nan], indirect=True
+)
+def test_numbers_of_any_library_are_answers(late: Metric) -> None:
+    value = filled().compute()["late"]
+    assert isinstance(value, float)
+    assert value in (0.25, 1.0) or math.isnan(value)
+
+
+@pytest.mark.parametrize(("answer", "message"), WRONG_ANSWERS)
+def test_an_answer_of_a_function_that_is_no_number_is_refused(answer: Any, message: str) -> None:
+    def mine(scores: Any, labels: Any, weights: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(ConfigError, match=rf"{message}(.|\n)*where: *metric 'mine'"):
+        filled(mine=mine).compute()
+
+
+def compute_on_ranks(rank: int) -> str:
+    class Late(Metric):
+        name = "late"
+
+        def compute(self, judged: Judged) -> float:
+            return 0.5 if len(judged.samples.scores) <= 40 else None  # type: ignore[return-value]
+
+    Metric.add(Late())
+    spec = InputSpec(labels=(LabelSpec(name="click"),))
+    accumulator = MetricAccumulator(spec, process_group=torch.distributed.group.WORLD)
+    accumulator.update(torch.rand(50, 1), (torch.rand(50, 1) < 0.3).float())
+    with pytest.raises(ConfigError) as caught:
+        accumulator.compute()
+    return caught.value.found
+
+
+def test_every_rank_hears_of_an_answer_that_is_no_number() -> None:
+    assert run_ranks(compute_on_ranks, 2) == ["None, of type NoneType", "an error on the first rank"]

@@ -49,7 +49,14 @@ from ziggurat.training.metrics.functions import normalised_entropy as normalised
 from ziggurat.training.metrics.functions import r2 as r2
 from ziggurat.training.metrics.functions import rmse as rmse
 from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
-from ziggurat.training.metrics.metric import Judged, Metric, judging, metric_of
+from ziggurat.training.metrics.metric import (
+    Judged,
+    Metric,
+    NotANumberError,
+    checked_value,
+    judging,
+    metric_of,
+)
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, check_places
 from ziggurat.training.metrics.scored_samples import (
     ScoredSamples,
@@ -258,41 +265,49 @@ class MetricAccumulator:
         label_name = name.partition("/")[2]
         index = [label.name for label in self.inputs.labels].index(label_name) if label_name else 0
         metric = metric_of(name)
-        return math.nan if metric is None else metric.compute(self._judged(columns, index))
+        return math.nan if metric is None else metric.checked(self._judged(columns, index))
 
     def _named(self, columns: _Columns) -> dict[str, float]:
-        values = [value for index in range(len(self.inputs.labels)) for value in self._metrics(columns, index)]
+        """Compute every metric by name: on the first rank, for all."""
         names = metric_names(
             self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k, own=self._own
         )
-        failed: tuple[str, Exception] | None = None
+        values = [math.nan] * len(names)
+        failed: Exception | None = None
         if self._process_group is None or dist.get_rank(self._process_group) == 0:
-            mine, failed = self._own_values(columns, names[len(values) :])
-        else:
-            mine = [0.0] * (len(names) - len(values))
+            try:
+                values = self._values(columns, names)
+            except Exception as error:  # told once the other ranks know: they wait for the numbers
+                failed = error
         if self._process_group is not None:
-            shared = torch.tensor([*values, *mine, failed is not None], dtype=torch.float64, device=self._device)
+            shared = torch.tensor([*values, failed is not None], dtype=torch.float64, device=self._device)
             dist.broadcast(shared, group=self._process_group, group_src=0)
             *values, failed_there = shared.tolist()
             if failed is None and failed_there:
-                raise _failed_metric("one of " + ", ".join(self._own), "an error on the first rank")
-        else:
-            values += mine
+                raise ConfigError(
+                    expected="a number from every metric",
+                    found="an error on the first rank",
+                    where="evaluation, one of " + ", ".join(names),
+                    ways_out="see what the first rank says",
+                )
         if failed is not None:
-            raise _failed_metric(failed[0], f"{type(failed[1]).__name__}: {failed[1]}") from failed[1]
+            raise failed
         return dict(zip(names, values, strict=True))
 
-    def _own_values(self, columns: _Columns, names: list[str]) -> tuple[list[float], tuple[str, Exception] | None]:
-        """The user's own metrics, label by label; and the first that failed, for all ranks to hear of."""
+    def _values(self, columns: _Columns, names: list[str]) -> list[float]:
+        """Compute the metrics of `metric_names`, in its order."""
         values: list[float] = []
+        for index in range(len(self.inputs.labels)):
+            values += self._metrics(columns, index)
         for index in range(len(self.inputs.labels)):
             samples = self._samples(columns, index)
             for function in self._own.values():
+                name = names[len(values)]
                 try:
-                    values.append(float(function(samples.scores, samples.labels, samples.weights)))
-                except Exception as error:
-                    return [math.nan] * len(names), (names[len(values)], error)
-        return values, None
+                    values.append(checked_value(function(samples.scores, samples.labels, samples.weights)))
+                except Exception as error:  # code of a user's may fail in any way
+                    raise _failed_metric(name, error) from error
+        return values
 
     def values(self, index: int) -> tuple[NDArray, NDArray, NDArray | None]:
         """Scores, labels and weights of label number `index`, for curves and plots.
@@ -315,7 +330,7 @@ class MetricAccumulator:
             return []
         judged = self._judged(columns, index)
         metrics = judging(self.inputs.labels[index].task, has_groups=self.inputs.has_groups)
-        return [metric.compute(judged) for metric in metrics]
+        return [metric.checked(judged) for metric in metrics]
 
     def _judged(self, columns: _Columns, index: int) -> Judged:
         known = ~np.isnan(columns.labels[:, index])
@@ -379,10 +394,10 @@ def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).cpu().numpy()
 
 
-def _failed_metric(name: str, found: str) -> ConfigError:
+def _failed_metric(name: str, error: Exception) -> ConfigError:
     return ConfigError(
-        expected="a number from a metric: fn(scores, labels, weights) -> float",
-        found=found,
+        expected="a number from a metric, which is NaN where it is undefined: fn(scores, labels, weights) -> float",
+        found=str(error) if isinstance(error, NotANumberError) else f"{type(error).__name__}: {error}",
         where=f"metric {name!r}",
         ways_out="correct the function; scores, labels and weights are arrays of one length, perhaps of no sample",
     )

@@ -14,19 +14,23 @@ labels. Those that the package has stand in `built_in.py`.
 
 from __future__ import annotations
 
+import math
+import reprlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from numbers import Real
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.labels import Task
-from ziggurat.specification import Specification
+from ziggurat.specification import Specification, answer_of
 from ziggurat.training.metrics.ranking import ranking_metrics
 from ziggurat.training.metrics.scored_samples import ScoredSamples, ScoreScale, scored_samples
 
@@ -119,6 +123,25 @@ class Metric(Specification, kind="metric"):
             judged: the samples of one label whose task it judges.
         """
 
+    def checked(self, judged: Judged) -> float:
+        """Return `compute`, and refuse an answer that is no number.
+
+        Raises:
+            ConfigError: `compute` failed, or gave no number, or infinity.
+        """
+        where = f"metric {self}, {type(self).__module__}.{type(self).__qualname__}.compute"
+        expected = f"a float from a metric, for {len(judged.samples.scores):,} samples; NaN where it is undefined"
+        found = answer_of(lambda: self.compute(judged), expected=expected, where=where)
+        try:
+            return checked_value(found)
+        except NotANumberError as error:
+            raise ConfigError(
+                expected=expected,
+                found=str(error),
+                where=where,
+                ways_out="return float(…), or math.nan where nothing can be said",
+            ) from error
+
     def try_out(self) -> None:
         """Try samples of both classes, of one, and none."""
         for num in (0, 1, 40):
@@ -154,6 +177,28 @@ class Metric(Specification, kind="metric"):
             change: its new value less the old one.
         """
         return -change if self.higher_is_better else change
+
+
+class NotANumberError(TypeError):
+    """An answer of a metric is no number, or infinity; the message says which."""
+
+
+def checked_value(found: object) -> float:
+    """Return the answer of a metric as a float.
+
+    Args:
+        found: a number of Python or NumPy, or an array or a tensor of one.
+
+    Raises:
+        NotANumberError: it is something else, or infinity.
+    """
+    number = found.item() if isinstance(found, np.ndarray | Tensor) and math.prod(found.shape) == 1 else found
+    if not isinstance(number, Real):
+        raise NotANumberError(f"{reprlib.repr(found)}, of type {type(found).__name__}")
+    value = float(number)
+    if math.isinf(value):
+        raise NotANumberError(f"{value}")
+    return value
 
 
 def metric_of(name: str) -> Metric | None:
