@@ -213,6 +213,43 @@ def test_a_format_that_breaks_a_promise_is_refused(damage: str, message: str, lo
         LowPrecision(row_format=Damaged())(10, 8)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("encode raises", r"KeyError: 'lost'(.|\n)*Late\.encode_trained, at .*test_row_format\.py:\d+"),
+        ("encode repeats", r"expected: \(7, 12\) of torch\.uint8\nfound: *\(1, 12\)"),
+        ("encode converts", r"found: *\(7, 12\) of torch\.float32(.|\n)*Late\.encode_trained"),
+        ("decode raises", r"KeyError: 'lost'(.|\n)*Late\.decode, at"),
+        ("decode repeats", r"expected: \(7, 8\) of torch\.float32\nfound: *\(1, 8\)(.|\n)*Late\.decode"),
+    ],
+)
+def test_a_format_that_breaks_a_promise_later_is_refused(damage: str, message: str, log8: RowFormat) -> None:
+    class Late(type(log8)):
+        name = "late"
+
+        def encode(self, values_ND: torch.Tensor, *, words_N: torch.Tensor | None = None) -> torch.Tensor:
+            rows = super().encode(values_ND, words_N=words_N)
+            if len(rows) == 7 and damage == "encode raises":
+                raise KeyError("lost")
+            if len(rows) == 7 and damage == "encode repeats":
+                return rows[:1]
+            return rows.float() if len(rows) == 7 and damage == "encode converts" else rows
+
+        def decode(self, rows_NW: torch.Tensor, *, dim: int) -> torch.Tensor:
+            read = super().decode(rows_NW, dim=dim)
+            if len(read) == 7 and damage == "decode raises":
+                raise KeyError("lost")
+            return read[:1] if len(read) == 7 and damage == "decode repeats" else read
+
+    storage = LowPrecision(row_format=Late())(10, 8)
+    storage.write(0, torch.zeros(10, 8))
+    act = storage.write if damage.startswith("encode") else storage.looked_up
+    given = (0, torch.ones(7, 8)) if damage.startswith("encode") else (torch.arange(7),)
+    with pytest.raises(ConfigError, match=message):
+        act(*given)
+    assert not storage.looked_up(torch.arange(5)).any()
+
+
 def test_the_format_itself_keeps_its_promises(log8: RowFormat) -> None:
     assert isinstance(LowPrecision(row_format=log8)(10, 8), LowPrecisionStorage)
 

@@ -141,7 +141,7 @@ class LowPrecisionStorage(TableStorage):
 
     def looked_up(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
         """Some rows, as lookups read them."""
-        return self.row_format.decode(self._kept()[0].index_select(0, rows_N), dim=self.dim)
+        return self.row_format.checked_decode(self._kept()[0].index_select(0, rows_N), dim=self.dim)
 
     def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """Replace some rows, rounded to the nearest."""
@@ -297,7 +297,7 @@ class LowPrecisionStorage(TableStorage):
         return self._arrays
 
     def _decoded(self, rows: Tensor, lower: Tensor | None) -> Float[Tensor, "N D"]:
-        return self.row_format.decode_trained(rows, lower, dim=self.dim)
+        return self.row_format.checked_decode_trained(rows, lower, dim=self.dim)
 
     def _encoded(self, values: Tensor, *, words_N: Int64[Tensor, "N"] | None) -> tuple[Tensor, Tensor | None]:
-        return self.row_format.encode_trained(values, words_N=words_N)
+        return self.row_format.checked_encode_trained(values, words_N=words_N)

@@ -20,14 +20,17 @@ back to the same numbers, `decode(encode(decode(row))) == decode(row)`, bit for 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
-from ziggurat.specification import Specification
+from ziggurat.specification import Specification, answer_of
+
+A = TypeVar("A")
 
 NUMBERS = "numbers"  # the layout of rows that Triton reads as FP32, or as upper halves of it
 
@@ -93,6 +96,56 @@ class RowFormat(Specification, kind="row format"):
         """Return the numbers of rows, as updates see them; without `beside_ND` those that lookups read."""
         del beside_ND
         return self.decode(rows_NW, dim=dim)
+
+    def checked_encode(
+        self, values_ND: Float[Tensor, "N D"], *, words_N: Int64[Tensor, "N"] | None = None
+    ) -> Shaped[Tensor, "N W"]:
+        """Return `encode`, and refuse rows that cannot be kept.
+
+        Raises:
+            ConfigError: it failed, or its rows have another shape or dtype than `width` and `dtype` say.
+        """
+        rows = self._answer(lambda: self.encode(values_ND, words_N=words_N), "encode", num=len(values_ND))
+        return self._expect(rows, (len(values_ND), self.width(values_ND.shape[1])), self.dtype, "encode")
+
+    def checked_decode(self, rows_NW: Shaped[Tensor, "N W"], *, dim: int) -> Float[Tensor, "N D"]:
+        """Return `decode`, and refuse other shapes and dtypes, as `checked_encode` does."""
+        values = self._answer(lambda: self.decode(rows_NW, dim=dim), "decode", num=len(rows_NW))
+        return self._expect(values, (len(rows_NW), dim), torch.float32, "decode")
+
+    def checked_encode_trained(
+        self, values_ND: Float[Tensor, "N D"], *, words_N: Int64[Tensor, "N"] | None
+    ) -> tuple[Shaped[Tensor, "N W"], Tensor | None]:
+        """Return `encode_trained`, and refuse other shapes and dtypes, as `checked_encode` does."""
+        name = "encode_trained"
+        num, dim = values_ND.shape
+        made = self._answer(lambda: self.encode_trained(values_ND, words_N=words_N), name, num=num)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise self._broken("rows, and what lies beside them", type(made).__name__, name)
+        rows = self._expect(made[0], (num, self.width(dim)), self.dtype, name)
+        if not self.has_beside:
+            if made[1] is not None:
+                raise self._broken("nothing beside rows, or has_beside = True", type(made[1]).__name__, name)
+            return rows, None
+        return rows, self._expect(made[1], (num, dim), self.dtype, name)
+
+    def checked_decode_trained(
+        self, rows_NW: Shaped[Tensor, "N W"], beside_ND: Tensor | None, *, dim: int
+    ) -> Float[Tensor, "N D"]:
+        """Return `decode_trained`, and refuse other shapes and dtypes, as `checked_encode` does."""
+        name = "decode_trained"
+        values = self._answer(lambda: self.decode_trained(rows_NW, beside_ND, dim=dim), name, num=len(rows_NW))
+        return self._expect(values, (len(rows_NW), dim), torch.float32, name)
+
+    def _answer(self, ask: Callable[[], A], method: str, *, num: int) -> A:
+        return answer_of(ask, expected=f"an answer for {num:,} rows", where=self._where(method))
+
+    def _expect(self, found: object, shape: tuple[int, ...], dtype: torch.dtype, method: str) -> Tensor:
+        """Refuse what is not a tensor of a shape and a dtype: writing it would repeat or convert it."""
+        if isinstance(found, Tensor) and tuple(found.shape) == shape and found.dtype == dtype:
+            return found
+        given = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise self._broken(f"{shape} of {dtype}", given, method)
 
     @property
     def file_dtype(self) -> torch.dtype:
@@ -178,9 +231,12 @@ class RowFormat(Specification, kind="row format"):
         return ConfigError(
             expected=expected,
             found=found,
-            where=f"row format {self}, {type(self).__module__}.{type(self).__qualname__}.{method}",
+            where=self._where(method),
             ways_out=f"correct `{method}`; docs/guides/extending.md says what a row format promises",
         )
+
+    def _where(self, method: str) -> str:
+        return f"row format {self}, {type(self).__module__}.{type(self).__qualname__}.{method}"
 
     @staticmethod
     def plain() -> RowFormat:

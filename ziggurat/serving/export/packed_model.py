@@ -141,7 +141,7 @@ def _packed(table: Tensor, row_format: RowFormat) -> Tensor:
     packed = torch.empty(num_rows, row_format.width(dim), dtype=row_format.dtype)
     for first in range(0, num_rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, num_rows - first)
-        packed[first : first + count] = row_format.encode(read(first, count).detach().cpu())
+        packed[first : first + count] = row_format.checked_encode(read(first, count).detach().cpu())
     return packed.view(row_format.file_dtype)
 
 

@@ -78,7 +78,7 @@ class LowPrecisionBacking(RowBacking):
         """See `RowBacking.rounded`."""
         if not self.row_format.rounds:
             return values_ND
-        return self.row_format.decode(self.row_format.encode(values_ND), dim=self.dim)
+        return self.row_format.checked_decode(self.row_format.checked_encode(values_ND), dim=self.dim)
 
     def state(self, key: str) -> Float[Tensor, "R *D"]:
         """An array of the optimizer's, sharing memory."""
