@@ -128,7 +128,7 @@ class Run:
         slicer = Slicer(by, preprocessing=self.preprocessing) if by.columns else None
         self._warn_of_known(data, progress)
         keep = () if slicer is None else slicer.raw_columns
-        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, keep=keep)
+        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, progress=progress, keep=keep)
         ranking = self._full_ranking_of_files(progress) if full_ranking else None
         batches = self._own_batches(chunks, slicer)
         with saying_unknown_ids(self, progress):
@@ -186,7 +186,7 @@ class Run:
             return importance_of(self, tables, rows=f"the run's {split} rows", config=config, progress=progress)
         check_data(data)
         self._warn_of_known(data, progress)
-        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows)
+        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, progress=progress)
         rows = "the frame" if is_frame(data) else "the files"
         return importance_of(self, (table for _, table in chunks), rows=rows, config=config, progress=progress)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,30 @@ def test_bad_rows_that_are_put_aside_do_not_shift_kept_columns(trained: Path) ->
     scored = run.predict(frame, keep=("user_id",), bad_rows=ziggurat.DataConfig(train=("x",)).bad_rows.QUARANTINE)
     assert scored["row"].to_list() == list(range(0, 20, 2))
     assert scored["user_id"].to_list() == frame["user_id"].to_list()[::2]
+
+
+def test_every_verb_that_scores_counts_the_rows_that_it_puts_aside(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = today(50).drop("tags")
+    good.write_csv("with_bad.csv")
+    with Path("with_bad.csv").open("a") as file:
+        file.write("1,2\n")
+    commands = (
+        ("predict", "runs/a", "with_bad.csv", "--out", "with_bad_scores.csv"),
+        ("evaluate", "runs/a", "with_bad.csv"),
+        ("importance", "runs/a", "--data", "with_bad.csv", "--rounds", "1"),
+    )
+    for command in commands:
+        assert main([*command, "--bad-rows", "quarantine"]) == 0
+        said = capsys.readouterr()
+        found = re.search(r"1 row put aside: (\S+)", said.out + said.err)
+        assert found, command
+        assert json.loads(Path(found[1]).read_text())["found"] == "1,2"
+    good.write_csv("with_bad.csv")
+    assert main([*commands[0], "--bad-rows", "quarantine"]) == 0
+    said = capsys.readouterr()
+    assert "put aside" not in said.out + said.err
 
 
 def test_a_text_file_stays_text(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

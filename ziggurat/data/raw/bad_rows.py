@@ -155,6 +155,12 @@ class BadRows:
         self.counts: Counter[BadReason] = Counter()
         self._seen: dict[DataPath, set[int]] = {}
         self._files: dict[DataPath, TextIO] = {}
+        self._targets: list[Path] = []
+
+    @property
+    def kept_in(self) -> Path | None:
+        """The file with the rows that were put aside, the folder if there are several; None without such rows."""
+        return self.folder if len(self._targets) > 1 else next(iter(self._targets), None)
 
     @property
     def num_rows(self) -> int:
@@ -221,6 +227,8 @@ class BadRows:
             with writing_to(target, FileError):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._files[bad.path] = target.open("w" if first_time else "a", encoding="utf-8")
+            if first_time:
+                self._targets.append(target)
         record = {
             "file": str(bad.path),
             "row": bad.row,

@@ -18,8 +18,6 @@ lists at a time.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +27,7 @@ import polars as pl
 
 from ziggurat.data.events.candidates import Asked, asked_together, candidate_tables, label_columns
 from ziggurat.data.events.log import EventLog, compared_with_training, read_events
-from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.source import RawSource
@@ -39,7 +37,7 @@ from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import column_of
 from ziggurat.runs.scores.next_items import predict_next
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
-from ziggurat.runs.scores.scoring import ROW, chunks_of_frame, like, output_schema, own_rows
+from ziggurat.runs.scores.scoring import ROW, chunks_of_frame, collecting_bad_rows, like, output_schema, own_rows
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 
@@ -70,7 +68,7 @@ def predict_of_events(
     if out is not None:
         check_output(out, schema)
         refuse_own_input(out, data, trained=[Path(path) for path in run.config.data.train])
-    log = _log_of(run, data, keep=keep, bad_rows=bad_rows)
+    log = _log_of(run, data, keep=keep, bad_rows=bad_rows, progress=progress)
     far = compared_with_training(log, run.preprocessing.schema)
     for note in filter(None, (log.sorted_note, far)):  # candidates are asked for at one time
         run.warn(note, progress)
@@ -81,11 +79,9 @@ def predict_of_events(
     return write_frames(iter([found]), out, schema=schema) if run.team.is_first else len(log.users)
 
 
-def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy) -> EventLog:
+def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None) -> EventLog:
     schema = run.config.table_schema
-    with contextlib.ExitStack() as stack:
-        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
-        collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
+    with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         labels = label_columns(schema)
         needed = (*(column_of(feature) for feature in schema.features), schema.group, schema.time)
         if is_frame(data):

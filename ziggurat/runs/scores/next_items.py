@@ -12,8 +12,6 @@ inner product of the vectors of history and item, as in an export's answers: a c
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +35,7 @@ from ziggurat.features.schema import NUM_RESERVED_ROWS, table_of
 from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.scores.embeddings import ids_of_table
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
-from ziggurat.runs.scores.scoring import chunks_of_frame
+from ziggurat.runs.scores.scoring import chunks_of_frame, collecting_bad_rows
 from ziggurat.training.metrics.full_ranking import Questions, rank_all
 from ziggurat.training.report.progress import Progress
 
@@ -81,9 +79,7 @@ def next_items(
             where=f"{run.folder}, next items",
             ways_out=("ziggurat train table_hstu --data.train FILE --schema events.toml", "run.predict(data)"),
         )
-    with contextlib.ExitStack() as stack:
-        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
-        collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
+    with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         log = read_events(_chunks(run, data, collector), schema, bad_rows=collector)
     far = compared_with_training(log, run.preprocessing.schema)
     for note in filter(None, (log.sorted_note, log.equal_times_note, far)):

@@ -220,18 +220,40 @@ def like(frame: pl.DataFrame, given: Any) -> Any:
     return frame
 
 
+@contextlib.contextmanager
+def collecting_bad_rows(run: Run, policy: BadRowPolicy, *, progress: Progress | None) -> Iterator[BadRows]:
+    """Collect the bad rows of data to score inside the block; afterwards, say how many were put aside, and where.
+
+    Args:
+        run: whose folder keeps them.
+        policy: stop at one, or put it aside.
+        progress: shows the count; without it the count goes to the log.
+    """
+    with contextlib.ExitStack() as stack:
+        # All ranks find the same bad rows; one keeps them.
+        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
+        collector = stack.enter_context(BadRows(policy, folder=Path(elsewhere) if elsewhere else run.folder))
+        yield collector
+    if collector.num_rows:
+        rows = "1 row" if collector.num_rows == 1 else f"{collector.num_rows:,} rows"
+        run.warn(f"{rows} put aside: {collector.kept_in}", progress)
+
+
 def encoded_chunks(
-    run: Run, data: Any, *, with_labels: bool, bad_rows: BadRowPolicy, keep: Sequence[str] = ()
+    run: Run,
+    data: Any,
+    *,
+    with_labels: bool,
+    bad_rows: BadRowPolicy,
+    progress: Progress | None,
+    keep: Sequence[str] = (),
 ) -> Iterator[tuple[RawChunk, pa.Table]]:
     """Raw chunks of files or of a frame, with the encoded rows of each; on many ranks every rank gets all of them."""
     _refuse_events(run, data)
     schema = run.preprocessing.schema
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
     columns = tuple(dict.fromkeys([*(schema.columns if with_labels else features), *keep]))
-    with contextlib.ExitStack() as stack:
-        # All ranks find the same bad rows; one keeps them.
-        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
-        collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
+    with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         if is_frame(data):
             chunks = chunks_of_frame(as_polars(data), text=run.reading.text)
         else:
@@ -373,7 +395,9 @@ def scored_frames(
     waiting: deque[RawChunk] = deque()
 
     def batches() -> Iterator[Batch]:
-        for chunk, table in encoded_chunks(run, data, with_labels=False, bad_rows=bad_rows, keep=keep):
+        for chunk, table in encoded_chunks(
+            run, data, with_labels=False, bad_rows=bad_rows, progress=progress, keep=keep
+        ):
             waiting.append(chunk)
             yield own_rows(run, table)
 
