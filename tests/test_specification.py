@@ -128,3 +128,45 @@ def test_a_module_that_fails_while_it_is_imported_names_its_line(
     assert "'int' object has no attribute 'size'" in shown
     assert "broken_extension.py:2" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [(["--extension", "{}", "recipes"], "--extension {}"), (["verify", "--model", "{}:A", "x"], "--model {}:A")],
+)
+@pytest.mark.parametrize(
+    ("name", "content", "found", "place"),
+    [
+        ("slip_in_syntax", b"first = 1\nsecond = (\n", "SyntaxError", "slip_in_syntax.py:2"),
+        ("other_bytes", b"first = '\xff\xfe'\n", "SyntaxError", "other_bytes.py"),
+        ("null_bytes", b"first = 1\n\0\n", "null bytes", "null_bytes.py"),
+        ("text_of_code", b"first = 1\n\ncompile('1 +', '<text>', 'eval')\n", "SyntaxError", "text_of_code.py:3"),
+        ("ends_at_once", b"import sys\nsys.exit(0)\n", "SystemExit: 0", "ends_at_once.py:2"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_names_its_file(
+    words: list[str],
+    about: str,
+    name: str,
+    content: bytes,
+    found: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / f"{name}.py").write_bytes(content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main([word.format(name) for word in words]) == 2
+    shown = capsys.readouterr().err
+    assert found in shown
+    assert f"command line, {about.format(name)}, at {tmp_path / place}" in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("name", ["../mine", "./mine.py", "", "folder/mine.py"])
+def test_a_path_is_no_name_of_a_module(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--extension", name, "recipes"]) == 2
+    shown = capsys.readouterr().err
+    assert "no path, and no .py" in shown
+    assert "start where the module is" in shown

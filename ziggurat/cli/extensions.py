@@ -13,16 +13,12 @@ named on stderr and left out: a broken one must not take every command with it.
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
-import sys
-import traceback
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ziggurat.cli.named_modules import import_named
 from ziggurat.cli.verb import Verb
-from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files.streams import say
 
 VERBS = "ziggurat.verbs"
@@ -59,7 +55,7 @@ def _problem_of(verb: Verb) -> str:
         return f"its run is {type(verb.run).__name__}, which cannot be called"
     try:
         verb.add_arguments(argparse.ArgumentParser(prog=verb.name))
-    except Exception as error:  # code of a package may fail in any way
+    except (Exception, SystemExit) as error:  # code of a package may fail in any way
         return f"declaring its arguments: {type(error).__name__}: {error}"
     return ""
 
@@ -76,27 +72,12 @@ def load_extensions(modules: Iterable[str]) -> None:
     for point in _points(EXTENSIONS):
         _loaded(point)
     for name in modules:
-        if os.getcwd() not in sys.path and "" not in sys.path:
-            sys.path.insert(0, os.getcwd())
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ConfigError(
-                expected="a module that can be imported: my_module, or my_package.my_module",
-                found=f"{type(error).__name__}: {error}",
-                where=f"command line, --extension {name}",
-                ways_out=("correct the name: no path, and no .py", "start where the module is, or install its package"),
-            ) from error
-        except ZigguratError:
-            raise
-        except Exception as error:  # code of a user's may fail in any way
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise ConfigError(
-                expected="a module that can be imported",
-                found=f"{type(error).__name__}: {error}",
-                where=f"command line, --extension {name}, at {last.filename}:{last.lineno}",
-                ways_out="correct it; docs/guides/extending.md has an example of each kind",
-            ) from error
+        import_named(
+            name,
+            where=f"command line, --extension {name}",
+            expected="a module that can be imported: my_module, or my_package.my_module",
+            ways_out=["start where the module is, or install its package"],
+        )
 
 
 def _points(group: str) -> list[EntryPoint]:
@@ -107,7 +88,7 @@ def _loaded(point: EntryPoint) -> Any:
     """Return what an entry point names; None, and a line on stderr, where it cannot be imported."""
     try:
         return point.load()
-    except Exception as error:  # a module may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # a module may fail in any way while it is imported
         _leave_out(point, f"{type(error).__name__}: {error}")
         return None
 

@@ -7,14 +7,14 @@ as `python -m` does: in the present folder, then among what is installed.
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ziggurat.cli.named_modules import import_named
 from ziggurat.errors import ConfigError
 
+_EXPECTED = "a module that can be imported, and a class in it: my_package.my_module:MyConfig"
+_WAYS_OUT = ("start where the module is, or install its package",)
 ABOUT = "config class of a model of your own; its module is imported"
 
 
@@ -43,12 +43,9 @@ def _load(name: str) -> type[Any]:
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise _no_such(name, "no colon between module and class" if ":" not in name else "an empty name")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise _no_such(name, f"{type(error).__name__}: {error}") from error
+    found: Any = import_named(
+        module_name, where=f"command line, --model {name}", expected=_EXPECTED, ways_out=_WAYS_OUT
+    )
     for part in class_name.split("."):
         if not hasattr(found, part):
             raise _no_such(name, f"no {class_name!r} in {getattr(found, '__file__', module_name)}")
@@ -59,8 +56,8 @@ def _load(name: str) -> type[Any]:
 
 def _no_such(name: str, found: str) -> ConfigError:
     return ConfigError(
-        expected="a module that can be imported, and a class in it: my_package.my_module:MyConfig",
+        expected=_EXPECTED,
         found=found,
         where=f"command line, --model {name}",
-        ways_out=("correct the name", "start where the module is, or install its package"),
+        ways_out=("correct the name", *_WAYS_OUT),
     )
