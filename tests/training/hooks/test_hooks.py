@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models import DNNConfig, MLPConfig, build_model
 from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.callbacks import Callback
 from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
 from ziggurat.training.ending import FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation
@@ -196,6 +198,41 @@ def test_what_is_no_hook_is_refused_before_anything_is_trained(tmp_path: Path) -
         assert "def on_step(self, …)" in str(caught.value)
     with pytest.raises(ConfigError, match="--extension MODULE"):
         hooks_named(["no_such_hook"])
+
+
+class Exits(Hook):
+    def __init__(self, moment: str) -> None:
+        self._moment = moment
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        if self._moment == "on_step" and made.step == 3:
+            sys.exit(0)
+
+    def close(self) -> None:
+        if self._moment == "close":
+            raise SystemExit
+
+
+@pytest.mark.parametrize(("moment", "step"), [("on_step", 3), ("close", 8)])
+def test_a_hook_that_ends_the_program_is_named(tmp_path: Path, moment: str, step: int) -> None:
+    with pytest.raises(ConfigError, match="SystemExit") as caught:
+        trainer_in(tmp_path / "run").fit(hooks=[Exits(moment)])
+    assert caught.value.where == f"the hook tests.training.hooks.test_hooks.Exits, {moment}, at step {step}"
+    assert caught.value.ways_out[0].startswith("trainer.stop(")
+
+
+def test_a_callback_that_ends_the_program_is_named(tmp_path: Path) -> None:
+    class ExitingTracker(Callback):
+        def on_log(self, step: int, values: dict[str, float]) -> None:
+            sys.exit("no more")
+
+        def on_evaluate(self, step: int, metrics: dict[str, float]) -> None: ...
+
+        def on_end(self, step: int, summary: dict[str, float]) -> None: ...
+
+    with pytest.raises(ConfigError, match="SystemExit: no more") as caught:
+        trainer_in(tmp_path / "run").fit(callbacks=[ExitingTracker()])
+    assert "ExitingTracker, on_record, at step 2" in caught.value.where
 
 
 # ---------------------------------------------------------------------------------------------------- windows

@@ -151,6 +151,8 @@ class Hooks:
         for hook in self._hooks:
             try:
                 hook.close()
+            except SystemExit as error:
+                first = first or self._ended(hook, "close", error)
             except Exception as error:
                 self._name(hook, "close", error)
                 first = first or error
@@ -161,9 +163,25 @@ class Hooks:
         for hook in self._hooks:
             try:
                 getattr(hook, moment)(self._trainer, *arguments, **named)
+            except SystemExit as error:  # or the run would end without a word, as if it were done
+                raise self._ended(hook, moment, error) from error
             except Exception as error:
                 self._name(hook, moment, error)
                 raise
+
+    def _ended(self, hook: Hook, moment: str, error: SystemExit) -> ConfigError:
+        """Return the error for a hook that ended the program."""
+        refused = ConfigError(
+            expected="hooks that do not end the program",
+            found=f"SystemExit: {error}",
+            where=f"the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}",
+            ways_out=(
+                'trainer.stop("a reason") ends training after the present step, and keeps its result',
+                "raise an error that says what is wrong",
+            ),
+        )
+        refused.__cause__ = error
+        return refused
 
     def _name(self, hook: Hook, moment: str, error: Exception) -> None:
         """Add to an error of a user's hook which hook it is, and when."""

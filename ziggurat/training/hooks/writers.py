@@ -116,3 +116,6 @@ class TellCallback(Hook):
         """Tell of the end."""
         del trainer
         self._callback.on_end(result.steps, result.summary)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} of {type(self._callback).__module__}.{type(self._callback).__qualname__}"
