@@ -57,6 +57,7 @@ from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.metric import is_loss
 from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
+from ziggurat.training.records.log import check_record
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.records.written import WrittenFiles
@@ -145,7 +146,7 @@ class Trainer:
             folder=self.folder,
             progress=self.progress,
             timing=self._timing,
-            write=self.record,
+            write=self._log,
         )
 
     @property
@@ -298,11 +299,19 @@ class Trainer:
         """Add a line to the training log.
 
         Args:
-            record: plain data with a `kind`; `step` is the present one unless it says another.
+            record: plain data with a `kind` of your own; `step` is the present one unless it says an earlier one.
             timing: what depends on the clock, and differs in a run that is repeated.
+
+        Raises:
+            ConfigError: the line could not be written, or what reads the log could not read it.
         """
-        line = record if "step" in record else {**record, "step": self.position.step}
-        self.hooks.on_record(line, timing or {})
+        step = self.position.step
+        check_record(record, timing={} if timing is None else timing, present_step=step)
+        self._log(record if "step" in record else {**record, "step": step}, timing or {})
+
+    def _log(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        """Add a line of our own to the training log."""
+        self.hooks.on_record(record, timing)
 
     def _hooks_of_fit(self, own: tuple[Hook, ...]) -> tuple[Hook, ...]:
         first = (WriteMetrics(), WriteEvents(), RestoreBest())
@@ -600,7 +609,7 @@ class Trainer:
         self.progress.detail(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
         self._latest = f" · valid {stop.metric} {value:.5f}{' (best)' if improved else ''}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self.record({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
+        self._log({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite}, {})
         self.hooks.on_evaluate(evaluation, is_best=improved)
         return evaluation
 

@@ -235,6 +235,58 @@ def test_a_callback_that_ends_the_program_is_named(tmp_path: Path) -> None:
     assert "ExitingTracker, on_record, at step 2" in caught.value.where
 
 
+class Records(Hook):
+    """Adds a line to the log at the second step."""
+
+    def __init__(self, record: Any, timing: Any = None) -> None:
+        self._record = record
+        self._timing = timing
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        if made.step == 2:
+            trainer.record(self._record, self._timing)
+
+
+_ENDLESS: list[Any] = []
+_ENDLESS.append(_ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("record", "timing", "about"),
+    [
+        ({"kind": "mine", "step": "x"}, None, "'step'"),
+        ({"kind": "mine", "step": -1}, None, "'step'"),
+        ({"kind": "mine", "step": 3}, None, "'step'"),  # a run that goes on would cut it away
+        ({"kind": "mine", "step": True}, None, "'step'"),
+        ({"kind": "mine", "value": torch.ones(2)}, None, "argument 'record', 'value'"),
+        ({"kind": "mine", "value": {"a": {1, 2}}}, None, "argument 'record', 'value'"),
+        ({"kind": "mine", "value": 10**400}, None, "argument 'record', 'value'"),
+        ({"kind": "mine", "value": "\udc80"}, None, "argument 'record', 'value'"),
+        ({"kind": "mine", "value": _ENDLESS}, None, "argument 'record', 'value'"),
+        ({"kind": "mine"}, {"wait": object()}, "argument 'timing', 'wait'"),
+        ({"kind": "mine"}, 1.0, "argument 'timing'"),
+        ({"kind": "mine", 3: 1.0}, None, "argument 'record'"),
+        ([("kind", "mine")], None, "argument 'record'"),
+        ({"kind": "train", "loss": "x"}, None, "'kind'"),
+        ({"kind": 3}, None, "'kind'"),
+        ({"value": 1.0}, None, "'kind'"),
+    ],
+)
+def test_a_line_that_the_log_cannot_hold_is_refused_when_it_is_given(
+    tmp_path: Path, record: Any, timing: Any, about: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer_in(tmp_path / "run").fit(hooks=[Records(record, timing)])
+    assert caught.value.where == f"Trainer.record, {about}, at step 2"
+    assert caught.value.ways_out
+
+
+def test_a_line_of_the_users_is_in_the_log(tmp_path: Path) -> None:
+    line = {"kind": "mine", "step": 1, "value": torch.ones(2).tolist(), "name": "ü", "of": {"a": None}}
+    trainer_in(tmp_path / "run").fit(hooks=[Records(line)])
+    assert line in log_of(tmp_path / "run")
+
+
 # ---------------------------------------------------------------------------------------------------- windows
 
 

@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ziggurat.errors import FileError
+from ziggurat.errors import ConfigError, FileError
 from ziggurat.files import write_text, writing_to
 
 _SHOWN_EVERY_S = 30.0
+_OUR_KINDS = ("train", "valid", "skipped")  # of lines whose numbers reports and studies rely on
 
 
 class MetricsFile:
@@ -116,6 +117,81 @@ class EventsFile:
         if event.wall_time - self._flushed_at > _SHOWN_EVERY_S:  # for who watches a run
             self._flushed_at = event.wall_time
             self._file.flush()
+
+
+def check_record(record: Any, *, timing: Any, present_step: int) -> None:
+    """Refuse a line of the user's that could not be written, or that what reads the log could not read.
+
+    Args:
+        record: see `Trainer.record`.
+        timing: see `Trainer.record`.
+        present_step: of the run.
+
+    Raises:
+        ConfigError: it is such a line.
+    """
+    for argument, given in (("record", record), ("timing", timing)):
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise _no_record(
+                expected="a mapping of names to plain data",
+                found=repr(given),
+                about=f"argument {argument!r}",
+                present_step=present_step,
+                ways_out='trainer.record({"kind": "mine", "value": 1.0})',
+            )
+        for name, value in given.items():
+            if problem := _why_not_plain(value):
+                raise _no_record(
+                    expected="plain data: numbers, text, True, False, None, and lists and mappings of them",
+                    found=f"{type(value).__name__}: {problem}",
+                    about=f"argument {argument!r}, {name!r}",
+                    present_step=present_step,
+                    ways_out=(
+                        f"float({name}) for one number, also one of a tensor or of NumPy",
+                        f"{name}.tolist() for a tensor or an array",
+                        f"str({name}) for anything else",
+                    ),
+                )
+    kind = record.get("kind")
+    if not isinstance(kind, str) or not kind or kind in _OUR_KINDS:
+        raise _no_record(
+            expected=f"a kind of your own, other than those that training writes: {', '.join(_OUR_KINDS)}",
+            found=repr(kind) if "kind" in record else "no kind",
+            about="'kind'",
+            present_step=present_step,
+            ways_out='"kind": "mine"',
+        )
+    step = record.get("step", present_step)
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= present_step:
+        raise _no_record(
+            expected=f"a step that is made: a whole number from 0 to {present_step:,}",
+            found=repr(step),
+            about="'step'",
+            present_step=present_step,
+            ways_out=("leave it out: then it is the present step", f'"step": {present_step}'),
+        )
+
+
+def _why_not_plain(value: Any) -> str:
+    """Return why a value cannot stand in the log; "" if it can."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+        if isinstance(value, int):
+            float(value)  # what TensorBoard and callbacks are told
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return str(error)
+    return ""
+
+
+def _no_record(
+    *, expected: str, found: str, about: str, present_step: int, ways_out: str | tuple[str, ...]
+) -> ConfigError:
+    return ConfigError(
+        expected=expected,
+        found=found[:200],
+        where=f"Trainer.record, {about}, at step {present_step:,}",
+        ways_out=ways_out,
+    )
 
 
 @functools.cache
