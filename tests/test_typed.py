@@ -26,6 +26,9 @@ from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.retrieval.item_index import ItemIndexConfig
 from ziggurat.retrieval.vectors import Kept, VectorIndexConfig
+from ziggurat.studies.compare import CompareConfig
+from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.scaling_runs import ScaleConfig
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.position import Position
 from ziggurat.typed import Count, Fraction, Kinds, PositiveFloat, Reader, checked, fits
@@ -41,6 +44,13 @@ from ziggurat.typed import Count, Fraction, Kinds, PositiveFloat, Reader, checke
         (lambda: TrainingConfig(loader=3), "a group of settings (LoaderConfig)"),  # type: ignore[arg-type]
         (lambda: LoaderConfig(batch_size=10**15), "batch_size"),
         (lambda: LoaderConfig(batch_size=True), "a whole number"),
+        (lambda: TrainingConfig(threads=100_000), "0 to 1,024 (more than a machine has cores)"),
+        (lambda: LoaderConfig(read_threads=100_000), "0 to 1,024 (more than a machine has cores)"),
+        (
+            lambda: CompareConfig(data=ComparedData.SYNTHETIC, models=("dnn", "dlrm"), threads=100_000),
+            "1 to 1,024 (more than a machine has cores)",
+        ),
+        (lambda: ScaleConfig(threads=100_000), "1 to 1,024 (more than a machine has cores)"),
         (lambda: DLRMConfig(embedding_dim=10**15), "a wider row is no embedding"),
         (lambda: DLRMConfig(embedding_dim=0), "embedding_dim"),
         (lambda: DataConfig(train=(pl.DataFrame({"a": [1, 2]}),)), "write_parquet"),  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ from ziggurat.training.config import TrainingConfig
 from ziggurat.training.metrics.metric import deciding, higher_is_better
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
-from ziggurat.typed import Count, CountOrNone, checked
+from ziggurat.typed import Count, CountOrNone, Threads, checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class CompareConfig:
     protocol: Protocol = Protocol.BARS
     source: str = ""
     rows: int = 1_000_000
-    threads: Count = 1
+    threads: Threads = 1
     max_epochs: CountOrNone = 0
     own: tuple[type[Any], ...] = ()
 

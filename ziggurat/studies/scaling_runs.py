@@ -43,7 +43,7 @@ from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
 from ziggurat.training.metrics.metric import deciding, loss_metric
 from ziggurat.training.report.progress import NoProgress, Progress
-from ziggurat.typed import checked
+from ziggurat.typed import Threads, checked
 
 SMALLEST: dict[str, BuiltInConfig] = {
     "wukong": WukongConfig(
@@ -89,7 +89,7 @@ class ScaleConfig:
     rows: int = 1_000_000
     seeds: int = 1
     source: str = ""
-    threads: int = 1
+    threads: Threads = 1
 
     @property
     def data_name(self) -> str:

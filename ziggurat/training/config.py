@@ -15,7 +15,7 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.precision.precision import Precision
 from ziggurat.training.checkpoint import CheckpointConfig
-from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, checked
+from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, ThreadsOrNone, checked
 
 AUTO_METRIC = "auto"
 AS_VALIDATION = "as_validation"
@@ -188,7 +188,7 @@ class TrainingConfig:
     evaluate_every: CountOrNone = 0
     checkpoint_every: CountOrNone = 0
     log_every: Count = 50
-    threads: CountOrNone = 0
+    threads: ThreadsOrNone = 0
     evaluation_batch_size: CountOrNone = 0
     seed: int = 0
     balance: Balance = Balance.NONE

@@ -47,7 +47,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.rows import Columns
-from ziggurat.typed import Count, CountOrNone, checked
+from ziggurat.typed import Count, CountOrNone, ThreadsOrNone, checked
 
 __all__ = ["Dataset", "Deduplicate", "Loader", "LoaderConfig", "Shuffle"]
 
@@ -122,7 +122,7 @@ class LoaderConfig:
     seed: int = 0
     deduplicate: Deduplicate = Deduplicate.AUTO
     prefetch: CountOrNone = 4
-    read_threads: CountOrNone = 0
+    read_threads: ThreadsOrNone = 0
 
 
 class Loader:

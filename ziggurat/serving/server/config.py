@@ -9,7 +9,7 @@ from typing import Annotated
 from ziggurat.errors import ConfigError
 from ziggurat.retrieval.sharding import MAX_SHARDS
 from ziggurat.serving.answers import MAX_K, MAX_RANKED
-from ziggurat.typed import Range, checked
+from ziggurat.typed import Range, ThreadsOrNone, checked
 
 BACKLOG = 2048  # connections that the kernel holds until a worker takes them
 LONGEST_PATH = 4096  # PATH_MAX of Linux
@@ -61,7 +61,7 @@ class ServerConfig:
     port: Annotated[int, Range(0, 65535)] = 8080
     workers: Annotated[int, Range(1, 256)] = 1
     spares: Annotated[int, Range(0, 16)] = 1
-    threads: Annotated[int, Range(0, 1024)] = 0
+    threads: ThreadsOrNone = 0
     deadline_ms: Milliseconds = 200.0
     max_deadline_ms: Milliseconds = 10_000.0
     max_queue: Annotated[int, Range(1, 1_000_000)] = 2048
