@@ -56,12 +56,14 @@ def test_a_broken_package_is_named_and_takes_nothing_with_it(tmp_path: Path) -> 
         tmp_path,
         "[ziggurat.verbs]\nbroken = no_such_module:VERB\nnumber = math:pi\ntrain = taken:TRAIN\n"
         "raising_arguments = taken:RAISES\ntwo = taken:TWO_WORDS\n"
-        "[ziggurat.extensions]\nraises = raising\n",
+        "ends_arguments = taken:ENDS\n[ziggurat.extensions]\nends = ending\nraises = raising\n",
     )
     (tmp_path / "raising.py").write_text("raise RuntimeError('as on a bad day')\n")
+    (tmp_path / "ending.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "taken.py").write_text(
         "import dataclasses\nfrom curve_verb import CURVE\nTRAIN = dataclasses.replace(CURVE, name='train')\n"
         "RAISES = dataclasses.replace(CURVE, name='raises', add_arguments=lambda parser: 1 / 0)\n"
+        "ENDS = dataclasses.replace(CURVE, name='ends', add_arguments=lambda parser: parser.exit(0))\n"
         "TWO_WORDS = dataclasses.replace(CURVE, name='two words')\n"
     )
     done = ziggurat(tmp_path, "recipes")
@@ -71,6 +73,8 @@ def test_a_broken_package_is_named_and_takes_nothing_with_it(tmp_path: Path) -> 
         "math:pi, of my_package, is left out: it is float, not a ziggurat.cli.verb.Verb",
         "taken:TRAIN, of my_package, is left out: there is a verb 'train' already",
         "raising, of my_package, is left out: RuntimeError: as on a bad day",
+        "ending, of my_package, is left out: SystemExit: 0",
+        "taken:ENDS, of my_package, is left out: declaring its arguments: SystemExit: 0",
         "taken:RAISES, of my_package, is left out: declaring its arguments: ZeroDivisionError: division by zero",
         "taken:TWO_WORDS, of my_package, is left out: its name 'two words' is no word of a command line",
     ):
