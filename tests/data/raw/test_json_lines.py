@@ -197,3 +197,31 @@ def test_names_in_values_and_in_objects_are_no_second_name(tmp_path: Path):
     path.write_text('{"user": "user", "more": {"user": 1}}\n{"user": "\\"user\\": 2", "more": {"user": 1}}\n')
     (chunk,) = RawSource([path]).frames(columns=("user",))
     assert chunk.frame["user"].to_list() == ["user", '"user": 2']
+
+
+_DOUBLED = '{"user": 1, "user": 2, "click": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "where", "way_out"),
+    [
+        (_DOUBLED, "'user' stands in it twice", "line 1, row 0, column 'user'", "correct the file"),
+        (_DOUBLED * 3, "'user' stands in it twice", "line 1, row 0, column 'user'", "correct the file"),
+        ('{"user": "\\u0000"}\n', "without NUL bytes", "line 1, row 0", "correct the file"),
+        ('[{"user": 1},\n{"user": 2}]\n', "a JSON object", "line 1", "convert it"),
+        ('{\n"user": 1\n}\n', "a JSON object", "line 1", "convert it"),
+        ("{}\n", "a JSON object", "line 1", "write one object"),
+        ("user,click\n1,0\n", "a JSON object", "line 1", "--data.format csv"),
+    ],
+)
+def test_a_file_without_a_line_of_use_is_refused_by_its_first_fault(
+    tmp_path: Path, content: str, expected: str, where: str, way_out: str
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError) as refused:
+        RawSource([path]).columns()
+    assert expected in refused.value.expected
+    assert refused.value.where == f"{path}, {where}"
+    assert way_out in refused.value.ways_out[0]
+    assert ("--data.format csv" in str(refused.value)) == content.startswith("user")

@@ -34,7 +34,7 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.commands import python_line
-from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows, shown
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line, refuse_utf_16
 from ziggurat.errors import DataError
 from ziggurat.files.stores import DataPath
@@ -165,38 +165,57 @@ class JsonLinesFile:
         is_whole = len(start) < self._options.max_record_bytes
         lines = start[: cut_behind_last_line(start, is_last=is_whole)] or start
         if not lines.strip():
-            raise self._no_objects("an empty file")
+            raise self._no_objects(b"", faults=())
         parsed = parse_lines(lines if lines.endswith(b"\n") else lines + b"\n", columns=None, types={})
         if not parsed.frame.width:
-            raise self._no_objects(repr(lines.split(b"\n", 1)[0][:200].decode(errors="backslashreplace")))
+            raise self._no_objects(lines, faults=parsed.faults)
         return dict(parsed.frame.schema)
 
-    def _no_objects(self, found: str) -> DataError:
-        name = str(self.path)
-        target = str(PurePath(name).with_suffix(".parquet"))
-        code = f"import polars; polars.read_json({name!r}).write_parquet({target!r})"
+    def _no_objects(self, lines: bytes, *, faults: Sequence[_Fault]) -> DataError:
+        """Return the error for a file whose first lines hold no column: by the first fault that is more than no JSON.
+
+        Args:
+            lines: the first ones of the file; empty if it is.
+            faults: of them, in order.
+        """
+        ways_out: list[str] = []
+        first = faults[0] if faults else None
+        is_json = lines.lstrip()[:1] in (b"{", b"[")
+        if first is not None and is_json and not first.expected.startswith(_OBJECT):
+            return DataError(
+                expected=first.expected,
+                found=shown(first.found),
+                where=self._bad_row(first).where,
+                ways_out="correct the file: none of its first lines can be used",
+            )
+        if is_json and first is not None:
+            name = str(self.path)
+            target = str(PurePath(name).with_suffix(".parquet"))
+            code = f"import polars; polars.read_json({name!r}).write_parquet({target!r})"
+            ways_out.append(f"convert it, if it is one JSON document: {python_line(code)}")
+        if lines and not is_json:
+            ways_out.append("name the format where it is another one: --data.format csv")
+        begin = lines.split(b"\n", 1)[0][:200].decode(errors="backslashreplace")
         return DataError(
             expected=f"{_OBJECT}, on each line",
-            found=found,
-            where=str(self.path),
-            ways_out=(
-                f"convert it, if it is one JSON document: {python_line(code)}",
-                "name the format where it is another one: --data.format csv",
-            ),
+            found=repr(begin) if lines else "an empty file",
+            where=f"{self.path}, line 1" if lines else str(self.path),
+            ways_out=(*ways_out, "write one object with names and values on each line"),
         )
 
     def _report(self, fault: _Fault, bad_rows: BadRows) -> None:
+        bad_rows.report(self._bad_row(fault))
+
+    def _bad_row(self, fault: _Fault) -> BadRow:
         row = self.num_rows + fault.place
-        bad_rows.report(
-            BadRow(
-                path=self.path,
-                row=row,
-                line=row + 1,
-                column=fault.column,
-                reason=fault.reason,
-                expected=fault.expected,
-                found=fault.found,
-            )
+        return BadRow(
+            path=self.path,
+            row=row,
+            line=row + 1,
+            column=fault.column,
+            reason=fault.reason,
+            expected=fault.expected,
+            found=fault.found,
         )
 
 
