@@ -54,6 +54,19 @@ def test_a_full_or_broken_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert_loads(tmp_path, 3)
 
 
+@pytest.mark.parametrize("mode", SaveMode)
+def test_no_earlier_checkpoint_is_spoken_of_where_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: SaveMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path / "new", config=CheckpointConfig(mode=mode))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda *_: raising(errno.EFBIG)(""))
+        with pytest.raises(CheckpointError, match="File too large") as caught, store:
+            store.save(3, tensors=tensors_of(3), state=state_of(3))
+    assert caught.value.ways_out == ("raise the limit on file sizes (ulimit -f)",)
+    assert "ways out" not in caplog.text  # the error that is raised says them
+
+
 @pytest.mark.parametrize("ask", ["save", "load", "verify", "discard_after"])
 def test_the_next_call_tells_what_happened_in_the_background(tmp_path: Path, monkeypatch, ask: str) -> None:
     store = save_steps(tmp_path, range(1, 3))

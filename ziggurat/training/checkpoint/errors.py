@@ -8,12 +8,14 @@ full disk is told by all of them.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ziggurat.errors import CheckpointError
 
+STEP_NAME = re.compile(r"step-([0-9]{12})")
 _WAYS_OUT = {
     errno.ENOSPC: ("free space on this disk, or lower `keep`", "choose a checkpoint folder on a larger disk"),
     errno.EDQUOT: ("free space within the quota, or lower `keep`", "choose a checkpoint folder without a quota"),
@@ -56,15 +58,24 @@ def writing(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except OSError as error:
+        ways_out = list(_WAYS_OUT.get(error.errno or 0, ("see the system log (dmesg)",)))
+        if _is_beside_a_checkpoint(path):
+            ways_out.append("training can go on: checkpoints saved earlier were not touched")
         raise CheckpointError(
             expected="to write the checkpoint",
             found=error.strerror or str(error),
             where=str(path),
-            ways_out=(
-                *_WAYS_OUT.get(error.errno or 0, ("see the system log (dmesg)",)),
-                "training can go on: checkpoints saved earlier were not touched",
-            ),
+            ways_out=ways_out,
         ) from error
+
+
+def _is_beside_a_checkpoint(path: Path) -> bool:
+    """Return whether a finished checkpoint lies beside a path, or beside the folder that the path is in."""
+    for folder in (path.parent, path.parent.parent):
+        with suppress(OSError):  # a folder that cannot be listed shows none
+            if any(STEP_NAME.fullmatch(each.name) and each.is_dir() for each in folder.iterdir()):
+                return True
+    return False
 
 
 @contextmanager

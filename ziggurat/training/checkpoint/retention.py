@@ -21,10 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ziggurat.errors import CheckpointError
-from ziggurat.training.checkpoint.errors import writing
+from ziggurat.training.checkpoint.errors import STEP_NAME, writing
 from ziggurat.training.checkpoint.files import sync_folder
 
-_STEP_NAME = re.compile(r"step-([0-9]{12})")
 _LEFTOVER_NAME = re.compile(r"\.(partial|replaced|pruned)-step-[0-9]{12}")
 _PIN_NAME = re.compile(r"step-[0-9]{12}\.pinned")
 MAX_STEP = 10**12 - 1
@@ -47,7 +46,7 @@ def complete_steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, oldest first. Complete, not verified: loading does that."""
     if not folder.is_dir():
         return []
-    matches = (_STEP_NAME.fullmatch(entry.name) for entry in os.scandir(folder))
+    matches = (STEP_NAME.fullmatch(entry.name) for entry in os.scandir(folder))
     return sorted(int(match[1]) for match in matches if match)
 
 

@@ -316,7 +316,9 @@ class CheckpointStore:
         try:
             self._write(saving)
         except BaseException as error:  # kept for the next call
-            _log.error("checkpoint of step %d failed:\n%s", saving.step, error)
+            # The next call raises the error with its ways out: the log says what failed, and no more.
+            what = f"{error.found}, {error.where}" if isinstance(error, CheckpointError) else error
+            _log.error("checkpoint of step %d failed: %s", saving.step, what)
             self._error = error
 
     def _prune(self, newest: int) -> None:
