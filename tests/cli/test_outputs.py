@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import build_parser, main
+from ziggurat.cli.outputs import add_output, replacing_is_said
 from ziggurat.errors import FileError
-from ziggurat.files import write_text
+from ziggurat.files import replacing_folder, write_text
 from ziggurat.training.records.run_folder import RunFolder
 
 # Options that are called like outputs, and under which nothing is replaced: a run or a study there goes on or is
@@ -51,6 +52,24 @@ def test_an_older_file_is_replaced_and_the_verb_says_so(
     assert main(["cluster", "show", "h100x8", "--out", "cluster.toml"]) == 0
     assert "cluster.toml was there before, and is replaced" in capsys.readouterr().out
     assert "mine" not in Path("cluster.toml").read_text()
+
+
+@pytest.mark.parametrize("has_content", [False, True])
+def test_only_a_folder_with_content_is_said_to_be_replaced(
+    tmp_path: Path, has_content: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_output(parser, "--out")
+    out = tmp_path / "out"
+    out.mkdir()
+    if has_content:
+        (out / "old").touch()
+    options = parser.parse_args(["--out", str(out)])
+    options.parser = parser
+    with replacing_is_said(options, []), replacing_folder(out) as temporary:
+        (temporary / "new").touch()
+    assert (out / "new").exists()
+    assert ("is replaced" in capsys.readouterr().out) == has_content
 
 
 def test_a_file_that_is_read_is_not_replaced(
@@ -108,6 +127,7 @@ def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_named_a
     with pytest.raises(FileError) as refused:
         write_text(tmp_path / "file.csv" / "scores.csv", "scores")
     assert refused.value.ways_out[0].startswith(f"{tmp_path / 'file.csv'} is a file, and a folder is needed there")
+    assert refused.value.found == f"{tmp_path / 'file.csv'} is a file"
     with pytest.raises(FileError) as refused:
         RunFolder(tmp_path / "file.csv").refuse_unwritable()
     assert (refused.value.found, refused.value.ways_out) == ("a file", ("choose another: --out runs/file",))

@@ -161,6 +161,12 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
         make(tmp_path / "photos")
     with pytest.raises(ExportError, match="export"):
         open_export(tmp_path / "photos")
+    (tmp_path / "film").write_text("mine")
+    with pytest.raises(ConfigError, match="a file") as refused:
+        make(tmp_path / "film")
+    assert refused.value.ways_out[0] == f"--out {tmp_path / 'film_export'}"
+    make(tmp_path / "film_export")
+    assert (tmp_path / "film").read_text() == "mine"
 
 
 def test_what_killed_exports_left_is_deleted(tmp_path: Path) -> None:

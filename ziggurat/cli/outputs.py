@@ -69,8 +69,10 @@ def replacing_is_said(options: argparse.Namespace, rest: Sequence[str]) -> Itera
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
-    """Return what differs between a file or folder and another one at its path; None where there is neither."""
+    """Return what differs between a file or folder and another one at its path; None where neither, or nothing, is."""
     if not (os.path.isfile(path) or os.path.isdir(path)):
+        return None
+    if os.path.isdir(path) and os.access(path, os.R_OK) and not os.listdir(path):
         return None
     found = os.stat(path)
     return found.st_dev, found.st_ino, found.st_mtime_ns

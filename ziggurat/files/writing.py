@@ -216,7 +216,7 @@ def writing_to(path: Path, error: type[ZigguratError]) -> Iterator[None]:
             raise
         raise error(
             expected=f"to write {path.name}",
-            found=text_of(problem) if isinstance(problem, OSError) else str(problem)[:300],
+            found=_found(problem, path),
             where=str(path),
             ways_out=ways_to_write(problem, path),
         ) from problem
@@ -233,13 +233,29 @@ def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
     if number == errno.EISDIR:
         return (f"it is a folder: name a file in it, {path / 'FILE'}", "choose another path")
     if number in (errno.EEXIST, errno.ENOTDIR):
-        blocking = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), path)
+        blocking = _file_in_place_of_a_folder(path) or path
         return (f"{blocking} is a file, and a folder is needed there: choose another path",)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return ("free space on this disk", "choose another path")
+    if number == errno.EFBIG:
+        return ("raise the limit on file sizes (ulimit -f)",)
     if number in (errno.EACCES, errno.EPERM):
         return ("correct the permissions of the folder", "choose another path")
     return ("free space on this disk, or correct the permissions of the folder", "choose another path")
+
+
+def _found(problem: Exception, path: Path) -> str:
+    """Return what stood in the way of writing a path, in few words."""
+    if not isinstance(problem, OSError):
+        return str(problem)[:300]
+    if problem.errno in (errno.EEXIST, errno.ENOTDIR) and (blocking := _file_in_place_of_a_folder(path)):
+        return f"{blocking} is a file"
+    return text_of(problem)
+
+
+def _file_in_place_of_a_folder(path: Path) -> Path | None:
+    """Return the part of a path that is a file; None where there is none."""
+    return next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None)
 
 
 def _is_of_a_writer(problem: Exception) -> bool:

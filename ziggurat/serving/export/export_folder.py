@@ -357,9 +357,11 @@ def _version_of(files: dict[str, FileEntry]) -> str:
 def _refuse_other_content(folder: Path) -> None:
     if not folder.exists() or (folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not any(folder.iterdir()))):
         return
+    # Nothing can be made in a file: a folder beside it is named.
+    free = folder / "export" if folder.is_dir() else folder.with_name(f"{folder.name}_export")
     raise ConfigError(
         expected="a folder that does not exist yet, or an older export to replace",
         found="a folder with other files" if folder.is_dir() else "a file",
         where=str(folder),
-        ways_out=(f"--out {pasted(folder / 'export')}", "name another folder"),
+        ways_out=(f"--out {pasted(free)}", "name another folder"),
     )
