@@ -17,6 +17,7 @@ from tests.serving.test_export_folder import reseal
 from ziggurat.errors import ExportError, RequestError, ZigguratError
 from ziggurat.files import Format
 from ziggurat.serving import load_parts
+from ziggurat.serving.answering import ranker
 from ziggurat.serving.answering.chain import ChainSettings
 from ziggurat.serving.answers import Column, Effort, RankRequest, Recommendations, RecommendRequest
 from ziggurat.serving.value_model.formula import ValueModel
@@ -158,6 +159,38 @@ def test_what_cannot_be_is_named(loaded: zg.Recommender, ask: Any, said: str) ->
     with pytest.raises(ZigguratError) as caught:
         ask(loaded)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "where"),
+    [
+        (lambda rec, **user: rec.recommend(user, k=2), "request, user, column 'age'"),
+        (lambda rec, **user: rec.rank(user, ["i1"]), "request, user, column 'age'"),
+        (lambda rec, **user: rec.rank(user, ["i1", {"item": "new", "price": 3}]), "request, user, column 'age'"),
+        (
+            lambda rec, age: rec.rank({}, ["i1", {"item": "i2"}, {"item": "new", "price": age}]),
+            "request, item 2 (counted from 0), column 'price'",
+        ),
+    ],
+)
+def test_a_number_beyond_32_bits_is_named_by_its_place_in_the_request(
+    loaded: zg.Recommender, ask: Any, where: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        ask(loaded, age=1e39)
+    assert caught.value.where == where
+    assert caught.value.found == "'1e+39'"
+    assert caught.value.ways_out == ("correct the value", "leave the column out: it is then missing")
+    ask(loaded, age=30)
+    ask(loaded, age=None)  # as one that is left out
+
+
+def test_rows_are_counted_through_all_parts_that_are_scored_together(
+    loaded: zg.Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranker, "CHUNK_PAIRS", 2)
+    with pytest.raises(RequestError, match=r"item 3 \(counted from 0\), column 'price'"):
+        loaded.rank({}, [{"item": f"new {i}", "price": 1e39 if i == 3 else 1} for i in range(5)])
 
 
 def test_one_bad_request_spoils_no_other(loaded: zg.Recommender) -> None:

@@ -17,7 +17,7 @@ import contextlib
 import datetime
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -27,13 +27,15 @@ from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
+from ziggurat.data.raw.bad_rows import BadRow
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
-from ziggurat.errors import RequestError
+from ziggurat.errors import BoundsError, DataError, RequestError
 from ziggurat.features.events import HISTORY_TIMES
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.serving.plain_values import shortest_text
 from ziggurat.typed import nearest
 
+_VALUE_WAYS = ("correct the value", "leave the column out: it is then missing")
 MAX_TEXT = 10_000  # characters of one value
 
 
@@ -65,6 +67,30 @@ def frame_of(
         named = {each.name: column_of(each) for each in schema.features if each.name in group}
         _refuse_uneven([columns[named[name]] for name in group if name in named])
     return pl.DataFrame(columns)
+
+
+@contextlib.contextmanager
+def placed_in_request(place: Callable[[int, str], str]) -> Iterator[None]:
+    """Turn the error about a row of a frame into one about the request that the row came from.
+
+    Args:
+        place: the part of the request that a row and a column came from ("user", "item 3").
+
+    Raises:
+        RequestError: a cell that preprocessing cannot use; names the part and the column.
+    """
+    try:
+        yield
+    except (DataError, BoundsError) as error:
+        bad = BadRow.of(error)
+        if bad is None:
+            raise
+        raise RequestError(
+            expected=error.expected,
+            found=error.found,
+            where=f"request, {place(bad.row, bad.column)}, column {bad.column!r}",
+            ways_out=_VALUE_WAYS,
+        ) from None
 
 
 def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
@@ -333,5 +359,5 @@ def _wrong(expected: str, found: Any, column: str) -> RequestError:
         expected=expected,
         found=f"{found!r:.80} ({type(found).__name__})",
         where=f"request, column {column!r}",
-        ways_out=("correct the value", "leave the column out: it is then missing"),
+        ways_out=_VALUE_WAYS,
     )

@@ -21,7 +21,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -245,18 +245,22 @@ class Preprocessing:
         schema = encoded_schema(self.inputs, with_labels=with_labels)
         return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
-    def batch(self, frame: pl.DataFrame | pa.Table | Mapping[str, Any], *, with_labels: bool = False) -> Batch:
+    def batch(
+        self, frame: pl.DataFrame | pa.Table | Mapping[str, Any], *, with_labels: bool = False, first_row: int = 0
+    ) -> Batch:
         """A few raw rows as a batch for a model.
 
         Args:
             frame: the columns of the schema's features (and labels, with `with_labels`).
             with_labels: whether to read labels and weights too.
+            first_row: number of the first row in errors, for a part of a frame.
 
         Raises:
             SchemaError, DataError, BoundsError: as `encode`.
         """
         rows = frame if isinstance(frame, pl.DataFrame) else pl.DataFrame(frame)
-        table = self.encode(RawChunk.of(rows), with_labels=with_labels)
+        chunk = replace(RawChunk.of(rows), first_row=first_row)
+        table = self.encode(chunk, with_labels=with_labels)
         return table_to_batch(table, self.inputs)
 
     @property

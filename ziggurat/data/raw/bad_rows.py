@@ -88,6 +88,11 @@ class BadRow:
     found: str
     ways_out: tuple[str, ...] = ()
 
+    @staticmethod
+    def of(error: ZigguratError) -> BadRow | None:
+        """Return the row that an error is about, if `error()` made it in this process."""
+        return getattr(error, "bad_row", None)
+
     @property
     def where(self) -> str:
         """File, row and column in words."""
@@ -99,7 +104,9 @@ class BadRow:
         advice = [*self.ways_out, "correct the row", _PUT_ASIDE]
         if self.reason is BadReason.INVALID_UTF8:
             advice.insert(0, "convert the file: iconv -f latin1 -t utf-8 OLD > NEW")
-        return kind(expected=self.expected, found=shown(self.found), where=self.where, ways_out=advice)
+        error = kind(expected=self.expected, found=shown(self.found), where=self.where, ways_out=advice)
+        error.bad_row = self  # type: ignore[attr-defined]  # for those who know the row by another name; see `of`
+        return error
 
 
 def place(path: DataPath, *, row: int, line: int | None = None, column: str = "") -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL, Chain, Question
 from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow
-from ziggurat.serving.request_rows import number_of
+from ziggurat.serving.request_rows import number_of, placed_in_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,8 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
     whole = [{**who.row, **row} for who, each in zip(questions, given, strict=True) for row in each.rows.values()]
     sizes = [len(each.rows) for each in given]
     unknown = list[UnknownOfRow]()
-    new = (chain.ranker.score_rows(whole, unknown=unknown) if whole else none).split(sizes)
+    with placed_in_request(lambda row, column: _place(given, row, column)):
+        new = (chain.ranker.score_rows(whole, unknown=unknown) if whole else none).split(sizes)
     ends = list(itertools.accumulate(sizes))
     further = _further(chain, questions, given)
     tasks = list(zip(known, new, strict=True))
@@ -106,6 +107,12 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
         )
         for i, each in enumerate(given)
     ]
+
+
+def _place(given: Sequence[GivenItems], row: int, column: str) -> str:
+    """Return the part of a request that a column of a row came from; rows are those of all requests together."""
+    place, item = [pair for each in given for pair in each.rows.items()][row]
+    return f"item {place} (counted from 0)" if column in item else "user"
 
 
 def _values(
@@ -145,7 +152,8 @@ def _further(chain: Chain, questions: Sequence[Question], given: Sequence[GivenI
     users_BVD = chain.task_vectors(questions)
     users = users_BVD.mean(dim=1)
     rows = [row for each in given for row in each.rows.values()]
-    vectors = chain.encoder.vectors_of_rows(rows) if rows else users[:0]
+    with placed_in_request(lambda row, column: _place(given, row, column)):
+        vectors = chain.encoder.vectors_of_rows(rows) if rows else users[:0]
     new = vectors.split([len(each.rows) for each in given])
     found: list[_Pairs] = [{} for _ in given]
     for name in sorted(names - {OVER_ARCH}):

@@ -23,7 +23,7 @@ from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join, stacked
 from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_of_rows
 from ziggurat.serving.export.packed_model import PackedModel
-from ziggurat.serving.request_rows import frame_of
+from ziggurat.serving.request_rows import frame_of, placed_in_request
 
 CHUNK_PAIRS = 16_384
 
@@ -75,10 +75,11 @@ class Ranker:
         return ranker
 
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
-        """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
+        """Users of requests, by their raw columns; raises RequestError."""
         side = self.users
         frame = pl.DataFrame() if side.preprocessing is None else self._frame_of(rows, side.preprocessing.schema)
-        return EncodedSide(inputs=side.inputs, batch=side.encode(frame, num_rows=len(rows)))
+        with placed_in_request(lambda row, column: "user"):
+            return EncodedSide(inputs=side.inputs, batch=side.encode(frame, num_rows=len(rows)))
 
     def score_pairs(
         self, users: EncodedSide, *, pairs: tuple[Int64[Tensor, "P"], Int64[Tensor, "P"]]
@@ -107,8 +108,8 @@ class Ranker:
     def score_frame(self, frame: pl.DataFrame, *, unknown: list[UnknownOfRow] | None = None) -> Float[Tensor, "N L"]:
         """Scores of raw rows, as `ziggurat predict` gives them; `unknown` as in `score_rows`."""
         parts: list[Tensor] = []
-        for part in frame.iter_slices(CHUNK_PAIRS):
-            batch = self.packed.preprocessing.batch(part)
+        for number, part in enumerate(frame.iter_slices(CHUNK_PAIRS)):
+            batch = self.packed.preprocessing.batch(part, first_row=number * CHUNK_PAIRS)
             if unknown is not None:
                 unknown += unknown_of_rows(batch, self.inputs)
             parts.append(self.score_batch(batch))

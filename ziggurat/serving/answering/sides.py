@@ -69,18 +69,19 @@ class Side:
         """The inputs that a batch of this side has."""
         return InputSpec() if self.preprocessing is None else self.preprocessing.inputs
 
-    def encode(self, frame: pl.DataFrame, *, num_rows: int) -> Batch:
+    def encode(self, frame: pl.DataFrame, *, num_rows: int, first_row: int = 0) -> Batch:
         """Raw rows as a batch with the features of this side alone.
 
         Args:
             frame: the columns of its features.
             num_rows: of the frame; what the batch has where this side has no feature.
+            first_row: number of the first row in errors, for a part of a frame.
 
         Raises:
             SchemaError, DataError, BoundsError: as `Preprocessing.encode`.
         """
         if self.preprocessing is not None:
-            return self.preprocessing.batch(frame)
+            return self.preprocessing.batch(frame, first_row=first_row)
         return Batch(
             dense=torch.empty(num_rows, 0),
             single=torch.empty(0, num_rows, dtype=torch.int64),
@@ -106,7 +107,10 @@ def encode_frame(side: Side, frame: pl.DataFrame) -> EncodedSide:
     """
     names = () if side.preprocessing is None else side.preprocessing.schema.columns
     chosen = [name if name in frame.columns else pl.lit(None).alias(name) for name in names]
-    parts = [side.encode(part.select(chosen), num_rows=part.height) for part in frame.iter_slices(_CHUNK_ROWS)]
+    parts = [
+        side.encode(part.select(chosen), num_rows=part.height, first_row=number * _CHUNK_ROWS)
+        for number, part in enumerate(frame.iter_slices(_CHUNK_ROWS))
+    ]
     return EncodedSide(inputs=side.inputs, batch=stacked(parts))
 
 

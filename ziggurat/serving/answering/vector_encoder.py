@@ -22,7 +22,7 @@ from ziggurat.features.schema import column_of
 from ziggurat.models.retrieval.over_arch import OverArch
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join
 from ziggurat.serving.export.packed_model import PackedModel
-from ziggurat.serving.request_rows import frame_of
+from ziggurat.serving.request_rows import frame_of, placed_in_request
 
 _CHUNK_ITEMS = 16_384
 
@@ -72,10 +72,11 @@ class VectorEncoder:
         return getattr(self._model, "over_arch", None)
 
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
-        """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
+        """Users of requests, by their raw columns; raises RequestError."""
         assert self.users.preprocessing is not None, "a model of vectors has features of the user"
         frame = frame_of(rows, self.users.preprocessing.schema, joined=self.packed.model.joined_lists)
-        return EncodedSide(inputs=self.users.inputs, batch=self.users.encode(frame, num_rows=len(rows)))
+        with placed_in_request(lambda row, column: "user"):
+            return EncodedSide(inputs=self.users.inputs, batch=self.users.encode(frame, num_rows=len(rows)))
 
     @torch.no_grad()
     def user_vectors(self, users: EncodedSide, numbers: Int64[Tensor, "N"]) -> Float32[Tensor, "N D"]:
