@@ -222,6 +222,7 @@ def test_nan_stops_names_the_tensor_dumps_the_batch_and_touches_no_weight(tmp_pa
     with pytest.raises(NumericsError) as caught:
         trainer.fit()
     assert "no weight was changed" in str(caught.value)
+    assert caught.value.ways_out[-1] == "skip such batches: --training.non-finite skip, then --resume"
     (dump,) = (tmp_path / "non_finite").iterdir()
     from safetensors.torch import load_file
 
@@ -235,6 +236,16 @@ def test_nan_stops_names_the_tensor_dumps_the_batch_and_touches_no_weight(tmp_pa
     with pytest.raises(NumericsError):
         last.fit(resume=True)
     assert_same_weights(last.model, trainer.model)
+
+
+@pytest.mark.parametrize("rates", [(1e30, 0.1), (0.01, 1e30)])
+def test_skipping_is_no_way_out_where_the_weights_are_the_reason(rates: tuple[float, float], tmp_path: Path) -> None:
+    config = replace(CONFIG, learning_rate=rates[0], table_learning_rate=rates[1])
+    with pytest.raises(NumericsError) as caught:
+        make(tmp_path / "stop", config=config).fit()
+    assert [way.split()[0] for way in caught.value.ways_out] == ["lower", "clip"]
+    with pytest.raises(NumericsError, match="evaluation"):
+        make(tmp_path / "skip", config=replace(config, non_finite=NonFinite.SKIP)).fit()
 
 
 def test_nan_is_skipped_if_asked_and_counted(tmp_path: Path) -> None:

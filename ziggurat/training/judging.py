@@ -21,9 +21,12 @@ from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress
-from ziggurat.training.step.non_finite import dump_batch, non_finite_error
+from ziggurat.training.step.non_finite import dump_batch, has_bad_number, non_finite_error
 from ziggurat.training.step.results import LateResult, StepResult
 from ziggurat.training.team import Team
+
+_STEADY_STEPS = 100  # finite ones, in a row or not, after which a step that is not is an exception
+_MOST_GROWTH = 10.0  # of the loss since the first step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,9 @@ class Judge:
         self._timing = timing
         self._write = write
         self._made: deque[MadeStep] = deque()
+        self._num_finite = 0
+        self._first_loss = 0.0
+        self._last_loss = 0.0
         self.loss = float("nan")
 
     def take(self, made: MadeStep) -> None:
@@ -113,6 +119,7 @@ class Judge:
             result = made.result.read()
             self.loss = result.loss
             if result.finite:
+                self._note_finite(result.loss)
                 position.loss_sum += result.loss * made.num_rows
                 position.loss_rows += made.num_rows
             else:
@@ -133,4 +140,27 @@ class Judge:
         if self._config.non_finite is NonFinite.SKIP:
             self._progress.say(f"step {made.step:,} skipped: {first_bad} is not finite; batch kept in {path}")
             return first_bad
-        raise non_finite_error(loss=result.loss, first_bad=first_bad, step=made.step, epoch=made.epoch + 1, path=path)
+        of_batch = any(self._team.gather(has_bad_number(made.batch)))
+        raise non_finite_error(
+            loss=result.loss,
+            first_bad=first_bad,
+            step=made.step,
+            epoch=made.epoch + 1,
+            path=path,
+            can_skip=of_batch or self._is_steady,
+        )
+
+    def _note_finite(self, loss: float) -> None:
+        if self._num_finite == 0:
+            self._first_loss = loss
+        self._num_finite += 1
+        self._last_loss = loss
+
+    @property
+    def _is_steady(self) -> bool:
+        """True if steps were finite for long, and their loss did not grow: the weights are in order.
+
+        Else they are the likely reason, and each batch after this one would be skipped as well.
+        """
+        grown = abs(self._last_loss) > _MOST_GROWTH * max(abs(self._first_loss), 1.0)
+        return self._num_finite >= _STEADY_STEPS and not grown

@@ -22,7 +22,14 @@ def dump_batch(batch: Batch, path: Path, inputs: InputSpec) -> Path:
     return path
 
 
-def non_finite_error(*, loss: float, first_bad: str, step: int, epoch: int, path: Path) -> NumericsError:
+def has_bad_number(batch: Batch) -> bool:
+    """Return whether a number of a batch itself is NaN or infinite; waits for the device."""
+    return not all(bool(each.isfinite().all()) for each in batch.tensors().values() if each.is_floating_point())
+
+
+def non_finite_error(
+    *, loss: float, first_bad: str, step: int, epoch: int, path: Path, can_skip: bool
+) -> NumericsError:
     """Return the error to raise when a step is not finite and may not be skipped.
 
     Args:
@@ -31,14 +38,17 @@ def non_finite_error(*, loss: float, first_bad: str, step: int, epoch: int, path
         step: counted from 1.
         epoch: counted from 1.
         path: of the batch that was kept.
+        can_skip: whether the run can be expected to go on without this batch.
     """
+    ways_out = [
+        "lower the learning rates, or warm up: --training.schedule.warmup-steps 1000",
+        "clip gradients: --training.clip-norm 10",
+    ]
+    if can_skip:
+        ways_out.append("skip such batches: --training.non-finite skip, then --resume")
     return NumericsError(
         expected="a finite loss and finite gradients",
         found=f"loss {loss}; first bad tensor: {first_bad}",
         where=f"step {step} (epoch {epoch}); the batch is in {path}; no weight was changed",
-        ways_out=(
-            "lower the learning rates, or warm up: --training.schedule.warmup-steps 1000",
-            "clip gradients: --training.clip-norm 10",
-            "skip such batches: --training.non-finite skip, then --resume",
-        ),
+        ways_out=ways_out,
     )
