@@ -26,6 +26,7 @@ from ziggurat.ops.table_optimizers import TableOptimizerKind
 from ziggurat.placements import Placement
 from ziggurat.precision import Precision
 from ziggurat.training.hooks.hook import Hook
+from ziggurat.training.metrics import Metric
 
 OF_DOCUMENTATION = "tests/end_to_end/test_documentation.py"
 RUN_ELSEWHERE = {
@@ -127,8 +128,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def known_members() -> Iterator[None]:
-    """Placements and row formats as they were before a page added its own."""
-    before = {kind: dict(kind._members) for kind in (Placement, RowFormat, TableOptimizerKind, Precision, Hook)}
+    """Members of kinds as they were before a page added its own."""
+    before = {kind: dict(kind._members) for kind in (Placement, RowFormat, TableOptimizerKind, Precision, Metric, Hook)}
     kinds_of_feature = dict(Feature._kinds)
     yield
     for kind, members in before.items():
