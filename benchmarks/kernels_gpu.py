@@ -422,7 +422,8 @@ def _update_with_runs_of(
 ) -> None:
     """Sort and update with another longest run and another length of chunks."""
     kept = (runs.LONG_RUN, runs.CHUNK)
-    runs.LONG_RUN, runs.CHUNK = (longest, chunk)
+    runs.LONG_RUN = longest
+    runs.CHUNK = chunk
     try:
         kernel = TritonKernel(launches=DEFAULT | {LaunchPart.UPDATE: launch})
         kernel.update(tables.weight, state=tables.state, parts=parts, step=tables.step)

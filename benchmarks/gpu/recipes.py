@@ -85,7 +85,9 @@ def _rows(count: int, *, num_rows: int, draw: torch.Generator) -> Tensor:
 
 def _din(*, is_tiny: bool) -> Subject:
     """Return DIN on a history of clicks."""
-    size, most, num_rows = (16, 8, 50) if is_tiny else (16_384, 100, 100_000)
+    size = 16 if is_tiny else 16_384
+    most = 8 if is_tiny else 100
+    num_rows = 50 if is_tiny else 100_000
     names = ("user", "item", "shop")
     inputs = InputSpec(
         dense=("age",),

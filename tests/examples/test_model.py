@@ -46,7 +46,8 @@ def test_it_is_the_equation() -> None:
     for name in ("user", "item"):
         rows = batch.single[names.index(name)]
         vectors[name] = torch.where(rows.unsqueeze(1) < 0, 0.0, model.embeddings.table(name)[rows.clamp(min=0).long()])
-    user, item = vectors["user"], vectors["item"]
+    user = vectors["user"]
+    item = vectors["item"]
     wanted = 0.25 + user[:, 8] + item[:, 8] + (user[:, :8] * item[:, :8]).sum(1)
     assert torch.allclose(model(batch).squeeze(1), wanted, atol=1e-6)
 

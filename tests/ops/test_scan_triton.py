@@ -31,9 +31,11 @@ for seed in range(40):
     triton._FEWEST_QUERIES = 2
     triton._FEW_QUERIES = 0 if seed % 7 == 0 else 64  # none are few: lists are sorted by torch
     triton._MERGED_OTHERS = 4 if seed % 4 else 32
-    triton._COUNTED_CLUSTERS, triton._COUNTED_WORDS = (4, 2) if seed % 2 else (32, 8)
+    triton._COUNTED_CLUSTERS = 4 if seed % 2 else 32
+    triton._COUNTED_WORDS = 2 if seed % 2 else 8
     triton._MOST_KEYS = 2**25 if seed % 3 else 1
-    triton._FEWEST_PROGRAMS, triton._MOST_PROGRAMS = (2, 2) if seed % 2 else (64, 256)  # of several blocks each
+    triton._FEWEST_PROGRAMS = 2 if seed % 2 else 64  # of several blocks each
+    triton._MOST_PROGRAMS = 2 if seed % 2 else 256
     tables, queries, by_cluster, by_row = random_problem(seed, most_rows=500)
     for name, options in (("clusters", by_cluster), ("rows", by_row)):
         expected, found = (getattr(scan, f"scan_{name}_{how}") for how in ("reference", "triton"))
@@ -134,7 +136,8 @@ def test_a_search_of_few_queries_waits_once_and_at_its_end(has_masks: bool, monk
 
 def test_a_mask_of_several_queries_is_taken_once() -> None:
     queries = torch.zeros(4, 2)
-    one, other = full_mask(100), full_mask(100)
+    one = full_mask(100)
+    other = full_mask(100)
     found = triton._Masks.of([one, None, other, one], queries)
     assert found is not None
     assert found.words.shape[0] == 2

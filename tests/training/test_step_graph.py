@@ -507,5 +507,6 @@ def test_steps_of_every_model_make_the_same_operations_and_none_waits(name: str)
 def test_the_report_names_the_graph_beside_compilation() -> None:
     step = mock.Mock()
     step.config = TrainingConfig(compile="cuda_graphs")  # type: ignore[arg-type]
-    step.model.towers, step.no_graph = None, ""
+    step.model.towers = None
+    step.no_graph = ""
     assert _compile_line(step) == "cuda_graphs (whole steps as CUDA graphs: see below)"

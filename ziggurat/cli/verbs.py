@@ -277,8 +277,10 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _has_baseline(config: RunConfig) -> bool:
     """Is there a baseline worth naming: for files of the user's own, of samples?"""
+    from ziggurat.models.contract.reads import finds_items
+
     is_table = config.recipe.startswith("table_") and config.recipe != "table_logistic_regression"
-    is_table = is_table and not getattr(config.model, "finds_items", False)
+    is_table = is_table and not finds_items(config.model)
     return is_table and config.table_schema.events is None
 
 

@@ -39,7 +39,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Beside(StrEnum):
-    """What stands beside the gated norm in a result."""
+    """Choices of what stands beside the gated norm in a result."""
 
     NOTHING = "nothing"
     RAW = "raw"  # the gate, and what was normed

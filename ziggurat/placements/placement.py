@@ -190,16 +190,14 @@ class Placement(Specification, kind="placement"):
         """Say which parts were expected, where these do not make the table; "" where they do."""
         if len(parts) != num_parts or not all(isinstance(part, Part) for part in parts):
             return "a part for each rank"
+        rows = [(part.first_row, part.num_rows) for part in parts]
+        columns = [(part.first_column, part.num_columns) for part in parts]
         if self.cuts_rows:
-            ends = list(itertools.accumulate(part.num_rows for part in parts))
-            fits = ends[-1] == num_rows and [part.first_row for part in parts] == [0, *ends[:-1]]
-            fits = fits and all((part.first_column, part.num_columns) == (0, num_columns) for part in parts)
+            fits = _follow(rows, num_rows) and set(columns) == {(0, num_columns)}
             expected = f"blocks of rows in order, which together are rows 0 to {num_rows - 1} with all"
             return "" if fits else f"{expected} {num_columns} columns"
         if self.cuts_columns:
-            ends = list(itertools.accumulate(part.num_columns for part in parts))
-            fits = ends[-1] == num_columns and [part.first_column for part in parts] == [0, *ends[:-1]]
-            fits = fits and all((part.first_row, part.num_rows) == (0, num_rows) for part in parts)
+            fits = _follow(columns, num_columns) and set(rows) == {(0, num_rows)}
             expected = f"blocks of columns in order, which together are columns 0 to {num_columns - 1} of all"
             return "" if fits else f"{expected} {num_rows} rows"
         whole = Part(first_row=0, num_rows=num_rows, first_column=0, num_columns=num_columns)
@@ -267,3 +265,9 @@ class Placement(Specification, kind="placement"):
         """Return what one part moves over the links of its rank in a step."""
         del num_parts
         return Moved(ids=hop.from_world(step.ids), sent=hop.to_all(step.pooled))
+
+
+def _follow(blocks: Sequence[tuple[int, int]], total: int) -> bool:
+    """Return whether blocks, each with its begin and its size, follow one another from 0 to a total."""
+    ends = list(itertools.accumulate(size for _, size in blocks))
+    return ends[-1] == total and [begin for begin, _ in blocks] == [0, *ends[:-1]]

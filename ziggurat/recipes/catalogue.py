@@ -42,7 +42,7 @@ from ziggurat.models import (
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
-from ziggurat.models.contract.reads import Reads, is_linear, reads_of
+from ziggurat.models.contract.reads import Reads, finds_items, is_linear, ranks_rows, reads_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
@@ -227,8 +227,8 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
         epochs=3,
         early_stop=EarlyStopConfig(patience=1),
         loader=loader,
-        unknown_ids=() if schema.events is not None or getattr(model, "finds_items", False) else (AS_VALIDATION,),
-        start_at_base_rate=schema.events is None and not getattr(model, "finds_items", False),
+        unknown_ids=() if schema.events is not None or finds_items(model) else (AS_VALIDATION,),
+        start_at_base_rate=schema.events is None and not finds_items(model),
     )
     return RunConfig(
         recipe=recipe or f"table_{model.kind}",
@@ -282,14 +282,10 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
 
 def _is_fitted(config: RunConfig) -> bool:
     """Return whether a run is one of a recipe whose settings follow the rows."""
-    reads = reads_of(config.model)
-    is_ranker = (
-        reads.is_any_row or reads is Reads.A_HISTORY if reads else not getattr(config.model, "finds_items", False)
-    )
     recipe = f"table_{getattr(config.model, 'kind', '')}"
     # A model of the user's own takes the place of the recipe's, whose name stays.
-    is_of_table = config.recipe == recipe or (reads is None and config.recipe.startswith("table_"))
-    if not is_ranker or not is_of_table or config.table_schema.events is not None:
+    is_of_table = config.recipe == recipe or (reads_of(config.model) is None and config.recipe.startswith("table_"))
+    if not ranks_rows(config.model) or not is_of_table or config.table_schema.events is not None:
         return False
     training = config.training
     default = table_run(config.model, config.table_schema).training

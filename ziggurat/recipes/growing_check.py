@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding
+from ziggurat.models.contract.reads import finds_items
 from ziggurat.parallel.prioritised.choice import Exchange
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def check_growing(config: RunConfig) -> None:
     tables = [table.name for table in config.table_schema.tables if table.encoding is Encoding.GROWING]
     if not tables:
         return
-    if getattr(config.model, "finds_items", False) or config.table_schema.events is not None:
+    if finds_items(config.model) or config.table_schema.events is not None:
         _refuse(
             tables,
             expected="a model that scores samples: its items need no rows but those of the batch",

@@ -16,6 +16,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import MODEL_CONFIGS, ModelConfig, TowerModelConfig
 from ziggurat.models.build import check_config_class, check_towers, kind_of
+from ziggurat.models.contract.reads import finds_items
 from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism, Reduction
@@ -160,7 +161,7 @@ class RunConfig:
     def stop_metric(self, *, own: Iterable[str] = ()) -> str:
         """The metric that decides which checkpoint is the best; see `early_stop.stop_metric`."""
         schema = self.table_schema
-        more = full_ranking_names(schema.labels) if getattr(self.model, "finds_items", False) else ()
+        more = full_ranking_names(schema.labels) if finds_items(self.model) else ()
         facts = {"labels": schema.labels, "has_groups": bool(schema.group)}
         return stop_metric(self.training.early_stop, **facts, own=own, more=more)
 

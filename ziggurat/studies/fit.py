@@ -45,7 +45,19 @@ _SETTING = r"--[a-z][\w-]*\.[\w.-]*\w"
 _ARGUMENTS = ("label", "out")
 
 
+@contextmanager
+def _in_words_of_fit() -> Iterator[None]:
+    """Name the arguments of `fit` in errors that were written for a command line."""
+    try:
+        yield
+    except ZigguratError as error:
+        error.where = _in_python(error.where).replace("command line, setting", "fit, argument 'settings',")
+        error.ways_out = tuple(_in_python(way) for way in error.ways_out)
+        raise
+
+
 @check_arguments
+@_in_words_of_fit()
 def fit(
     data: Any,
     label: str = "",
@@ -85,34 +97,9 @@ def fit(
         >>> run.scores({"user": ["ann", "bob"], "price": [3, 3]}).shape
         (2, 1)
     """
-    with _in_words_of_fit():
-        return _fit(
-            data,
-            label,
-            out=out,
-            model=model,
-            schema=schema,
-            valid=valid,
-            test=test,
-            settings={} if settings is None else {name: str(value) for name, value in settings.items()},
-            progress=show_progress() if progress is None else progress,
-            hooks=check_hooks(hooks, where="fit, argument 'hooks'"),
-        )
-
-
-def _fit(
-    data: Any,
-    label: str,
-    *,
-    out: str | Path | None,
-    model: ModelConfig | None,
-    schema: Schema | None,
-    valid: Any,
-    test: Any,
-    settings: Mapping[str, str],
-    progress: Progress,
-    hooks: tuple[Hook, ...],
-) -> Run:
+    progress = show_progress() if progress is None else progress
+    own_hooks = check_hooks(hooks, where="fit, argument 'hooks'")
+    texts = {} if settings is None else {name: str(value) for name, value in settings.items()}
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
     found = _inspected(data, label=label) if schema is None else None
@@ -141,8 +128,8 @@ def _fit(
             split = dataclasses.replace(config.data.split, by=SplitBy.FILES) if len(given) > 1 else config.data.split
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, split=split, **files))
         # What the rows decide follows data and model; a setting of training replaces its own value alone.
-        said = {name: text for name, text in settings.items() if not name.startswith("training.")}
-        return override(fit_to_rows(override(config, _settings(found) | said)), settings)
+        said = {name: text for name, text in texts.items() if not name.startswith("training.")}
+        return override(fit_to_rows(override(config, _settings(found) | said)), texts)
 
     if model is None and table_schema.events is not None:
         raise ConfigError(
@@ -153,21 +140,10 @@ def _fit(
         )
     if model is None:
         candidates = candidates_of(table_schema, change=with_data)
-        train_first_model(candidates, folder=run.path, progress=progress, hooks=hooks)
+        train_first_model(candidates, folder=run.path, progress=progress, hooks=own_hooks)
         return load_run(run.path)
-    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=progress, hooks=hooks)
+    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=progress, hooks=own_hooks)
     return load_run(run.path, models=() if type(model) in MODEL_CONFIGS else (type(model),))
-
-
-@contextmanager
-def _in_words_of_fit() -> Iterator[None]:
-    """Name the arguments of `fit` in errors that were written for a command line."""
-    try:
-        yield
-    except ZigguratError as error:
-        error.where = _in_python(error.where).replace("command line, setting", "fit, argument 'settings',")
-        error.ways_out = tuple(_in_python(way) for way in error.ways_out)
-        raise
 
 
 def _in_python(text: str) -> str:

@@ -365,7 +365,7 @@ def _other_form(feature: Feature, found: str, *, kind: pa.DataType, num_rows: in
 
 
 class _FittedFeature:
-    """What was learned from the training rows, for one feature: `Fitted` of `features/kinds/feature.py`."""
+    """Give what was learned from the training rows, for one feature: `Fitted` of `features/kinds/feature.py`."""
 
     def __init__(
         self, preprocessing: Preprocessing, feature: Feature, *, row_of_number: Mapping[str, np.ndarray]

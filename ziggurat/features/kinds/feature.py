@@ -99,7 +99,7 @@ class Cells(Protocol):
 
 
 class Fitted(Protocol):
-    """What was learned from the training rows, for one feature."""
+    """Give what was learned from the training rows, for one feature."""
 
     def rows(self, ids: Parsed) -> np.ndarray:
         """Return the rows of ids in the table of the feature."""
@@ -201,7 +201,7 @@ class Feature(Family, ABC, family="kind of feature"):
 
     @property
     def fitted_numbers(self) -> FittedNumbers | None:
-        """What is to be learned of the parsed numbers from the training rows; None: nothing."""
+        """Name what is to be learned of the parsed numbers from the training rows; None: nothing."""
         return None
 
     def encode(self, parsed: Parsed, fitted: Fitted) -> Encoded:

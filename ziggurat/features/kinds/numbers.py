@@ -74,12 +74,12 @@ class FittedNumbers(Protocol):
 
     @property
     def transform(self) -> NumericTransform:
-        """What becomes of a number."""
+        """Say what becomes of a number."""
         ...
 
     @property
     def missing(self) -> float:
-        """What stands for a number that is missing, before the transform."""
+        """Give the number that stands for a missing one, before the transform."""
         ...
 
     @property

@@ -38,7 +38,7 @@ class Reads(StrEnum):
 
     @property
     def wanted(self) -> str:
-        """What a table of the user's must have beside rows with a label, for a sentence; "" for nothing."""
+        """Say what a table must have beside rows with a label, to end a sentence; "" for nothing."""
         return _WANTED.get(self, "")
 
 
@@ -52,6 +52,19 @@ _WANTED = {
 def reads_of(model: Any) -> Reads | None:
     """Return what a config, or its class, says that its model reads; None where it says nothing."""
     return getattr(model, "reads", None)
+
+
+def finds_items(model: Any) -> bool:
+    """Return whether a config says that its model finds items among all, and is judged by full ranking."""
+    return getattr(model, "finds_items", False)
+
+
+def ranks_rows(model: Any) -> bool:
+    """Return whether a model ranks the rows of a table, as far as its config says."""
+    reads = reads_of(model)
+    if reads is None:
+        return not finds_items(model)
+    return reads.is_any_row or reads is Reads.A_HISTORY
 
 
 def is_linear(model: Any) -> bool:

@@ -19,6 +19,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Schema, column_of
+from ziggurat.models.contract.reads import finds_items
 from ziggurat.models.retrieval.over_arch import OverArchKind
 from ziggurat.models.retrieval.two_tower_choices import UserVectors
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -65,7 +66,7 @@ def look_at_runs(
     """
     folders = [Path(each) for each in (run, ranker) if each is not None]
     configs = [load_config(folder, models=models) for folder in folders]
-    if ranker is not None and getattr(configs[1].model, "finds_items", False):
+    if ranker is not None and finds_items(configs[1].model):
         raise ConfigError(
             expected="a ranking run",
             found=f"{ranker}, whose scores are inner products",
@@ -79,7 +80,7 @@ def look_at_runs(
     scores: list[str] = []
     for folder, config in zip(folders, configs, strict=True):
         labels = [label.name for label in _inputs(folder).labels]
-        scores += _products(config.model, labels) if getattr(config.model, "finds_items", False) else labels
+        scores += _products(config.model, labels) if finds_items(config.model) else labels
     schemas = tuple(config.table_schema for config in configs)
     return RunsSeen(scores=tuple(scores), schemas=schemas, raw=source)
 

@@ -34,7 +34,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.labels import Outcomes, linear_model_name
 from ziggurat.features.schema import Schema
 from ziggurat.models import LogisticRegressionConfig
-from ziggurat.models.contract.reads import is_linear
+from ziggurat.models.contract.reads import finds_items, is_linear
 from ziggurat.recipes.catalogue import logistic_training
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
@@ -204,7 +204,7 @@ def check_baseline(config: RunConfig) -> None:
                 "train another model on the same events, table_sasrec or table_hstu, then: ziggurat compare RUN OTHER",
             ),
         )
-    if getattr(config.model, "finds_items", False):
+    if finds_items(config.model):
         chosen_alone = any(label.outcomes is Outcomes.POSITIVE_ONLY for label in schema.labels)
         ranker = "train a ranker on the same rows: ziggurat train table_dlrm … --baseline"
         raise ConfigError(

@@ -37,7 +37,11 @@ from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 
 _KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
 _LISTS = "lists of "
-_FLOAT, _VECTOR, _MOMENTS, _LABEL, _EXTRA = "float", "vector", "moments", "label", "extra"
+_FLOAT = "float"
+_VECTOR = "vector"
+_MOMENTS = "moments"
+_LABEL = "label"
+_EXTRA = "extra"
 _WEIGHT, _GROUP, _SESSION, _ROW = "weight", "group", "session", "row"
 
 

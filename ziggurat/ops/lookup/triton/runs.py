@@ -221,7 +221,7 @@ def _flatten(
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """What says where the gradient of each lookup begins.
+    """Say where the gradient of each lookup begins.
 
     Args:
         sources: of lookups in their first order; None where all are of single fields of one part: then lookup n is of
