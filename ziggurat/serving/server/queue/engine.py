@@ -260,7 +260,7 @@ class Engine:
         total = passed + wait + self._cost(type(request)).predict(candidates) + self._delivery_s
         if wait and total > allowed:  # a request that finds nothing before it is always tried
             found = f"{_milliseconds(total)} ms, of which {_milliseconds(wait)} ms in the queue"
-            raise _refusal(f"an answer within {allowed * 1e3:.10g} ms", found, "queue", total - allowed)
+            raise _refusal(_in_time(allowed), found, "queue", total - allowed)
 
     def _cost(self, kind: type) -> CostLine:
         return self._costs[kind, _effort_of(kind, self.ladder.effort)]
@@ -475,9 +475,15 @@ def _milliseconds(seconds: float) -> str:
     return f"{milliseconds:.2g}" if milliseconds < 10 else f"{milliseconds:.0f}"
 
 
+def _in_time(allowed_s: float) -> str:
+    """Say what a deadline asks for, in the milliseconds that the client wrote."""
+    # A difference of two clock readings carries their rounding: microseconds are kept, nothing below.
+    return f"an answer within {round(allowed_s * 1e3, 3):.12g} ms"
+
+
 def _too_late(allowed_s: float, passed_s: float, *, where: str) -> OverloadError:
     """Return the error of a request whose deadline passed at one of its stages."""
     found = _TOO_LATE[where].format(_milliseconds(passed_s))
-    error = _refusal(f"an answer within {allowed_s * 1e3:.10g} ms", found, where, 0.5)
+    error = _refusal(_in_time(allowed_s), found, where, 0.5)
     error.expired = True
     return error
