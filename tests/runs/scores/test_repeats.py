@@ -78,6 +78,11 @@ def test_evaluation_is_of_the_answers_that_are_given(
     repeated = targets.join(before, on=["user", "item"], how="semi").height / targets.height
     assert metrics["full_repeated"] == pytest.approx(repeated)
     assert repeated > 0.9
+    assert metrics["full_answered@10"] == pytest.approx(of_answers, abs=0.01)
+    headline = next(line for line in said.out.splitlines() if line.startswith("test "))
+    shown = f"full_recall@10 {metrics['full_recall@10']:.5f}"
+    assert shown in headline
+    assert ("(of answers, without what a user had: 0.0" in " ".join(said.out.split())) is (repeats == "")
     assert f"{repeated:.1%} of the targets are repeated" in (folder / "run.log").read_text()
     if repeats:
         # Evaluation asks when the target happened, an answer when the last event before it did: a user may differ.

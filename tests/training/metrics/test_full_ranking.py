@@ -13,6 +13,7 @@ from ziggurat.errors import DataError
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.items import Repeats
 from ziggurat.features.schema import NumericTransform
+from ziggurat.training.evaluation.evaluate import metrics_line
 from ziggurat.training.evaluation.full_ranking_pass import FullRanking
 from ziggurat.training.metrics import full_ranking
 from ziggurat.training.metrics.full_ranking import (
@@ -78,6 +79,13 @@ def test_it_is_that_of_plain_numpy(seed, monkeypatch):
             assert [found[name] for name in names] == pytest.approx(wanted, nan_ok=True)
         wanted_mrr = sum(w / r for w, r, _ in asked if r) / total if total else math.nan
         assert found[f"full_mrr/{label}"] == pytest.approx(wanted_mrr, nan_ok=True)
+        answered = [
+            w * (0 < rank <= 2)
+            for w, rank, again in zip(weights[:, index].tolist(), wanted_ranks, repeated, strict=True)
+            if not again
+        ]
+        wanted_answered = sum(answered) / total if total else math.nan
+        assert found[f"full_answered@2/{label}"] == pytest.approx(wanted_answered, nan_ok=True)
         of_label = weights[:, index].numpy()
         wanted_share = (of_label * repeated).sum() / total if total else math.nan
         assert found[f"full_repeated/{label}"] == pytest.approx(wanted_share, nan_ok=True)
@@ -160,6 +168,18 @@ def test_three_protocols_for_what_a_user_had(repeats, rank, first):
     assert (ranks.tolist(), lists.tolist()) == ([rank], [first])
     new, _ = left_out(np.array([2]), had, repeats=Repeats(repeats))
     assert new.tolist() == [2], "a target that is new can be found under each protocol"
+
+
+@pytest.mark.parametrize(("repeats", "answered"), [("leave_out", 0.5), ("allow", 1.0), ("leave_out_but_target", 0.5)])
+def test_the_recall_of_answers_counts_no_target_that_they_leave_out(repeats: str, answered: float) -> None:
+    """Two users find their item first; one of them had it before."""
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=4, ks=(1,), repeats=Repeats(repeats))
+    ranks = torch.tensor([1, 0 if repeats == "leave_out" else 1])
+    sums.add(ranks, torch.tensor([[2], [3]]), torch.ones(2, 1), is_repeated_Q=torch.tensor([False, True]))
+    found = sums.compute()
+    assert found["full_answered@1"] == answered
+    line = metrics_line(found)
+    assert ("(of answers, without what a user had: 0.50000)" in line) is (repeats == "leave_out_but_target")
 
 
 def test_the_protocol_is_said_and_a_warning_where_answers_differ():

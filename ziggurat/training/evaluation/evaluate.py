@@ -8,7 +8,7 @@ come together on rank 0, and every rank gets the same metrics.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from ziggurat.precision.choice import whole_products
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
+from ziggurat.training.metrics.full_ranking import answered_instead
 from ziggurat.training.metrics.metric import has_direction, higher_is_better, metric_of
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
@@ -152,18 +153,29 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
 _MOST_SHOWN = 4
 
 
-def metrics_line(metrics: Mapping[str, float], *, half_widths: Mapping[str, float] | None = None) -> str:
+def metrics_line(
+    metrics: Mapping[str, float],
+    *,
+    half_widths: Mapping[str, float] | None = None,
+    names: Sequence[str] | None = None,
+) -> str:
     """Write metrics in one line, for people; – where one is undefined.
+
+    A recall that spares targets from what answers leave out has the recall of the answers in brackets behind it.
 
     Args:
         metrics: by name, in the order that is shown.
         half_widths: by metric, half of its 95 % interval, of those that have one.
+        names: those that are shown; None: all of them.
     """
     known = half_widths or {}
     parts: list[str] = []
-    for name, value in metrics.items():
+    for name in metrics if names is None else names:
+        value = metrics[name]
         shown = f"{value:.5f}" if math.isfinite(value) else "–"
-        parts.append(f"{name} {shown}" + (f" ± {known[name]:.5f}" if name in known else ""))
+        answered = answered_instead(name, metrics)
+        of_answers = "" if answered is None else f" (of answers, without what a user had: {answered:.5f})"
+        parts.append(f"{name} {shown}" + (f" ± {known[name]:.5f}" if name in known else "") + of_answers)
     return "  ".join(parts)
 
 
@@ -197,7 +209,7 @@ def result_line(evaluation: Evaluation, *, metric: str) -> str:
     metrics = evaluation.metrics
     others = [name for name in metrics if name != metric and _is_first_look(name)]
     names = [*([metric] if metric in metrics else []), *others][:_MOST_SHOWN]
-    return metrics_line({name: metrics[name] for name in names or metrics}, half_widths=evaluation.half_widths)
+    return metrics_line(metrics, half_widths=evaluation.half_widths, names=names or None)
 
 
 def versus_baseline(

@@ -237,7 +237,9 @@ class FullRankingPass:
         self._model = model
         self._depth = max(ks)
         self._num_vectors: int = getattr(model, "num_vectors", 1)
-        self._sums = FullRankingSums(model.inputs.labels, num_items=ranking.items.num_rows, ks=ks)
+        self._sums = FullRankingSums(
+            model.inputs.labels, num_items=ranking.items.num_rows, ks=ks, repeats=ranking.repeats
+        )
         self._device = next(iter(cast(Model, model).parameters())).device
         self._items_ND = vectors_of_table(model, ranking.items, compute=model.item_vectors, device=self._device)
 

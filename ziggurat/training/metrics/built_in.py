@@ -186,6 +186,12 @@ class _FullMrr(_OfFullRanking):
     is_first_look = True
 
 
+class _FullAnswered(_OfFullRanking):
+    name = "full_answered"
+    shown = "hit rate of answers"
+    has_places = True
+
+
 for _member in (
     _Auc(),
     _LogLoss(),
@@ -203,5 +209,6 @@ for _member in (
     _FullRecall(),
     _FullNdcg(),
     _FullMrr(),
+    _FullAnswered(),
 ):
     Metric.add(_member)

@@ -9,6 +9,8 @@ schema says (`[items] repeats`, see `features/items.py`).
     full_mrr          mean of 1 / r
     full_coverage@k   share of all items that stand among the first k of any question
     full_repeated     share of questions whose item the user had before; the others ask for an item that is new
+    full_answered@k   share of questions whose item stands among the first k of the answer that would be given: the same
+                      as full_recall@k, unless the target is spared from what answers leave out
 
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
@@ -43,6 +45,7 @@ from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 
 DEFAULT_KS = (10, 50, 100)
 REPEATED = "full_repeated"
+RECALL, ANSWERED = "full_recall", "full_answered"
 _QUESTIONS, _ITEMS = 512, 65_536  # of one matrix product
 
 
@@ -54,6 +57,7 @@ def full_ranking_names(labels: Sequence[Label | LabelSpec], *, ks: Sequence[int]
     middle = sorted(ks)[len(ks) // 2]
     names = [f"full_recall@{k}" for k in (middle, *(k for k in ks if k != middle))]
     names += [f"full_ndcg@{k}" for k in ks] + ["full_mrr"] + [f"full_coverage@{k}" for k in ks] + [REPEATED]
+    names += [f"{ANSWERED}@{k}" for k in ks]
     return [f"{name}/{label.name}" if len(labels) > 1 else name for label in labels for name in names]
 
 
@@ -187,14 +191,23 @@ class FullRankingSums:
         labels: of the data.
         num_items: N.
         ks: lengths of lists.
+        repeats: the protocol; it says what answers leave out.
     """
 
-    def __init__(self, labels: Sequence[LabelSpec], *, num_items: int, ks: Sequence[int] = DEFAULT_KS) -> None:
+    def __init__(
+        self,
+        labels: Sequence[LabelSpec],
+        *,
+        num_items: int,
+        ks: Sequence[int] = DEFAULT_KS,
+        repeats: Repeats = Repeats.LEAVE_OUT_BUT_TARGET,
+    ) -> None:
         self.labels = tuple(labels)
         self.ks = tuple(ks)
         self.num_items = num_items
-        # recalls, ndcgs, mrr, repeated, weight
-        self._sums = torch.zeros(len(labels), 2 * len(ks) + 3, dtype=torch.float64)
+        self.repeats = repeats
+        # recalls, ndcgs, mrr, repeated, answered, weight
+        self._sums = torch.zeros(len(labels), 3 * len(ks) + 3, dtype=torch.float64)
         self._block_sums = torch.zeros(BLOCKS, *self._sums.shape, dtype=torch.float64)
         self._covered = torch.zeros(len(labels), len(ks), num_items, dtype=torch.bool)
 
@@ -220,7 +233,12 @@ class FullRankingSums:
         gains = 1.0 / torch.log2(ranks + 1.0)
         within = [ranks <= k for k in self.ks]
         columns = [each.double() for each in within] + [torch.where(each, gains, 0.0) for each in within]
-        values = torch.stack([*columns, 1.0 / ranks, is_repeated_Q.double(), torch.ones_like(ranks)], dim=1)
+        can_be_answered_Q = ~is_repeated_Q if self.repeats.answers_leave_out else torch.ones_like(is_repeated_Q)
+        answered = [(each & can_be_answered_Q).double() for each in within]
+        values = torch.stack(
+            [*columns, 1.0 / ranks, is_repeated_Q.double(), *answered, torch.ones_like(ranks)],
+            dim=1,
+        )
         self._sums += weights_QL.double().T @ values
         if units_Q is not None:
             blocks_Q = torch.from_numpy(blocks_of(units_Q).astype(np.int64))
@@ -254,6 +272,7 @@ class FullRankingSums:
             values |= {"full_mrr": means[2 * num]}
             values |= dict(zip((f"full_coverage@{k}" for k in self.ks), shares, strict=True))
             values |= {REPEATED: means[2 * num + 1]}
+            values |= dict(zip((f"{ANSWERED}@{k}" for k in self.ks), means[2 * num + 2 : 3 * num + 2], strict=True))
             end = f"/{label.name}" if len(self.labels) > 1 else ""
             found |= {name + end: value for name, value in values.items()}
         return found
@@ -278,6 +297,18 @@ class FullRankingSums:
 def has_repeats(metrics: Mapping[str, float]) -> bool:
     """Return whether any target of an evaluation was had before by its user."""
     return any(name.partition("/")[0] == REPEATED and value > 0 for name, value in metrics.items())
+
+
+def answered_instead(name: str, metrics: Mapping[str, float]) -> float | None:
+    """Return what answers reach where a recall of full ranking says something else; None where it does not.
+
+    Args:
+        name: of any metric.
+        metrics: of the same evaluation.
+    """
+    metric, at, rest = name.partition("@")
+    answered = metrics.get(f"{ANSWERED}@{rest}") if metric == RECALL and at else None
+    return None if answered is None or answered == metrics.get(name) or math.isnan(answered) else answered
 
 
 def repeats_lines(metrics: Mapping[str, float], *, repeats: Repeats) -> list[str]:
