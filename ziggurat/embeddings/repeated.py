@@ -17,19 +17,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
 from ziggurat.features.jagged import FeatureGroup, RepeatedRows
 from ziggurat.ops.lookup import FieldKind, FieldSlot, LookupLayout, Lookups
-from ziggurat.ops.repeat import sum_slices
-
-if TYPE_CHECKING:
-    from ziggurat.embeddings.tables import EmbeddingTables
 
 
 @dataclass(frozen=True)
@@ -141,46 +132,3 @@ def lookups_of(group: RepeatedRows) -> Lookups:
         values=group.jagged.values,
         offsets=group.jagged.offsets,
     )
-
-
-class RepeatedLookup(torch.autograd.Function):
-    """The lookup of a deduplicated batch, whose backward records one gradient for each part."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, tables: EmbeddingTables, batch: Batch, split: SplitLayouts, dtype: torch.dtype
-    ) -> Tensor:
-        """Look up plain features and slices, and expand."""
-        del anchor  # a leaf that requires a gradient, so that autograd calls backward
-        plain = tables.tables.checked(Lookups.of(batch), split.plain)
-        groups = [
-            tables.tables.checked(lookups_of(group), parts.layouts)
-            for group, parts in zip(batch.repeated, split.groups, strict=True)
-        ]
-        ctx.saved = (tables, batch, split, plain, groups)
-        out = tables.look_up(plain, split.plain, dtype)
-        for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
-            if not parts.runs:
-                continue
-            try:
-                pooled = tables.look_up(lookups, parts.layouts, dtype)
-            except BoundsError:
-                tables(batch.expanded())  # names the sample instead of the slice
-                raise
-            for column, own, width in parts.runs:
-                out[:, column : column + width] = pooled[:, own : own + width].index_select(0, group.inverse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        """Record the gradients of plain features, and of slices."""
-        tables, batch, split, plain, groups = ctx.saved
-        tables.record(grad, plain, split.plain)
-        grad = grad.float() if grad.dtype == torch.bfloat16 and split.groups else grad  # sums of slices are FP32
-        for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
-            if parts.runs:
-                pieces = [grad[:, column : column + width] for column, _, width in parts.runs]
-                whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-                summed = sum_slices(whole, group.inverse, num_slices=group.num_slices)
-                tables.record(summed, lookups, parts.layouts)
-        return (None,) * 5

@@ -31,7 +31,7 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.announced import AnnouncedBatches
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.layouts import field_layouts, field_slot
-from ziggurat.embeddings.repeated import RepeatedLookup, SplitLookups
+from ziggurat.embeddings.repeated import SplitLayouts, SplitLookups, lookups_of
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import BoundsError
@@ -49,7 +49,7 @@ from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
 from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.ops.pad_lists import pad_lists
-from ziggurat.ops.repeat import expand_lists
+from ziggurat.ops.repeat import expand_lists, sum_slices
 
 
 class EmbeddingTables(nn.Module):
@@ -117,7 +117,7 @@ class EmbeddingTables(nn.Module):
             length = round(lookups.values.numel() / num_lists, 1)
             self.choose_kernel(BatchShape(batch_size=lookups.batch_size, list_length=length))
         if batch.repeated:
-            return RepeatedLookup.apply(self._anchor, self, batch, self._split.of(batch), dtype)
+            return _RepeatedLookup.apply(self._anchor, self, batch, self._split.of(batch), dtype)
         lookups = self.tables.checked(lookups, self._layouts)
         if self.has_dense_gradients:
             weights = [self.tables.parameter(name) for name in self.tables.places]
@@ -369,6 +369,47 @@ class _RecordedLookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         tables, lookups, layouts = ctx.saved
         tables.record(grad, lookups, layouts)
+        return (None,) * 5
+
+
+class _RepeatedLookup(torch.autograd.Function):
+    """Lookup of a deduplicated batch (`repeated.py`), whose backward records one gradient for each part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, tables: EmbeddingTables, batch: Batch, split: SplitLayouts, dtype: torch.dtype
+    ) -> Tensor:
+        del anchor  # a leaf that requires a gradient, so that autograd calls backward
+        plain = tables.tables.checked(Lookups.of(batch), split.plain)
+        groups = [
+            tables.tables.checked(lookups_of(group), parts.layouts)
+            for group, parts in zip(batch.repeated, split.groups, strict=True)
+        ]
+        ctx.saved = (tables, batch, split, plain, groups)
+        out = tables.look_up(plain, split.plain, dtype)
+        for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
+            if not parts.runs:
+                continue
+            try:
+                pooled = tables.look_up(lookups, parts.layouts, dtype)
+            except BoundsError:
+                tables(batch.expanded())  # names the sample instead of the slice
+                raise
+            for column, own, width in parts.runs:
+                out[:, column : column + width] = pooled[:, own : own + width].index_select(0, group.inverse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        tables, batch, split, plain, groups = ctx.saved
+        tables.record(grad, plain, split.plain)
+        grad = grad.float() if grad.dtype == torch.bfloat16 and split.groups else grad  # sums of slices are FP32
+        for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
+            if parts.runs:
+                pieces = [grad[:, column : column + width] for column, _, width in parts.runs]
+                whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+                summed = sum_slices(whole, group.inverse, num_slices=group.num_slices)
+                tables.record(summed, lookups, parts.layouts)
         return (None,) * 5
 
 

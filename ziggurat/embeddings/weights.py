@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -29,14 +29,24 @@ from ziggurat.embeddings.storage.host import HostStorage
 from ziggurat.embeddings.storage.part import reader, table_tensor
 from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import LookupLayout, Lookups
 from ziggurat.ops.row_formats import PLAIN, RowFormat, RowOrigin
 from ziggurat.ops.to_device import to_device
 
-if TYPE_CHECKING:
-    from ziggurat.embeddings.faults import RowFaults, SentRows
+
+class RowChecks(Protocol):
+    """Checks of rows that do not ask a device whether they are in their tables; see `faults.py`."""
+
+    def checked(self, lookups: Lookups, layouts: Sequence[LookupLayout]) -> Lookups:
+        """Return the same lookups with every row in its table."""
+        ...
+
+    def list_read(self, batch: Batch, position: int) -> Lookups | None:
+        """Return the rows of a list that is not pooled as they were announced; None: nobody announced them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +120,7 @@ class TableWeights(nn.Module):
         self.places, self._storages = group_tables(tables, dim=config.dim, make_storage=make_storage)
         self.name_rows({name: RowOrigin(table=name, first_row=0, num_rows=0) for name in self.places})
         self.is_open = True
-        self.faults: RowFaults | SentRows | None = None  # who checks rows where a GPU is not asked
+        self.faults: RowChecks | None = None  # who checks rows where a GPU is not asked
         self._has_room = False
         self._tie_parameters()
         if seed is not None:

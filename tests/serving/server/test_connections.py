@@ -146,6 +146,94 @@ def test_what_is_no_request_gets_a_status(content: bytes, status: int) -> None:
     assert good[0] == 200
 
 
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (CHUNKED + b"\r\nZZ\r\n", 400),
+        (HEAD, 408),
+    ],
+)
+@pytest.mark.parametrize("num_before", [1, 2])
+def test_requests_before_one_that_is_refused_get_their_own_answers(
+    content: bytes, status: int, num_before: int
+) -> None:
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD * num_before + content)
+        found = [(await answer_of(reader))[0] for _ in range(num_before + 1)]
+        assert await reader.read() == b"", "the connection ends behind a refusal"
+        writer.close()
+        return found
+
+    slow = FakeAnswerer(base_s=0.3)
+    assert serving(body, answerer=slow, receive_timeout_s=0.1, degrade=False) == [200] * num_before + [status]
+
+
+def head_of(num_bytes: int) -> bytes:
+    """A request whose line and headers have this many bytes."""
+    begin = GOOD.partition(b"\r\n\r\n")[0]
+    names = [b"X-%03d: " % number for number in range(200)]
+    left = num_bytes - len(begin) - 4 - sum(len(name) + 2 for name in names)
+    values = [b"a" * (left // 200)] * 199 + [b"a" * (left - 199 * (left // 200))]
+    lines = [name + value for name, value in zip(names, values, strict=True)]
+    return b"\r\n".join([begin, *lines, b"", BODY])
+
+
+@pytest.mark.parametrize("step", [100, 1000, 16_000, 100_000])
+def test_a_head_is_counted_once_in_however_many_pieces_it_comes(step: int) -> None:
+    """30,000 of 32,768 bytes are answered, 33,000 are 431: alone, and behind a request with a longer body."""
+    long = HEAD + b"Content-Length: %d\r\n\r\n" % (len(BODY) + 60_000) + BODY + b" " * 60_000
+
+    async def status_of_last(port: int, contents: list[bytes]) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        read = asyncio.ensure_future(last_status(reader, len(contents)))
+        content = b"".join(contents)
+        for first in range(0, len(content), step):
+            if not read.done():
+                writer.write(content[first : first + step])
+                await asyncio.sleep(0.0005)
+        try:
+            return await read
+        finally:
+            writer.close()
+
+    async def last_status(reader: asyncio.StreamReader, num_answers: int) -> int:
+        return [(await answer_of(reader))[0] for _ in range(num_answers)][-1]
+
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        return [
+            await status_of_last(port, [*before, head_of(num_bytes)])
+            for before in ([], [long])
+            for num_bytes in (30_000, 33_000)
+        ]
+
+    assert serving(body) == [200, 431, 200, 431]
+
+
+def test_the_begin_of_a_head_behind_the_end_of_a_body_is_not_counted_with_it() -> None:
+    """One piece has the end of a body of 60 kB and the first bytes of the next request."""
+    long = HEAD + b"Content-Length: %d\r\n\r\n" % (len(BODY) + 60_000) + BODY + b" " * 60_000
+
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(long[:1000])
+        await asyncio.sleep(0.05)
+        writer.write(long[1000:] + GOOD[:20])
+        await asyncio.sleep(0.05)
+        writer.write(GOOD[20:])
+        found = [(await answer_of(reader))[0] for _ in range(2)]
+        writer.close()
+        return found
+
+    assert serving(body) == [200, 200]
+
+
 def test_connections_beyond_the_limit_are_told() -> None:
     async def body(port: int, server: DrainingServer) -> list[int]:
         open_ones = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
@@ -225,9 +313,6 @@ def test_a_drain_closes_idle_connections_after_a_while() -> None:
         return time.monotonic() - start
 
     assert serving(body, linger_s=0.3) < 3
-
-
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
 
 
 @pytest.mark.parametrize(
