@@ -44,6 +44,7 @@ _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
 _SETTLE_S = 0.05  # asyncio accepts a connection some turns before its protocol has it, and drops it if closed between
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _HEADERS_TOO_LARGE = (b"431 Request Header Fields Too Large", "headers too large")
+_HEAD_FRAME = 64  # bytes of a head that are neither path nor header: method, version, line ends
 _CHUNK_FRAME = 24  # bytes of a chunk that need no reason: 16 digits of its size, two line ends, some to spare
 _CHUNK_WAYS = ("send chunks without extensions", "send Content-Length instead of Transfer-Encoding: chunked")
 _WAYS = ("send the whole request at once", "see the limits under /info")
@@ -72,11 +73,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
-        self._header_bytes = 0
+        self._header_bytes = 0  # of path and headers, as the parser gave them
+        self._head_read = 0  # of a head that is not there whole, which the parser keeps to itself
         self._between_chunks = 0
         self._in_trailer = False
         self._message = 0
         self._in_message = self._has_headers = False
+        self._has_cycle = False  # the message that is being received will be answered by the app
+        self._refusal: bytes | None = None  # of a request, until those before it are answered
         self._wrong_head: WrongHead | None = None
         self._socket = transport.get_extra_info("socket")
         self._is_admin = self._socket.family == socket.AF_UNIX
@@ -93,7 +97,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Let uvicorn parse, and count the bytes of headers that are not there whole."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
         if self._receiving is None and self.idle:
             self._expect_request()  # bytes that begin no message, such as empty lines, take time too
@@ -110,17 +114,20 @@ class Connection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Let uvicorn parse some bytes, unless the connection was refused, and count those that it keeps to itself."""
-        if not data or self.transport.is_closing():
+        if not data or self.transport.is_closing() or self._refusal is not None:
             return
         message = self._message
         is_body = self._in_chunks
+        was_in_message = self._in_message
         super().data_received(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
         if self._in_message and not self._has_headers:
-            self._header_bytes += len(data)
-            if self._header_bytes > self.limits.max_header_bytes:
-                self.send_400_response("")
+            # Bytes of the message before, in the same piece, are none of this head.
+            is_of_head = self._message == message + (0 if was_in_message else 1)
+            self._head_read += len(data) if is_of_head else 0
+            if self._head_read > self.limits.max_header_bytes + _HEAD_FRAME:
+                self._refuse(*_HEADERS_TOO_LARGE)
         elif not is_body or self._message != message:
             self._between_chunks = 0
         elif self._in_message:
@@ -160,7 +167,9 @@ class Connection(HttpToolsProtocol):
         self._in_message = True
         self._message += 1
         self._has_headers = False
+        self._has_cycle = False
         self._header_bytes = 0
+        self._head_read = 0
         self._received()
         self._expect_request()
         super().on_message_begin()
@@ -194,6 +203,7 @@ class Connection(HttpToolsProtocol):
         if self._wrong_head is not None:
             raise ValueError(self._wrong_head.found)  # the parser stops, and uvicorn asks for a 400
         super().on_headers_complete()
+        self._has_cycle = True
         if self.draining and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -274,7 +284,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(
         self, status: bytes, reason: str, extra: bytes = b"", *, found: str = "", ways_out: tuple[str, ...] = _WAYS
     ) -> None:
-        """Answer without the app, unless an answer is under way, and close.
+        """Answer without the app, unless an answer is under way, and close; requests before it are answered first.
 
         Args:
             status: with its phrase.
@@ -285,7 +295,13 @@ class Connection(HttpToolsProtocol):
         """
         self._received()
         self.metrics.closed.labels(reason).inc()
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+        is_own = self._in_message and self._has_cycle
+        if is_own and self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()  # it waits for the requests before it, and is not answered by the app
+            must_wait = True
+        else:
+            must_wait = not is_own and self.cycle is not None and not self.cycle.response_complete
+        if must_wait or self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             error = RequestError(
                 expected="a request of HTTP/1.1 within the server's limits",
                 found=found or reason,
@@ -294,8 +310,21 @@ class Connection(HttpToolsProtocol):
             )
             body = encode(error_json(error))
             head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
-            self.transport.write(head + extra + b"connection: close\r\n\r\n" + body)
+            refusal = head + extra + b"connection: close\r\n\r\n" + body
+            if must_wait:
+                self._refusal = refusal
+                self._in_message = False  # nothing more is read
+                return
+            self.transport.write(refusal)
         self._close()
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next request has its turn, or what was refused behind the last one."""
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._refusal is not None and not self.transport.is_closing():
+            self.transport.write(self._refusal)
+            self._close()
 
 
 def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics, has_key: bool = False) -> uvicorn.Config:
