@@ -14,7 +14,7 @@
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items, 10,000 things that happen to servers
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
 #   make bench-gpu     both: what needs a GPU and what is measured on one, part by part, in five minutes (GPU_OUT=folder)
-#   make index    write docs/files.md and docs/experiments/list.md: every file, every experiment, a line each
+#   make index    write docs/files.md, docs/cli.md and docs/experiments/list.md: every file, flag, experiment, a line each
 #   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import importlib
@@ -21,6 +22,7 @@ from ziggurat.serving.server.config import ServerConfig
 ROOT = Path(__file__).resolve().parents[2]
 MADE = (
     ROOT / "docs" / "files.md",
+    ROOT / "docs" / "cli.md",
     ROOT / "docs" / "experiments" / "list.md",
 )  # by `make index`, from what lies in files
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {*MADE})
@@ -61,9 +63,14 @@ def slug(heading: str) -> str:
     return re.sub(r"[\s]", "-", re.sub(r"[^\w\s-]", "", plain))
 
 
+def anchored(text: str) -> set[str]:
+    """Anchors of all headings of a page."""
+    return {slug(found[1]) for found in re.finditer(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
 def anchors(document: Path) -> set[str]:
     """Anchors of all headings of a document."""
-    return {slug(found[1]) for found in re.finditer(r"^#+ (.+)$", prose(document), re.MULTILINE)}
+    return anchored(prose(document))
 
 
 def named(document: Path) -> str:
@@ -185,6 +192,31 @@ def test_index_has_every_file_with_a_sentence() -> None:
     files = {str(path.relative_to(ROOT / "ziggurat")) for path in (ROOT / "ziggurat").rglob("*.py")}
     assert {name for name in files if not name.endswith("__init__.py")} <= entries.keys()
     assert not [name for name, sentence in entries.items() if len(sentence.split()) < 4]
+
+
+def test_page_of_the_command_line_has_every_verb_and_flag_with_what_it_means() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_index.py"))["page_of_the_command_line"]()
+    sections = dict(re.findall(r"^## (ziggurat[^\n]*)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    for parser in every_parser(build_parser()):
+        rows = dict(re.findall(r"^\| \[?`(.+?)`\S* \| (.*) \|$", sections[parser.prog], re.MULTILINE))
+        meanings = {word: about for spelling, about in rows.items() for word in re.split(r"[ ,]+", spelling)}
+        for action in parser._actions:
+            words = action.choices if isinstance(action, argparse._SubParsersAction) else action.option_strings
+            for word in words or ():
+                assert len(meanings[word].split()) > 1, f"{parser.prog} {word}"
+            if not action.option_strings and not isinstance(action, argparse._SubParsersAction):
+                assert f"{action.metavar or action.dest}" in " ".join(rows), f"{parser.prog} {action.dest}"
+    assert "%(" not in page
+    assert anchored(page) >= {found[1] for found in re.finditer(r"\]\(#([^)]+)\)", page)}
+
+
+def every_parser(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The command line, its verbs, and their actions."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from every_parser(child)
 
 
 def test_tour_stops_at_nine_places_and_names_their_files() -> None:
