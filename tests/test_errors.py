@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import builtins
 import json
+import signal
+from typing import Any
 
-from ziggurat.errors import DataError, ZigguratError, error_from_json, nearest_names
+import pytest
+
+from ziggurat.errors import ConfigError, DataError, ZigguratError, error_from_json, nearest_names, refusing_exits
 
 
 def test_the_nearest_names_are_found_whatever_their_capitals_and_dashes() -> None:
@@ -36,3 +42,24 @@ def test_a_kind_that_this_process_does_not_know_is_an_error_in_four_parts_all_th
     assert type(error_from_json(data)) is ZigguratError
     assert type(error_from_json(data, more=(OwnError,))) is OwnError
     assert type(error_from_json(data | {"kind": "Sequence"})) is ZigguratError
+
+
+def test_code_that_ends_the_program_is_named_by_its_own_line() -> None:
+    with pytest.raises(ConfigError, match="found:    SystemExit: 0") as caught, refusing_exits():
+        builtins.exit(0)  # a function in a file of Python's own
+    assert caught.value.where.startswith(f"{__file__}:")
+
+
+def test_a_signal_and_a_command_line_of_the_users_end_the_program_as_they_say() -> None:
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with pytest.raises(SystemExit) as caught, refusing_exits():
+            signal.raise_signal(signal.SIGUSR1)
+        assert caught.value.code == 128 + signal.SIGUSR1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(SystemExit), refusing_exits():
+        argparse.ArgumentParser().parse_args(["--help"])

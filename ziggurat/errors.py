@@ -6,10 +6,17 @@ an `IndexError`), so existing `except` clauses keep working. The four parts stay
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
+
+_PACKAGE = Path(__file__).parent
 
 
 class ZigguratError(Exception):
@@ -139,6 +146,49 @@ def error_from_json(data: Mapping[str, Any], *, more: Sequence[type[ZigguratErro
     if not issubclass(kind, ZigguratError):
         kind = ZigguratError
     return kind(expected=data["expected"], found=data["found"], where=data["where"], ways_out=tuple(data["ways_out"]))
+
+
+@contextlib.contextmanager
+def refusing_exits() -> Iterator[None]:
+    """Turn a `SystemExit` or `GeneratorExit` that code of the user's raises inside into an error in four parts.
+
+    A model, a loss or a metric that calls `sys.exit()` would else end a run without a word and with status 0, as if it
+    were done. What the package itself raises passes, and so does what argparse or a handler of signals raises.
+
+    Raises:
+        ConfigError: code of the user's ended the program.
+    """
+    try:
+        yield
+    except (SystemExit, GeneratorExit) as error:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        if _module_of(frames[-1][0]) == "argparse":  # it has said why, or what there is
+            raise
+        last, line = [frame for frame in frames if _module_of(frame[0]) != "_sitebuiltins"][-1]  # of `exit()`
+        if Path(last.f_code.co_filename).is_relative_to(_PACKAGE) or _is_in_signal_handler(error):
+            raise
+        refused = ConfigError(
+            expected="code that does not end the program: of a model, a loss, a metric or an extension",
+            found=f"{type(error).__name__}: {error}" if error.args else type(error).__name__,
+            where=f"{last.f_code.co_filename}:{line}, in {last.f_code.co_name}",
+            ways_out=(
+                "raise an error that says what is wrong, instead of ending the program",
+                'trainer.stop("a reason") in a hook ends training after the present step, and keeps its result',
+            ),
+        )
+        refused.left_job = getattr(error, "left_job", False)
+        raise refused from error
+
+
+def _module_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
+
+
+def _is_in_signal_handler(error: BaseException) -> bool:
+    """Return whether an exception passed through a function that this process has set for a signal."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def nearest_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -360,3 +361,21 @@ def test_what_the_system_refuses_and_nobody_explains_is_an_error_in_four_parts(
     assert "found:    Too many open files" in said
     assert "where:    some/file" in said
     assert "ways out:" in said
+
+
+def test_code_of_a_verb_that_ends_the_program_does_not_look_like_a_verb_that_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(options: object, rest: object) -> int:
+        sys.exit()
+
+    others = (verb for verb in OWN_VERBS if verb.name != "recipes")
+    monkeypatch.setattr("ziggurat.cli.main.OWN_VERBS", (*others, dataclasses.replace(RECIPES, run=ends)))
+    assert main(["recipes"]) == 2
+    said = capsys.readouterr().err
+    assert "found:    SystemExit" in said
+    assert f"where:    {__file__}:" in said
+
+
+def test_a_benchmark_ends_with_its_own_status() -> None:
+    assert main(["bench", "no_such_benchmark"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,53 @@ def test_the_default_loss_is_what_the_function_of_that_name_gives(tmp_path: Path
         run.fit()
     first, second = (dict(run.model.state_dict()) for run in runs)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class ExitsLoss:
+    """A loss that ends the program at its third batch."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind = kind
+        self.calls = 0
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> LossSums:
+        self.calls += 1
+        if self.calls == 3:
+            raise self.kind
+        return squared(outputs, batch)
+
+
+def exits_metric(scores: Any, labels: Any, weights: Any) -> float:
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+def test_a_loss_that_ends_the_program_is_named(tmp_path: Path, kind: type[BaseException]) -> None:
+    for ways in (lambda trainer: trainer.fit(), lambda trainer: list(trainer.steps())):
+        trainer = trainer_of(
+            str(tmp_path / f"{id(ways)}"), 1, loss=ExitsLoss(kind), metrics={}, early_stop=EarlyStopConfig()
+        )
+        with pytest.raises(ConfigError, match=kind.__name__) as caught:
+            ways(trainer)
+        assert "test_own_functions.py:" in caught.value.where
+        assert trainer.position.step == 2
+
+
+def test_a_metric_that_ends_the_program_is_named(tmp_path: Path) -> None:
+    trainer = trainer_of(str(tmp_path), 1, loss=None, metrics={"exits": exits_metric}, early_stop=EarlyStopConfig())
+    with pytest.raises(ConfigError, match="SystemExit: 0") as caught:
+        trainer.fit()
+    assert "in exits_metric" in caught.value.where
+    with pytest.raises(ConfigError, match="SystemExit: 0"):
+        trainer.evaluate(trainer.valid)
+
+
+def exits_on_ranks(rank: int, folder: str) -> str:
+    trainer = trainer_of(folder, 2, loss=ExitsLoss(SystemExit), metrics={}, early_stop=EarlyStopConfig())
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit()
+    return caught.value.found
+
+
+def test_a_loss_that_ends_the_program_is_named_on_ranks(tmp_path: Path) -> None:
+    assert run_ranks(exits_on_ranks, 2, str(tmp_path / "run")) == ["SystemExit", "SystemExit"]

@@ -27,7 +27,7 @@ from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
 from ziggurat.cli.verb import Takes, Verb
 from ziggurat.cli.verbs import BENCH, DEMO, DOCTOR, RECIPES, REPORT, TRAIN, VERIFY, to_go_on
 from ziggurat.commands import take_extensions, with_extensions
-from ziggurat.errors import FileError, SchemaError, ZigguratError
+from ziggurat.errors import FileError, SchemaError, ZigguratError, refusing_exits
 from ziggurat.files.streams import say
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
@@ -126,7 +126,7 @@ def _of_system(problem: OSError, arguments: Sequence[str] | None) -> FileError:
 def _run(verb: Verb, options: argparse.Namespace, rest: list[str], *, interrupts: Interrupts) -> int:
     """Run a verb; an error in a role of a schema names the file too, which whoever reads the data does not know."""
     try:
-        with replacing_is_said(options, rest):
+        with refusing_exits(), replacing_is_said(options, rest):
             return verb.run(options, rest)
     except SchemaError as error:
         if error.where.startswith("[roles]") and getattr(options, "schema", None):

@@ -24,6 +24,7 @@ from ziggurat.cli.verb import Takes, Verb, no_arguments
 from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.files.streams import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -366,7 +367,13 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
     arguments += rest  # options of one benchmark alone: it knows them, and refuses others
     sys.path.insert(0, str(folder.parent))
     sys.argv = [str(script), *arguments]
-    runpy.run_path(str(script), run_name="__main__")
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as ended:  # the script's own status, or why it ends
+        if isinstance(ended.code, str):
+            say(f"{ended.code}\n")
+            return 1
+        return ended.code or 0
     return 0
 
 

@@ -189,7 +189,7 @@ def job(*, backend: str = "", device: Device | None = None, timeout_s: float = 3
         yield
         leave_job()
     except BaseException as error:
-        if isinstance(error, ZigguratError):
-            error.left_job = True
+        if isinstance(error, (ZigguratError, SystemExit)):
+            error.left_job = True  # pyright: ignore[reportAttributeAccessIssue]
         end_process_if_uncaught()
         raise

@@ -34,7 +34,7 @@ import torch
 from ziggurat.arguments import check_arguments
 from ziggurat.data.encoded.records import WEIGHT_COLUMN
 from ziggurat.data.source import LoaderSource
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, refusing_exits
 from ziggurat.features.batch import Batch, validate_batch
 from ziggurat.models import Model
 from ziggurat.models.blocks.batch_norm import refuse_lone_sample
@@ -358,7 +358,8 @@ class Trainer:
                 self.state.ledger = self.team.ledger(self.folder)
                 self.state.ledger.truncate(self.position.step)
                 self.model.train()
-                yield
+                with refusing_exits():
+                    yield
             except GeneratorExit:  # whoever iterates has enough: no failure
                 self._close()
                 raise
@@ -436,7 +437,7 @@ class Trainer:
         if not hasattr(dataset, "read_group"):
             inputs = self.model.inputs
             batches = (validate_batch(batch, inputs, must_have_labels=True) for batch in batches)
-        with self.team.traffic_paused():
+        with refusing_exits(), self.team.traffic_paused():
             result = evaluate_batches(
                 self.model,
                 batches,

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.errors import refusing_exits
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import UNKNOWN_ROW, Task
@@ -295,7 +296,8 @@ def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | No
     try:
         for batch in batches:
             with torch.no_grad(), whole_products():
-                logits_BL = model(batch.to(device))
+                with refusing_exits():
+                    logits_BL = model(batch.to(device))
                 check_logits(logits_BL, model=model, num_samples=batch.batch_size)
                 scores = scores_from_logits(logits_BL, inputs=model.inputs)
             done += batch.batch_size
