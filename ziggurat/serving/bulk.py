@@ -86,6 +86,7 @@ class BulkResult:
         num_items: in all lists.
         num_short: users with fewer than k items, since fewer passed.
         num_unknown: users that the export does not know.
+        num_equal: users whose items all have one score, so that their order says nothing.
         resumed: users whose lists were there already.
     """
 
@@ -93,6 +94,7 @@ class BulkResult:
     num_items: int
     num_short: int
     num_unknown: int
+    num_equal: int
     resumed: int
 
 
@@ -201,6 +203,7 @@ class _Totals:
     num_items: int = 0
     num_short: int = 0
     num_unknown: int = 0
+    num_equal: int = 0
     resumed: int = 0
 
     def add(self, frame: pl.DataFrame, *, k: int) -> None:
@@ -208,6 +211,7 @@ class _Totals:
         self.num_users += frame.height
         self.num_items += int(lengths.sum())
         self.num_short += int((lengths < k).sum())
+        self.num_equal += int(((frame["scores"].list.n_unique() == 1) & (lengths > 1)).sum())
 
 
 def _columns(export: Recommender, source: RawSource) -> tuple[str, ...]:

@@ -312,6 +312,7 @@ class Recommender:
                     *self.notes(question.filter),
                     *absent(request.exclude),
                     *self._user_notes(request.user, question.unknown),
+                    *(() if effort is Effort.POPULAR else _equal_note(each.values.tolist())),
                 ),
                 plan=each.plan if request.explain else "",
                 missing_shards=each.missing,
@@ -420,9 +421,16 @@ class Recommender:
             for place in found.values.argsort(descending=True, stable=True).tolist()
         )
         of_items = {spec.name for spec in self._ranker().items.inputs.lookups}
+        # Without a catalogue every column is one of rows, and an item of a request may have any of them.
+        given = {column for item in request.items if not isinstance(item, str) for column in item}
+        of_items |= {name for name, column in self._column_of_user.items() if column in given}
         # Rows that are given whole hold the columns of the user, too.
         of_user = asker.unknown or next(iter(found.unknown), {})
-        notes = (*self._user_notes(request.user, of_user), *unknown_note(found.unknown, features=of_items))
+        notes = (
+            *self._user_notes(request.user, of_user),
+            *unknown_note(found.unknown, features=of_items),
+            *_equal_note(values),
+        )
         return Ranked(items=items, version=version, notes=notes)
 
     def _split_items(self, request: RankRequest) -> GivenItems:
@@ -451,3 +459,10 @@ class Recommender:
         if self.chain.catalogue is None:
             raise no_catalogue(self.export.name, column=next(iter(self._item_columns), "COLUMN"))
         return self.chain.catalogue
+
+
+def _equal_note(scores: Sequence[float]) -> tuple[str, ...]:
+    """Say that all items of an answer have one score, so that their order says nothing; nothing where they differ."""
+    if len(scores) < 2 or any(score != scores[0] for score in scores):
+        return ()
+    return (f"all {len(scores):,} items have the same score, {scores[0]:.4g}: nothing in the request tells them apart",)

@@ -213,6 +213,10 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     notes = [
         f"{_counted(result.num_short, 'user')} with fewer than {options.k} items" if result.num_short else "",
         f"{_counted(result.num_unknown, 'user')} that the export does not know" if result.num_unknown else "",
+        f"{_counted(result.num_equal, 'user')} whose items all have one score: nothing that is known of them tells "
+        "items apart, and the order says nothing"
+        if result.num_equal
+        else "",
         f"{_counted(result.resumed, 'user')} done before" if result.resumed else "",
     ]
     info = loaded.info()
