@@ -20,49 +20,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.placements import by_columns
 from ziggurat.planning.cost_model import device_costs
-from ziggurat.planning.problem import Assignment, ShardProfile
+from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.infeasible import check_room, not_fitting
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdditiveCostModel:
-    """The simplest cost model: every shard has a price, and devices add them up.
-
-        ms = lookups · columns · ms_per_number  +  columns · ms_per_column  +  ms_per_shard
-
-    Args:
-        ms_per_number: of reading one number for each sample of the batch.
-        ms_per_column: of sending one column of each sample there and back.
-        ms_per_shard: of a shard that does nothing else.
-    """
-
-    ms_per_number: float = 0.002
-    ms_per_column: float = 0.02
-    ms_per_shard: float = 0.05
-
-    def encode(self, shards: list[ShardProfile]) -> Float32[np.ndarray, "S 1"]:
-        """The price of each shard."""
-        prices = [
-            shard.pooling_factor * shard.dim * self.ms_per_number + shard.dim * self.ms_per_column + self.ms_per_shard
-            for shard in shards
-        ]
-        return np.array(prices, dtype=np.float32)[:, None]
-
-    def local(self, states: Float32[np.ndarray, "M 1"]) -> Float32[np.ndarray, "M 1"]:
-        """The sum of the prices."""
-        return states
-
-    def exchange(self, local: Float32[np.ndarray, "N P 1"]) -> Float32[np.ndarray, "N P"]:
-        """The sum of the prices."""
-        return local[..., 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,5 +177,5 @@ def _check_additive(space: SearchSpace) -> None:
             expected="a cost model whose prices add up, and do not depend on other devices",
             found=f"all tables on one device cost {together[0]:.4g} ms, the sum of each alone is {alone:.4g} ms",
             where="exact plan",
-            ways_out=("milp.AdditiveCostModel", "strategy annealing takes any cost model"),
+            ways_out=("ziggurat.planning.costs.additive.AdditiveCostModel", "strategy annealing takes any cost model"),
         )

@@ -27,14 +27,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.compiled_annealing.annealing import compiled
+from benchmarks.exact_plan import exact_plan
 from benchmarks.harness import ROOT, say
 from benchmarks.neuroshard_cost_model import NeuroShardCostModel, problem_of
 from benchmarks.planning_tasks import draw_tables, draw_tasks
 from benchmarks.report import Case, Report
 from ziggurat.errors import MissingFileError, PlanError
 from ziggurat.planning.cost_model import CostModel
+from ziggurat.planning.costs.additive import AdditiveCostModel
 from ziggurat.planning.problem import PlanningProblem, ShardProfile
-from ziggurat.planning.search.milp import AdditiveCostModel, exact_plan
 from ziggurat.planning.search.search import Clock, SearchConfig, SearchResult, Strategy, search
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 
+from benchmarks.exact_plan import exact_plan
 from tests.planning.search.set_cost_model import RootCostModel, random_problem
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.placements import Placement
+from ziggurat.planning.costs.additive import AdditiveCostModel
 from ziggurat.planning.problem import Assignment, PlanningProblem, TableProfile
-from ziggurat.planning.search.milp import AdditiveCostModel, exact_plan
 from ziggurat.planning.search.search import SearchConfig, search
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 

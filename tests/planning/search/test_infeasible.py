@@ -5,8 +5,8 @@ import pytest
 from ziggurat.errors import PlanError
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.placements import Placement
+from ziggurat.planning.costs.additive import AdditiveCostModel
 from ziggurat.planning.problem import PlanningProblem, TableProfile
-from ziggurat.planning.search.milp import AdditiveCostModel
 from ziggurat.planning.search.search import SearchConfig, Strategy, search
 
 GIB = 2**30

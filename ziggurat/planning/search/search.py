@@ -2,11 +2,11 @@
 
     problem, cost model ──► SearchSpace ──► start (greedy) ──► anneal ──► SearchResult ──► problem.to_plan(…)
 
-Placing tables is bin packing with costs that do not add up, so an exact answer is for small cases (`milp.py`, additive
-costs). Greedy rules (`greedy.py`) are fast, and on the published benchmark 10 to 30 % from the best that is known;
-NeuroShard's beam over column cuts (`beam.py`) is better; annealing over moves, swaps and cuts (`annealing.py`) better
-still in the same time, and it can use whatever time there is. All take the same problem and cost model, so that a
-comparison is a loop over `Strategy`.
+Placing tables is bin packing with costs that do not add up, so an exact answer is for small cases with additive costs
+(`benchmarks/exact_plan.py`). Greedy rules (`greedy.py`) are fast, and on the published benchmark 10 to 30 % from the
+best that is known; NeuroShard's beam over column cuts (`beam.py`) is better; annealing over moves, swaps and cuts
+(`annealing.py`) better still in the same time, and it can use whatever time there is. All take the same problem and
+cost model, so that a comparison is a loop over `Strategy`.
 
 A search with `max_evaluations` finds the same plan each time; one with `budget_s` does not.
 """
