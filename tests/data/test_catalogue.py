@@ -3,13 +3,13 @@
 import polars as pl
 import pytest
 
-from ziggurat.data.catalogue import catalogue_of, read_catalogue, with_columns_of
+from ziggurat.data.catalogue import catalogue_of, read_catalogue
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.items import Items
-from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Sequence, Vector
+from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Sequence, Vector, column_of
 
 SCHEMA = Schema(
     features=(
@@ -61,16 +61,23 @@ def test_files_in_another_order_give_the_same_catalogue(tmp_path):
     assert ordered.rows() == mixed.rows() == [(7.0, 3.0, ["z"]), (9.0, 5.0, ["w"])]
 
 
+def _with_columns_of(frame: pl.DataFrame, *, features: tuple[str, ...]) -> pl.DataFrame:
+    """The frame with empty columns for all features but these."""
+    wanted = {column_of(feature) for feature in SCHEMA.features if feature.name in features}
+    absent = {column_of(feature) for feature in SCHEMA.features} - wanted
+    return frame.select(*sorted(wanted), *(pl.lit(None).alias(name) for name in sorted(absent)))
+
+
 def test_items_alone_and_users_alone_can_be_encoded():
     events = _events()
     fitted = Preprocessing.fit(SCHEMA, [RawChunk.of(events)])
-    items = with_columns_of(events, SCHEMA, features=SCHEMA.items.features)
+    items = _with_columns_of(events, features=SCHEMA.items.features)
     batch, whole = fitted.batch(items), fitted.batch(events)
     names = [spec.name for spec in fitted.inputs.single]
     assert batch.single[names.index("item")].equal(whole.single[names.index("item")])
     assert batch.single[names.index("user")].tolist() == [2] * 5  # missing
     assert batch.jagged.lengths(num_features=2)[0].tolist() == [0] * 5
-    users = with_columns_of(events, SCHEMA, features=("user", "history", "age", "taste"))
+    users = _with_columns_of(events, features=("user", "history", "age", "taste"))
     assert fitted.batch(users).single[names.index("item")].tolist() == [2] * 5
 
 

@@ -19,6 +19,7 @@ from ziggurat.models import MODEL_CONFIGS, DINConfig, NextItemConfig, SequenceRa
 from ziggurat.models.build import kind_of
 from ziggurat.recipes.model_settings import FRAPPE, OTHERS
 from ziggurat.recipes.protocols import Protocol, averaged, bars_model, bars_training, protocol_of, require_one_protocol
+from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.studies import compare_runs
 from ziggurat.studies.compare import CompareConfig, compare
@@ -113,7 +114,7 @@ def test_other_settings_are_not_reused(tmp_path: Path) -> None:
 
 def test_a_run_of_a_comparison_is_an_ordinary_run(tmp_path: Path) -> None:
     found = compare(config(models=("dnn",), seeds=1), out=tmp_path).models[0]
-    again = train_run(compare_runs.load_run_config(found.folders[0]), folder=tmp_path / "again")
+    again = train_run(load_config(found.folders[0]), folder=tmp_path / "again")
     assert again.evaluations["test"].metrics["auc"] == found.values("auc")[0]
 
 
@@ -121,7 +122,7 @@ def test_protocols_are_not_mixed(tmp_path: Path) -> None:
     bars = compare(config(seeds=1, models=("dnn",)), out=tmp_path)
     scale = compare(config(seeds=1, models=("dnn",), protocol=Protocol.SCALE, max_epochs=0), out=tmp_path)
     assert [each.models[0].runs[0].protocol for each in (bars, scale)] == ["bars", "scale"]
-    configs = [compare_runs.load_run_config(each.models[0].folders[0]) for each in (bars, scale)]
+    configs = [load_config(each.models[0].folders[0]) for each in (bars, scale)]
     assert [protocol_of(each) for each in configs] == [Protocol.BARS, Protocol.SCALE]
     with_average = dataclasses.replace(configs[0], training=averaged(configs[0].training))
     assert protocol_of(with_average) is Protocol.BARS_AVERAGED

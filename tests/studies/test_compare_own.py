@@ -22,6 +22,7 @@ from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.protocols import Protocol
+from ziggurat.recipes.run_config import load_config
 from ziggurat.studies import compare_runs
 from ziggurat.studies.compare import CompareConfig, compare
 from ziggurat.studies.compare_own import main_metric, own_data, own_models
@@ -81,10 +82,10 @@ def test_compares_on_a_table_of_ones_own(
     assert data["run"]["training"]["loader"]["batch_size"] == 256
     by_name = {model["name"]: model for model in data["models"]}
     assert f"{by_name['dnn']['runs'][0]['test']['auc']:.5f}" in shown
-    config = compare_runs.load_run_config(place / "runs/compare/shop-recipe/dnn/variant0_seed0")
+    config = load_config(place / "runs/compare/shop-recipe/dnn/variant0_seed0")
     assert config.model.embedding_dim == 4  # pyright: ignore[reportAttributeAccessIssue]
     assert config.model.deep.hidden_dims == (8,)  # pyright: ignore[reportAttributeAccessIssue]
-    second = compare_runs.load_run_config(place / "runs/compare/shop-recipe/dnn/variant1_seed0").training
+    second = load_config(place / "runs/compare/shop-recipe/dnn/variant1_seed0").training
     assert (second.learning_rate, second.table_learning_rate) == (
         2 * config.training.learning_rate,
         2 * config.training.table_learning_rate,
@@ -179,7 +180,7 @@ def test_next_items_are_judged_among_all_items(place: Path, capsys: pytest.Captu
     folder = place / "runs/compare/events-recipe"
     found = {each["name"]: each["runs"][0] for each in json.loads((folder / "comparison.json").read_text())["models"]}
     assert all(0.0 < run["test"]["full_ndcg@10"] < run["test"]["full_recall@10"] <= 1.0 for run in found.values())
-    model = compare_runs.load_run_config(folder / "gsasrec/variant0_seed0").model
+    model = load_config(folder / "gsasrec/variant0_seed0").model
     assert isinstance(model, NextItemConfig)
     assert (model.loss, model.temperature, model.num_layers) == (NextItemLoss.GBCE, 1.0, 1)
     assert (folder / "hstu_no_bias/variant0_seed0/evaluations/test.json").is_file()
@@ -227,7 +228,7 @@ def test_next_items_and_rankers_of_one_log_stand_in_two_tables(
     assert asked == ranked  # the same files and split
     _, labels = compare_runs.test_scores(folder / "bst/variant0_seed0")
     assert len(labels) == 40  # the last event of each user, as for next items
-    bst = compare_runs.load_run_config(folder / "bst/variant0_seed0").model
+    bst = load_config(folder / "bst/variant0_seed0").model
     assert isinstance(bst, BSTConfig)
     assert (bst.history.actions, bst.history.times, bst.num_layers) == (("history_verb",), "history_times", 1)
 
@@ -303,7 +304,7 @@ def test_scales_on_a_table_of_ones_own(place: Path, capsys: pytest.CaptureFixtur
     data = json.loads((place / "runs/scale/shop/scaling.json").read_text())
     assert len(data["models"][0]["points"]) == 3
     stored = next((place / "runs/scale").glob("shop-scale-*/dnn/1x_seed0/config.json"))
-    config = compare_runs.load_run_config(stored.parent)
+    config = load_config(stored.parent)
     assert config.training.loader.batch_size == 300
 
 

@@ -11,7 +11,7 @@ and stand in the order of these texts, so neither the order of files nor the siz
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -125,20 +125,6 @@ def read_catalogue(source: RawSource, *, schema: Schema) -> pl.DataFrame:
         found = f"{twice[_KEY][0]!r:.80} more than once ({twice[_KEY].n_unique():,} such items)"
         raise _wrong_row(f"{source.paths[0]}, column {columns[0]!r}", "each item once", found)
     return frame.sort(_KEY).drop(_KEY)
-
-
-def with_columns_of(frame: pl.DataFrame, schema: Schema, *, features: Iterable[str]) -> pl.DataFrame:
-    """The frame with empty columns for all features but these: raw rows of items alone, or of users alone.
-
-    Args:
-        frame: has the columns of `features`.
-        schema: its other features become missing, their lists empty.
-        features: names of features that the frame has.
-    """
-    given = set(features)
-    wanted = {column_of(feature) for feature in schema.features if feature.name in given}
-    absent = [feature for feature in schema.features if column_of(feature) not in wanted]
-    return frame.select(*sorted(wanted), *(pl.lit(None).alias(name) for name in dict.fromkeys(map(column_of, absent))))
 
 
 def _keyed(chunk: RawChunk, *, schema: Schema, columns: Sequence[str]) -> pl.DataFrame:

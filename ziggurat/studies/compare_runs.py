@@ -313,8 +313,3 @@ def _rows_at_once(trainer: Trainer) -> int:
     many = 16_384
     own = config.evaluation_batch_size or 4 * config.loader.batch_size
     return min(many, own) if trainer.model.inputs.sequences else many
-
-
-def load_run_config(folder: Path) -> RunConfig:
-    """The configuration that a run of a comparison was made with."""
-    return load_config(folder)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.preprocess.test_preprocessing import EVERYTHING, TEXT_ROWS
 from ziggurat.data.encoded.dataset import EncodedDataset, write_manifest
 from ziggurat.data.encoded.part_files import part_name, row_groups, write_part
-from ziggurat.data.preprocess.arrow_functions import fit_files, fit_table, transform_table
+from ziggurat.data.preprocess.arrow_functions import fit_table, transform_table
 from ziggurat.data.preprocess.fit.fit_state import FitState, merge_states
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
@@ -65,13 +65,12 @@ def test_any_parts_in_any_order_and_grouping(rows, data):
 
 def test_functions_over_tables_are_the_whole_way(tmp_path):
     table = rows_of(500)
-    pl.DataFrame(table).write_parquet(tmp_path / "a.parquet")
     parts = [table.slice(0, 100), table.slice(100, 150), table.slice(250, 250)]
     states = [fit_table(part, schema=SMALL, row_column="number") for part in parts]
-    whole = fit_files(tmp_path / "a.parquet", schema=SMALL)
+    whole = Preprocessing.fit(SMALL, [RawChunk.of(pl.DataFrame(table))])
     together = pa.concat_tables([state.to_table() for state in states])
     preprocessing = merge_states(FitState.from_table(together, schema=SMALL)).finish()
-    assert preprocessing.fingerprint == whole.finish().fingerprint
+    assert preprocessing.fingerprint == whole.fingerprint
     encoded = [transform_table(part, preprocessing=preprocessing, row_column="number") for part in parts]
     by_place = transform_table(parts[2], preprocessing=preprocessing, first_row=250)
     assert by_place.equals(encoded[2])

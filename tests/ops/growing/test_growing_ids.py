@@ -84,7 +84,8 @@ def test_admission_counts_the_sightings_of_all_steps() -> None:
         assert grown.step(_ids(7, 9), step=1).rows.tolist() == [-1, -1]
         assert grown.step(_ids(7, 9, 7), step=2).rows.tolist() == [0, -1, 0], "two more: 7 is due, in the whole step"
         assert grown.report() == {"known": 2, "unknown": 3, "new": 1, "evicted": 0, "ids": 1}
-        assert grown.last_use(_ids(7, 9)).tolist() == [2, -1]
+        assert grown.find(_ids(7, 9)).tolist() == [0, -1]
+        assert grown.state.last[0] == 2
 
 
 def test_rows_of_this_step_stay_and_a_full_table_leaves_the_rest_unknown() -> None:

@@ -42,11 +42,6 @@ def expected_sum(row_ids: np.ndarray) -> int:
     return hash_rows(row_ids)[1]
 
 
-def ordered_hash(row_ids: np.ndarray) -> int:
-    """A hash of (n,) row ids and their order."""
-    return hash_rows(row_ids)[0]
-
-
 def _checks(records: np.ndarray) -> np.ndarray:
     """The check of each record: (n,) uint64, of its first 32 bytes."""
     words = records.view(np.uint64).reshape(-1, _RECORD.itemsize // 8)

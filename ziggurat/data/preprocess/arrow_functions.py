@@ -1,4 +1,4 @@
-"""Fitting and encoding as plain functions over Arrow tables and files: for Ray Data, Spark, or a job of one's own.
+"""Fitting and encoding as plain functions over Arrow tables: for Ray Data, Spark, or a job of one's own.
 
     state = fit_table(table, schema=schema, row_column="number")         on many machines, a part of the rows each
     preprocessing = merge_states(states).finish()                        on one; the states may come in any order
@@ -15,8 +15,7 @@ caller: fit on training rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,11 @@ import pyarrow as pa
 
 from ziggurat.data.preprocess.fit.fit_state import FitState
 from ziggurat.data.preprocess.fit.fitter import Fitter
-from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
+from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.parsing import parse_chunk
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
-from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Schema
 
@@ -52,34 +50,6 @@ def fit_table(
         DataError: a bad row (policy ERROR).
     """
     return _fit(schema, [_chunk(table, first_row, row_column)], bad_rows or BadRows())
-
-
-def fit_files(
-    files: Sequence[str | Path] | str | Path,
-    *,
-    schema: Schema,
-    first_row: int = 0,
-    format: FileFormat = FileFormat.AUTO,
-    bad_rows: BadRows | None = None,
-) -> FitState:
-    """Learn from some raw files, all of whose rows are for training, in bounded memory.
-
-    Args:
-        files: as `RawSource` takes them.
-        schema: what their columns mean.
-        first_row: number of their first row.
-        format: what they are.
-        bad_rows: where rows with faults go; by default the first one is an error.
-
-    Raises:
-        MissingFileError, SchemaError, DataError: as `prepare`.
-    """
-    bad_rows = bad_rows or BadRows()
-    source = RawSource(files, format=format, bad_rows=bad_rows)
-    chunks = source.frames(
-        columns=schema.training_columns, numbers=numeric_columns(schema, with_extras=True), ids=id_columns(schema)
-    )
-    return _fit(schema, (_moved(chunk, first_row) for chunk in chunks), bad_rows, first_row=first_row)
 
 
 def transform_table(
@@ -140,7 +110,3 @@ def _chunk(table: pa.Table, first_row: int, row_column: str) -> RawChunk:
         )
     rows = numbers.to_numpy().astype(np.int64)
     return RawChunk(frame=frame, path=Path("table"), rows=rows)
-
-
-def _moved(chunk: RawChunk, first_row: int) -> RawChunk:
-    return replace(chunk, start=chunk.start + first_row)

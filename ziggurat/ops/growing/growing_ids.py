@@ -120,11 +120,6 @@ class GrowingIds:
         numbers[list(names)] = 0
         return found
 
-    def last_use(self, ids: UInt64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """(N,) the step at which each id was last used, -1 for ids that have no row."""
-        rows = self.find(ids)
-        return np.where(rows < 0, -1, self.state.last[rows])
-
     def rebuild(self) -> None:
         """The arrays of the state have been filled from elsewhere: go on from them."""
         self._index.rebuild()

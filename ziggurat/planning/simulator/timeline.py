@@ -83,10 +83,6 @@ class Timeline:
         self._add_wait(parts, clock, self.step_s)
         return parts
 
-    def exposed_s(self) -> float:
-        """Seconds in which nothing is computed."""
-        return self.step_s - sum(span.end_s - span.start_s for span in self._compute())
-
     def busy_s(self, resource: Resource) -> float:
         """Seconds in which a resource is used."""
         return sum(span.task.seconds for span in self.spans if span.task.resource is resource)

@@ -79,7 +79,7 @@ def test_what_came_while_all_processes_were_stopped_is_answered_by_who_holds_the
             assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
             client.close()
         stand_in.end()
-        assert not stand_in.is_busy
+        assert not stand_in._until
 
 
 def test_a_swap_that_loads_ends_with_the_server_and_says_so(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ HEAD = Format(
 
 @dataclass(frozen=True, kw_only=True)
 class FitState:
-    """State learnt from some rows; made by `fit_table` and `fit_files`, merged by `merge_states`.
+    """State learnt from some rows; made by `fit_table`, merged by `merge_states`.
 
     Args:
         schema: of the rows.

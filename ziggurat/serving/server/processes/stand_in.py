@@ -55,11 +55,6 @@ class StandIn:
         self._answered: set[socket.socket] = set()
         self._is_on = False
 
-    @property
-    def is_busy(self) -> bool:
-        """Return whether clients have not yet closed what was answered."""
-        return bool(self._until)
-
     def turn(self, *, on: bool) -> None:
         """Take the connections of the listener, or leave them to the workers; and end what lasts too long."""
         wanted = on and len(self._until) < _MOST
