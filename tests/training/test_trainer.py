@@ -323,6 +323,55 @@ def test_max_steps_ends_a_run(tmp_path: Path) -> None:
     assert result.steps == 10
 
 
+@pytest.mark.parametrize("max_steps", [10, 16, 8])  # inside of the epoch of 16 steps, at its end, and passed already
+def test_fit_makes_no_step_where_steps_of_ones_own_have_reached_the_limit(tmp_path: Path, max_steps: int) -> None:
+    trainer = make(tmp_path, config=replace(CONFIG, max_steps=max_steps))
+    for made in trainer.steps():
+        if made.step == max(max_steps, 10):
+            break
+    result = trainer.fit()
+    assert result.steps == trainer.position.step == max(max_steps, 10)
+    assert [entry["step"] for entry in trainer.position.evaluations] == [result.steps]
+    assert trainer.store.steps()[-1] == result.steps
+    assert result.end.startswith("max-steps reached")
+    again = make(tmp_path, config=replace(CONFIG, max_steps=max_steps))
+    assert again.fit(resume=True).steps == result.steps
+    assert len(again.position.evaluations) == 1
+
+
+def test_a_run_that_goes_on_with_fewer_steps_than_it_has_makes_none(tmp_path: Path) -> None:
+    killed = make(tmp_path, config=replace(CONFIG, max_steps=14), kill=12)
+    with pytest.raises(KilledError):
+        killed.fit()
+    killed.store.wait()
+    again = make(tmp_path, config=replace(CONFIG, max_steps=5))
+    assert again.store.steps()[-1] == 10
+    assert again.fit(resume=True).steps == 10
+    assert [entry["step"] for entry in again.position.evaluations] == [10]
+
+
+def test_fit_makes_no_step_where_patience_is_out(tmp_path: Path) -> None:
+    trainer = make(tmp_path, config=replace(CONFIG, early_stop=EarlyStopConfig(patience=1)))
+    for made in trainer.steps():
+        if made.step == 3:
+            break
+    trainer.validate()
+    trainer.validate()  # of the same weights: no better
+    assert trainer.fit().steps == 3
+
+
+def test_a_window_behind_the_limit_of_steps_has_none(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_steps=10)
+    other = tiny_dataset(500, seed=5)
+    trainer = make(tmp_path, config=config)
+    assert trainer.fit().steps == 10
+    assert trainer.fit(train=other).steps == 10
+    assert [entry["step"] for entry in trainer.position.evaluations] == [10]
+    again = make(tmp_path, config=config)
+    assert [again.fit(resume=True).steps, again.fit(train=other, resume=True).steps] == [10, 10]
+    assert again.position.window == 1
+
+
 def test_one_sample_and_no_sample_at_all(tmp_path: Path) -> None:
     for rows in (0, 1):
         train = tiny_dataset(rows)

@@ -86,6 +86,11 @@ class Ending:
         return bool(self.config.max_steps) and self.position.step >= self.config.max_steps
 
     @property
+    def no_step_is_left(self) -> bool:
+        """True where `fit` has nothing to train, as after steps of one's own, or with a lower limit than before."""
+        return self.epochs_are_done or self.max_steps_reached or self.patience_is_out
+
+    @property
     def patience_is_out(self) -> bool:
         """True if early stop ends the run."""
         stop = self.config.early_stop

@@ -99,6 +99,12 @@ class Position:
                 found.add(best["step"])
         return found
 
+    @property
+    def is_evaluated(self) -> bool:
+        """True if the newest evaluation is of the weights of this step, in this epoch."""
+        newest = self.evaluations[-1] if self.evaluations else {}
+        return (newest.get("step"), newest.get("epoch")) == (self.step, self.epoch)
+
     def add_evaluation(self, metrics: dict[str, float], *, is_extra: bool, stop: EarlyStopConfig) -> bool:
         """Add an evaluation of the weights of this step; return whether it is the best so far.
 

@@ -254,6 +254,9 @@ class Trainer:
             if self.position.window > self._window:
                 self.progress.say(f"window {self._window + 1} of the data is done: the checkpoint is further")
                 return self._result()
+            if not self.ending.is_finished and self.ending.no_step_is_left:
+                self.steps_of_pass = 0
+                self.hooks.on_window()
             while not self.ending.is_finished:
                 for _ in self.steps():
                     pass

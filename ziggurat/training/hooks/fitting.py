@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AfterSteps(Hook):
-    """Does something after each step, and after a pass that had none: at its end on resume, or of an empty data set."""
+    """Does something after each step, and where a pass has none: of an empty data set, or where no step is left."""
 
     def after(self, trainer: Trainer, *, is_last: bool) -> None:
         """Do it.
@@ -43,7 +43,7 @@ class AfterSteps(Hook):
     def on_window(self, trainer: Trainer) -> None:
         """Do it after a pass without a step."""
         if not trainer.steps_of_pass:
-            self.after(trainer, is_last=True)
+            self.after(trainer, is_last=trainer.position.step_in_epoch == 0)
 
 
 class EvaluateWhenDue(AfterSteps):
@@ -53,6 +53,8 @@ class EvaluateWhenDue(AfterSteps):
         """Evaluate if it is due."""
         every = trainer.config.evaluate_every
         is_due = trainer.position.step % every == 0 if every else is_last
+        if not trainer.steps_of_pass and trainer.position.is_evaluated:
+            return
         if trainer.valid is not None and (is_due or trainer.is_at_limit):
             trainer.validate(is_extra=not is_due)
 

@@ -55,7 +55,10 @@ class Hook(Specification, kind="hook"):
         """See a step that was made; `made.loss` waits for a GPU that still computes it."""
 
     def on_window(self, trainer: Trainer) -> None:
-        """See the end of a pass over the training data: of an epoch, or of the window given to `steps`."""
+        """See the end of a pass over the training data: of an epoch, or of the window given to `steps`.
+
+        Also where `fit` begins with no step left, after steps of one's own or with a lower limit than before.
+        """
 
     def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """See a line of the training log.
