@@ -49,6 +49,7 @@ from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
 from ziggurat.runs.quality.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.quality.slices import SliceConfig, Slicer
+from ziggurat.runs.quality.trained_rows import SeenRows
 from ziggurat.runs.resume import best_step, checkpoints_of
 from ziggurat.runs.scores.candidate_scores import predict_of_events
 from ziggurat.runs.scores.embeddings import embeddings_of
@@ -112,7 +113,8 @@ class Run:
     ) -> Evaluation:
         """Exact metrics on raw data that has the schema's columns, labels included.
 
-        Says so where the files are those that the run was trained on (see `data_record.known_files`).
+        Says so where the files are those that the run was trained on (see `data_record.known_files`), or rows of files
+        and frames equal rows that it was trained on (see `quality/trained_rows.py`).
 
         Args:
             data: files or globs, or a frame (polars, pandas, Arrow, a dict of columns).
@@ -126,13 +128,17 @@ class Run:
         """
         by = slices if isinstance(slices, SliceConfig) else SliceConfig(columns=tuple(slices))
         slicer = Slicer(by, preprocessing=self.preprocessing) if by.columns else None
-        self._warn_of_known(data, progress)
+        is_known = self._warn_of_known(data, progress)
         keep = () if slicer is None else slicer.raw_columns
+        seen = SeenRows()
         chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, progress=progress, keep=keep)
         ranking = self._full_ranking_of_files(progress) if full_ranking else None
-        batches = self._own_batches(chunks, slicer)
+        batches = self._own_batches(seen.watching(chunks), slicer)
         with saying_unknown_ids(self, progress):
-            return self._evaluated(batches, progress, ranking_k, metrics, slices=slicer, full_ranking=ranking)
+            found = self._evaluated(batches, progress, ranking_k, metrics, slices=slicer, full_ranking=ranking)
+        if not is_known:
+            self._warn_of_trained(seen, progress)
+        return found
 
     def evaluate_split(
         self,
@@ -185,10 +191,15 @@ class Run:
             tables = (dataset.read_group(index) for index in range(len(dataset.group_sizes)))
             return importance_of(self, tables, rows=f"the run's {split} rows", config=config, progress=progress)
         check_data(data)
-        self._warn_of_known(data, progress)
+        is_known = self._warn_of_known(data, progress)
+        seen = SeenRows()
         chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, progress=progress)
+        tables = (table for _, table in seen.watching(chunks))
         rows = "the frame" if is_frame(data) else "the files"
-        return importance_of(self, (table for _, table in chunks), rows=rows, config=config, progress=progress)
+        found = importance_of(self, tables, rows=rows, config=config, progress=progress)
+        if not is_known:
+            self._warn_of_trained(seen, progress)
+        return found
 
     def _prepared(self, split: str, progress: Progress | None) -> PreparedData:
         """The run's own data, which is still what it was trained on; `split` is what is asked for."""
@@ -340,12 +351,21 @@ class Run:
                 progress,
             )
 
-    def _warn_of_known(self, data: Any, progress: Progress | None) -> None:
+    def _warn_of_known(self, data: Any, progress: Progress | None) -> bool:
+        """Warn of files that the run has read; return whether there were any."""
         if is_frame(data) or not self.team.is_first:
-            return
+            return False
         paths = RawSource(data, format=self.reading.format).paths
-        for known in known_files(DataRecord.load(RunFolder(self.folder).data), paths):
+        files = known_files(DataRecord.load(RunFolder(self.folder).data), paths)
+        for known in files:
             self.warn(known.warning(self.folder), progress)
+        return bool(files)
+
+    def _warn_of_trained(self, seen: SeenRows, progress: Progress | None) -> None:
+        """Warn of rows that equal rows which the run was trained on."""
+        found = seen.compared_with(self.config) if self.team.is_first else None
+        if found is not None and found.is_notable:
+            self.warn(found.text(), progress)
 
     def warn(self, text: str, progress: Progress | None) -> None:
         """Say a warning once, where people see it."""
