@@ -9,7 +9,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.cli.settings import apply_settings
+from ziggurat.cli.verbs import fitted
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.tables_config import TablesConfig
@@ -35,6 +38,7 @@ from ziggurat.recipes.catalogue import (
     table_run,
 )
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.report.progress import NoProgress
 
 SCHEMA = Schema(labels=(Label(name="click"),), features=(Categorical(name="user"),))
 
@@ -86,7 +90,7 @@ def test_tables_of_few_rows_learn_by_adam_and_have_time_to_find_pairs(rows: int,
         assert found.training.early_stop.patience >= 2
     logistic = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=rows, recipe="table_logistic_regression"))
     assert logistic.model.embedding.optimizer is TableOptimizerKind.ROWWISE_ADAGRAD
-    assert (logistic.training.epochs, logistic.training.table_learning_rate) == (10, 0.1)
+    assert (logistic.training.epochs, logistic.training.table_learning_rate) == (20, 0.2)
 
 
 def test_other_runs_keep_their_sizes_and_what_they_learn_by(tmp_path: Path) -> None:
@@ -132,6 +136,28 @@ def test_what_the_command_line_names_wins(tmp_path: Path, monkeypatch: pytest.Mo
     assert sizes_of(second) == wanted
     assert third.model.embedding.optimizer is TableOptimizerKind.SGD
     assert third.training.table_learning_rate == 0.02  # not that of another optimizer
+
+
+def test_soft_first_steps_of_logistic_regression_follow_its_batch_size(tmp_path: Path) -> None:
+    recipe = run_on(tmp_path / "few.parquet", rows=1000, recipe="table_logistic_regression")
+    files = {"data.train": str(tmp_path / "few.parquet")}
+    softness: list[float] = []
+    for named in ({}, {"training.loader.batch-size": "640"}):
+        found = apply_settings(fitted(recipe, files | named), files | named)
+        softness.append(found.model.embedding.initial_sum * found.training.loader.batch_size**2)
+    assert softness[0] == pytest.approx(36.0)
+    assert softness[1] == pytest.approx(36.0)
+    own = {"model.embedding.initial-sum": "0.5"}
+    assert apply_settings(fitted(recipe, files | own), files | own).model.embedding.initial_sum == 0.5
+    kept = zg.fit(
+        str(tmp_path / "few.parquet"),
+        label="click",
+        model=zg.LogisticRegressionConfig(),
+        out=str(tmp_path / "run"),
+        settings={"training.loader.batch_size": 100, "training.epochs": 1},
+        progress=NoProgress(),
+    )
+    assert kept.config.model.embedding.initial_sum == pytest.approx((6 / 100) ** 2)
 
 
 def test_a_model_of_the_users_own_is_fitted_to_the_rows_as_the_recipes_model_is(tmp_path: Path) -> None:

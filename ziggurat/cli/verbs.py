@@ -454,7 +454,7 @@ def to_go_on(options: argparse.Namespace) -> str:
 
 def fitted(recipe: RunConfig, changes: Mapping[str, str]) -> RunConfig:
     """The recipe with sizes for the rows of the files that the command line names; nothing else of it changes."""
-    from ziggurat.recipes.catalogue import fit_to_rows
+    from ziggurat.recipes.catalogue import fit_to_rows, with_soft_start
 
     given = apply_settings(recipe, changes)
     asked = dataclasses.replace(recipe, data=given.data, tables=given.tables)
@@ -464,6 +464,10 @@ def fitted(recipe: RunConfig, changes: Mapping[str, str]) -> RunConfig:
     if _PATIENCE in {name.replace("_", "-") for name in changes}:  # whoever says it means it from the first step on
         stop = dataclasses.replace(found.training.early_stop, min_steps=0)
         found = dataclasses.replace(found, training=dataclasses.replace(found.training, early_stop=stop))
+    if given.training.loader.batch_size != recipe.training.loader.batch_size:
+        loader = dataclasses.replace(found.training.loader, batch_size=given.training.loader.batch_size)
+        training = dataclasses.replace(found.training, loader=loader)
+        found = with_soft_start(dataclasses.replace(found, training=training))
     return dataclasses.replace(found, data=recipe.data, tables=recipe.tables)
 
 

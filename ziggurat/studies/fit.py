@@ -30,7 +30,7 @@ from ziggurat.data.raw.frames import is_frame
 from ziggurat.errors import ConfigError, SchemaError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.models import MODEL_CONFIGS, ModelConfig
-from ziggurat.recipes.catalogue import fit_to_rows, table_run
+from ziggurat.recipes.catalogue import fit_to_rows, table_run, with_soft_start
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.kept_frames import SPLITS, frames_by_split, keep_frames, with_kept_frames
@@ -129,7 +129,8 @@ def fit(
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, split=split, **files))
         # What the rows decide follows data and model; a setting of training replaces its own value alone.
         said = {name: text for name, text in texts.items() if not name.startswith("training.")}
-        return override(fit_to_rows(override(config, _settings(found) | said)), texts)
+        by_rows = override(fit_to_rows(override(config, _settings(found) | said)), texts)
+        return override(with_soft_start(by_rows), texts)
 
     if model is None and table_schema.events is not None:
         raise ConfigError(
