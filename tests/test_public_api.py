@@ -33,16 +33,34 @@ def test_unknown_names_are_attribute_errors() -> None:
         _ = ziggurat.Tower
 
 
-def test_import_and_help_do_not_load_torch() -> None:
-    code = (
-        "import sys, ziggurat, ziggurat.cli.main as m\n"
-        "try: m.main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules or 'polars' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "ziggurat train" in done.stdout
+HELP = "import sys\nfrom ziggurat.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+HEAVY = ("torch", "numpy", "polars", "pyarrow", "pandas", "scipy", "matplotlib", "starlette", "uvicorn", "asyncio")
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy", "scipy", "pandas")
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "unwanted"),
+    [
+        ("import ziggurat", (), HEAVY),
+        (HELP, ("--help",), HEAVY),
+        (HELP, ("serve", "--help"), HEAVY),
+        (HELP, ("train", "--help"), HEAVY),
+        ("import ziggurat.serving.server.config", (), HEAVY),
+        ("import ziggurat.serving.server.serve", (), tuple(name for name in HEAVY if name != "asyncio")),
+        ("import ziggurat.serving.recommender", (), (*COMPILER, "matplotlib")),
+        ("import ziggurat.serving.server.processes.supervisor", (), (*COMPILER, "matplotlib")),
+        ("import ziggurat.runs.execute", (), ("torch._dynamo", "torch._inductor", "scipy", "pandas")),
+    ],
+)
+def test_what_must_start_soon_imports_nothing_that_it_does_not_need(
+    code: str, arguments: tuple[str, ...], unwanted: tuple[str, ...]
+) -> None:
+    ask = f"{code}\nimport sys\nsys.stderr.write(' '.join(name for name in {unwanted!r} if name in sys.modules))"
+    command = [sys.executable, "-c", ask, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if arguments:
+        assert "ziggurat train" in done.stdout or f"ziggurat {arguments[0]}" in done.stdout
 
 
 LOWER = (

@@ -11,12 +11,25 @@ import ctypes
 import functools
 import importlib
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppLibrary
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Let torch.compile ask a function once and take its answer for a constant, without a look inside.
+
+    Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler for it: half as much
+    again as torch itself, for processes that compile nothing.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def library_for(tensor: Tensor, library: CppLibrary) -> ctypes.CDLL | None:
@@ -42,7 +55,7 @@ def why_no_triton(module: str, tensor: Tensor, *, what: str) -> str:
     return _why_no_triton_on(tensor.device.type, module, what)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _why_no_triton_on(device: str, module: str, what: str) -> str:
     """The reason; torch.compile asks once and does not look inside."""
     if reason := kernels_or_reason(module)[1]:
@@ -54,7 +67,7 @@ def _why_no_triton_on(device: str, module: str, what: str) -> str:
     return "" if torch.cuda.is_available() else "no CUDA device"
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def is_interpreted() -> bool:
     """Return whether kernels run on the CPU, by Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"

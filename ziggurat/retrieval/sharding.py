@@ -37,10 +37,10 @@ from ziggurat.retrieval.filters import FilterIndex
 from ziggurat.retrieval.item_index import ItemIndex
 from ziggurat.retrieval.main_search import MainSearch, Wanted
 from ziggurat.retrieval.segment import Segment
+from ziggurat.retrieval.shard_numbers import check_shard
 from ziggurat.retrieval.vectors import VectorIndex
 from ziggurat.retrieval.vectors.best import best_of
 
-MAX_SHARDS = 256
 _OF_ROWS = ("upper", "lower", "scales", "stored_order", "kept")  # buffers of a vector index with one entry a row
 
 
@@ -203,21 +203,6 @@ def merged(parts: Sequence[PartFound], *, order: Tensor, k: int) -> Found:
         return Found(found.scores, numbers)
     scores = torch.cat([found.scores, *(each.scores for each in fresh)], 1)
     return best_of(scores, torch.cat([numbers, *(each.positions for each in fresh)], 1), k=k)
-
-
-def check_shard(shard: int, num_shards: int) -> None:
-    """Refuse a shard that cannot be.
-
-    Raises:
-        ConfigError: names what can.
-    """
-    if not (1 <= num_shards <= MAX_SHARDS and 0 <= shard < num_shards):
-        raise ConfigError(
-            expected=f"a shard from 0, of 1 to {MAX_SHARDS}",
-            found=f"shard {shard} of {num_shards}",
-            where="shards of an index",
-            ways_out=("shards 0/2 and 1/2 are those of two", "fewer shards"),
-        )
 
 
 def _rows_of(whole: VectorIndex, positions: Int64[Tensor, "R"]) -> VectorIndex:

@@ -44,6 +44,7 @@ from ziggurat.ops.attention.problem import (
 )
 from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
+from ziggurat.ops.kernel_choice import constant_when_compiled
 
 _SOURCE = CppSource(
     path=Path(__file__).parent.parent / "csrc" / "attention.cpp",
@@ -115,7 +116,7 @@ def why_not(q: Tensor) -> str:
     return why_not_here()
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def why_not_here() -> str:
     """The reason for having no library, "" if there is one; torch.compile asks once and does not look inside."""
     return _LIBRARY.reason

@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
+from ziggurat.ops.kernel_choice import constant_when_compiled
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "dot.cpp",
@@ -125,7 +126,7 @@ def _declare(library: ctypes.CDLL) -> None:
 _LIBRARY = CppLibrary(_SOURCE, declare=_declare)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _why_not_here() -> str:
     """The reason for having no library, "" if there is one; torch.compile asks once and does not look inside."""
     return _LIBRARY.reason

@@ -41,7 +41,7 @@ from ziggurat.ops.interactions.dot_triton import (
     interaction_triton,
     why_not_triton,
 )
-from ziggurat.ops.kernel_choice import is_interpreted
+from ziggurat.ops.kernel_choice import constant_when_compiled, is_interpreted
 from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
 
 _SERVED = (torch.float32, torch.bfloat16)
@@ -118,7 +118,7 @@ def _is_torch_faster(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.
     return measured_form(described, tuple(shape), dtype, size, pieces[0].device).name != "triton"
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def measured_form(
     pieces: tuple[tuple[int, torch.dtype], ...],
     shape: tuple[int, ...],

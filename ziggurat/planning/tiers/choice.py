@@ -20,8 +20,6 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
 
 from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting, room_for
 from ziggurat.errors import ConfigError
@@ -157,6 +155,9 @@ def solved_rungs(
         held_share: of rows on a disk.
         time_limit_s: for the solver.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # what trains without a limit of memory needs none of it
+    from scipy.sparse import csr_matrix
+
     options = problem.options(cache_share, held_share)
     variables = [(index, rung) for index, rungs in enumerate(options) for rung in rungs]
     tables = problem.tables

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ziggurat.errors import ConfigError
-from ziggurat.retrieval.sharding import MAX_SHARDS
+from ziggurat.retrieval.shard_numbers import MAX_SHARDS
 from ziggurat.serving.answers import MAX_K, MAX_RANKED
 from ziggurat.typed import Range, ThreadsOrNone, checked
 

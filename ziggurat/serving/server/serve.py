@@ -28,6 +28,7 @@ from ziggurat.files import read_text
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.admin_socket import bind_admin, remove_socket
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
+from ziggurat.serving.server.processes.before_forks import prepare_forks
 from ziggurat.serving.server.processes.own_folder import OwnFolder
 from ziggurat.serving.server.tracing import check_export
 
@@ -205,6 +206,7 @@ def serve(
             on_ready=lambda loaded: on_ready(address, loaded),
         )
         supervisor.keeper = keeper
+        prepare_forks()
         supervisor.run()
 
 
@@ -267,7 +269,7 @@ def serve_shard(
         ZigguratError: the export cannot be loaded.
     """
     check_packages()
-    from ziggurat.retrieval.sharding import check_shard
+    from ziggurat.retrieval.shard_numbers import check_shard
     from ziggurat.serving.server.shards.process import ShardKeeper, keep_shard
 
     check_shard(shard, num_shards)
@@ -277,6 +279,7 @@ def serve_shard(
     listener = bind(config.host, config.port)
     try:
         keeper = ShardKeeper({shard: listener}, num_shards=num_shards, config=config, api_key=api_key)
+        prepare_forks()
         keep_shard(keeper, Path(export), on_ready=lambda: on_ready(address_of(listener)))
     finally:
         listener.close()

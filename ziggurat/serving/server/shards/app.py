@@ -32,7 +32,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat.errors import RequestError, ZigguratError
-from ziggurat.retrieval.sharding import ShardChange, ShardIndex, check_shard
+from ziggurat.retrieval.shard_numbers import check_shard
+from ziggurat.retrieval.sharding import ShardChange, ShardIndex
 from ziggurat.serving.answering.item_catalogue import CATALOGUE_FILE, ITEMS_FILE, ItemCatalogue
 from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.lacking import no_index
