@@ -33,6 +33,7 @@ KINDS = {
     "WireFormat": "parallel/exchange/wire.py",
     "Precision": "precision/",
     "Metric": "training/metrics/",
+    "Task": "features/tasks/",
 }
 FEATURE_KINDS = ("Dense", "Categorical", "MultiHot", "Sequence", "Vector", "Moments")
 FEATURE_NAMES = ("dense", "categorical", "multi_hot", "sequence", "vector", "moments")

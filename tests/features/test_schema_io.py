@@ -40,7 +40,7 @@ maybe = st.one_of(st.just(""), texts)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 label_values = st.one_of(
-    st.fixed_dictionaries({"task": st.sampled_from(Task), "positive_from": st.none() | finite}),
+    st.fixed_dictionaries({"task": st.sampled_from(list(Task)), "positive_from": st.none() | finite}),
     st.lists(texts, min_size=2, max_size=2, unique=True).map(lambda two: {"positive": two[0], "negative": two[1]}),
 )
 

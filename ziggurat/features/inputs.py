@@ -14,8 +14,9 @@ from typing import Any
 
 from ziggurat.features.growing import Growing
 from ziggurat.features.items import Items
-from ziggurat.features.labels import Outcomes, Task, with_outcomes
+from ziggurat.features.labels import Outcomes, with_outcomes
 from ziggurat.features.pooling import Pooling
+from ziggurat.features.tasks import USUAL, Task
 from ziggurat.typed import Dim, DimOrDefault, Length, PositiveFloat, Rows, checked
 
 
@@ -100,7 +101,7 @@ class LabelSpec:
     """
 
     name: str
-    task: Task = Task.BINARY
+    task: Task = USUAL
     offset: float = 0.0
     scale: PositiveFloat = 1.0
     weight: PositiveFloat = 1.0
@@ -152,7 +153,7 @@ class InputSpec:
 
         FP32 knows every whole number up to 16.8 million only: of a label around 1e9 it keeps the multiples of 64.
         """
-        return any(label.task is Task.REGRESSION for label in self.labels)
+        return any(label.task.is_number for label in self.labels)
 
     @cached_property
     def _table_of(self) -> dict[str, TableSpec]:

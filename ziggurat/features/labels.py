@@ -11,16 +11,10 @@ from typing import Any
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import ASKED_AT, NEXT_ITEM
+from ziggurat.features.tasks import USUAL, Task
 from ziggurat.typed import checked
 
 _checked = functools.partial(checked, error=SchemaError)
-
-
-class Task(StrEnum):
-    """Kinds of label: what a model predicts, and so its loss and metrics."""
-
-    BINARY = "binary"
-    REGRESSION = "regression"
 
 
 class MissingLabel(StrEnum):
@@ -45,7 +39,7 @@ class Label:
     Args:
         name: unique among labels.
         column: the column; defaults to the name.
-        task: binary (0/1 or false/true after `positive_from` or `positive`) or regression.
+        task: binary (0/1 or false/true after `positive_from` or `positive`), regression, or one of your own.
         positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
         positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another.
         negative: if set, only this text is 0 ("no"), and every third one is a bad row. Needs `positive`.
@@ -64,7 +58,7 @@ class Label:
 
     name: str
     column: str = ""
-    task: Task = Task.BINARY
+    task: Task = USUAL
     positive_from: float | None = None
     positive: str = ""
     negative: str = ""
@@ -78,7 +72,7 @@ class Label:
         where = f"label {self.name!r}"
         impossible = not 0 < self.positive_weight < math.inf or not 0 < self.negative_rate <= 1
         is_plain = self.positive_weight == self.negative_rate == 1
-        if impossible or (self.task is not Task.BINARY and not is_plain):
+        if impossible or not (self.task.has_positives or is_plain):
             raise SchemaError(
                 expected="a positive positive_weight and a negative_rate above 0 and up to 1, of a binary label",
                 found=f"positive_weight = {self.positive_weight}, negative_rate = {self.negative_rate}, "
@@ -100,20 +94,20 @@ class Label:
                 where=where,
                 ways_out=("take missing out", "take outcomes out"),
             )
-        if self.outcomes is Outcomes.POSITIVE_ONLY and self.task is not Task.BINARY:
+        if self.outcomes is Outcomes.POSITIVE_ONLY and not self.task.has_positives:
             raise SchemaError(
                 expected='outcomes = "positive_only" of a binary label',
                 found=f"task = {self.task.value!r}",
                 where=where,
-                ways_out=('take task = "regression" out', "take outcomes out"),
+                ways_out=(f'take task = "{self.task}" out', "take outcomes out"),
             )
         numbers_and_texts = self.positive_from is not None and self.positive
-        if self.positive and self.task is not Task.BINARY:
+        if self.positive and not self.task.has_positives:
             raise SchemaError(
                 expected='positive with task = "binary" only',
                 found=f"task = {self.task.value!r}",
                 where=where,
-                ways_out=('take task = "regression" out', "take positive out"),
+                ways_out=(f'take task = "{self.task}" out', "take positive out"),
             )
         if numbers_and_texts or (self.negative and not self.positive) or (self.positive == self.negative != ""):
             raise SchemaError(
@@ -127,15 +121,13 @@ class Label:
 
 def is_number(label: Label) -> bool:
     """Return whether a label is a number, whose mean and deviation are fitted on the training rows."""
-    return label.task is Task.REGRESSION
+    return label.task.is_number
 
 
 def linear_model_name(tasks: Iterable[Task]) -> str:
     """Return the name of a model that adds one weight a feature, by the tasks of the labels that it learns."""
-    of_numbers = {task is Task.REGRESSION for task in tasks}
-    if len(of_numbers) != 1:
-        return "a linear model"
-    return "linear regression" if True in of_numbers else "logistic regression"
+    names = {task.linear_model for task in tasks}
+    return names.pop() if len(names) == 1 else Task.linear_model
 
 
 def is_what_came_next(name: str, *, moments: Collection[str]) -> bool:

@@ -40,7 +40,6 @@ from ziggurat.features.kinds import Vector as Vector
 from ziggurat.features.labels import Label as Label
 from ziggurat.features.labels import MissingLabel as MissingLabel
 from ziggurat.features.labels import Outcomes as Outcomes
-from ziggurat.features.labels import Task as Task
 from ziggurat.features.labels import is_what_came_next
 from ziggurat.features.pooling import Pooling as Pooling
 from ziggurat.features.schema_checks import refuse_doubles, refuse_our_columns, refuse_too_many_columns
@@ -51,6 +50,7 @@ from ziggurat.features.tables import UNKNOWN_ROW as UNKNOWN_ROW
 from ziggurat.features.tables import Encoding as Encoding
 from ziggurat.features.tables import OutOfRange as OutOfRange
 from ziggurat.features.tables import Table as Table
+from ziggurat.features.tasks import Task as Task
 from ziggurat.typed import checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they

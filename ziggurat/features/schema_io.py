@@ -64,6 +64,7 @@ from ziggurat.features.schema import (
     column_of,
 )
 from ziggurat.files import check_version, parse_toml, read_text, write_text
+from ziggurat.specification import Specification
 from ziggurat.typed import Reader, extension_way, nearest, quoted
 
 ROLES = ("weight", "group", "session", "time")
@@ -212,7 +213,7 @@ def _events_text(events: Events) -> str:
 
 
 def _plain(value: object) -> Item:
-    if isinstance(value, StrEnum):
+    if isinstance(value, StrEnum | Specification):
         return tomlkit.item(value.value)
     return tomlkit.item(list(value) if isinstance(value, tuple) else value)
 

@@ -35,7 +35,6 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import Task
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.interactions.field_gate import FieldGate
 from ziggurat.models.blocks.mlp import (
@@ -211,7 +210,7 @@ class FinalNet(RankingModel):
             if config.blocks is Blocks.TWO
             else None
         )
-        self.is_binary = [label.task is Task.BINARY for label in inputs.labels]
+        self.is_binary = [label.task.has_positives for label in inputs.labels]
         initialise([child for child in self.children() if child is not embeddings], config.init)
 
     def forward_dense(self, embedded: Embedded) -> Outputs:

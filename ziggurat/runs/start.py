@@ -19,7 +19,6 @@ import torch
 
 from ziggurat.data.encoded.records import WEIGHT_COLUMN, label_column
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.training.metrics.accumulator import has_metrics
@@ -56,7 +55,7 @@ def base_rates(prepared: PreparedData) -> BaseRates:
         known = ~np.isnan(values)
         positives = label.positive_weight * float((weights[known] * values[known]).sum())
         negatives = float((weights[known] * (1.0 - values[known])).sum())
-        if label.task is not Task.BINARY or not has_metrics(label) or positives + negatives <= 0.0:
+        if not label.task.has_positives or not has_metrics(label) or positives + negatives <= 0.0:
             shares.append(math.nan)
         else:
             shares.append(min(max(positives / (positives + negatives), _SMALLEST), 1.0 - _SMALLEST))

@@ -31,7 +31,7 @@ import torch
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, SchemaError
-from ziggurat.features.labels import Task
+from ziggurat.features.tasks import USUAL
 from ziggurat.models import build_model
 from ziggurat.recipes.protocols import (
     Protocol,
@@ -101,7 +101,7 @@ class CompareConfig:
     def metric(self) -> str:
         """The metric that models are judged by."""
         if not isinstance(self.data, OwnData):
-            return deciding(Task.BINARY).name
+            return deciding(USUAL).name
         return self.data.metric or main_metric(self.data.run.table_schema)
 
     def __post_init__(self) -> None:

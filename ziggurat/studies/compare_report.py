@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.features.labels import Task
+from ziggurat.features.tasks import USUAL
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
@@ -186,7 +186,7 @@ def _second_metric(comparison: Comparison) -> str:
     """A second metric of the same label: log loss beside AUC, MAE beside RMSE, NDCG beside hits; "" without one."""
     name, slash, label = comparison.config.metric.partition("/")
     metric = metric_of(name)
-    beside = loss_metric(Task.BINARY) if metric is None else metric_of(metric.beside)
+    beside = loss_metric(USUAL) if metric is None else metric_of(metric.beside)
     if beside is None:
         return ""
     places = "".join(name.partition("@")[1:]) if beside.has_places else ""

@@ -21,7 +21,7 @@ import torch
 
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
-from ziggurat.features.labels import Task
+from ziggurat.features.tasks import USUAL
 from ziggurat.models import (
     BuiltInConfig,
     CrossConfig,
@@ -100,7 +100,7 @@ class ScaleConfig:
     def metrics(self) -> tuple[str, ...]:
         """The metric that falls by a law, and the one that models are judged by besides."""
         if not isinstance(self.data, OwnData):
-            return (loss_metric(Task.BINARY).name, deciding(Task.BINARY).name)
+            return (loss_metric(USUAL).name, deciding(USUAL).name)
         schema = self.data.run.table_schema
         return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 

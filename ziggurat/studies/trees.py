@@ -28,7 +28,7 @@ from ziggurat.data.encoded.records import label_column, table_to_batch
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import NUM_RESERVED_ROWS, Task
+from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
 
 NAME = "gradient_boosted_trees"
@@ -85,7 +85,7 @@ def boosted_trees(prepared: PreparedData, *, metric: str, threads: int, seed: in
     train = _columns(prepared.train, inputs, column=column)
     valid = _columns(prepared.valid, inputs, column=column)
     grow = _by_lightgbm if library == "lightgbm" else _by_scikit_learn
-    grown = grow(train, valid, is_class=one_label.labels[0].task is Task.BINARY, threads=threads, seed=seed)
+    grown = grow(train, valid, is_class=one_label.labels[0].task.has_positives, threads=threads, seed=seed)
     found = [_metric(grown.scores(valid.values), valid, inputs=one_label, kind=kind)]
     if prepared.test is not None:
         test = _columns(prepared.test, inputs, column=column)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Label, Task
+from ziggurat.features.schema import Label
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.metrics.accumulator import has_metrics, metric_names
 from ziggurat.training.metrics.metric import deciding, has_direction, higher_is_better, metric_of
@@ -134,8 +134,7 @@ def decision_lines(
     why = "as the settings say"
     if asked.metric == AUTO_METRIC and not _ranks_all(config.metric):
         first = _first_judged(inputs.labels)
-        kind = "is binary" if first.task is Task.BINARY else "is a number"
-        why = f"chosen because the {'first ' if several else ''}label {first.name!r} {kind}"
+        why = f"chosen because the {'first ' if several else ''}label {first.name!r} {first.task.shown}"
     elif asked.metric == AUTO_METRIC:
         why = "chosen because the model finds items among all"
     stop = "never before the last epoch (patience 0)"

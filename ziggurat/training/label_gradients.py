@@ -19,7 +19,6 @@ import torch
 
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.features.batch import Batch
-from ziggurat.features.schema import Task
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.step.own_loss import LossFunction
@@ -88,7 +87,7 @@ def far_labels(model: Model, dataset: EncodedDataset) -> list[str]:
         model: on one device, before its first step.
         dataset: training rows.
     """
-    numbers = [index for index, label in enumerate(model.inputs.labels) if label.task is Task.REGRESSION]
+    numbers = [index for index, label in enumerate(model.inputs.labels) if label.task.is_number]
     if not numbers or not dataset.num_rows:
         return []
     device = next(iter(model.parameters()), torch.zeros(())).device
@@ -97,13 +96,13 @@ def far_labels(model: Model, dataset: EncodedDataset) -> list[str]:
     model.eval()
     try:
         with torch.no_grad():
-            means_L = model(batch).double().mean(dim=0)
+            logits_BL = model(batch).double()
     finally:
         model.train(was_training)
     lines: list[str] = []
     for index in numbers:
         label = model.inputs.labels[index]
-        mean = float(means_L[index])
+        mean = float(label.task.scores(logits_BL[:, index]).mean())
         if abs(mean - label.offset) > _FAR * label.scale:
             lines.append(
                 f"label {label.name!r} is {label.offset:,.6g} ± {label.scale:,.6g} in the training rows, and "

@@ -100,6 +100,6 @@ def test_rows_without_a_group_are_nobody_and_not_one_user() -> None:
 def test_scores_and_labels_that_are_none_are_refused() -> None:
     with pytest.raises(NumericsError, match="nan"):
         ranking_metrics([0.5, math.nan], [1.0, 0.0], [1, 1])
-    with pytest.raises(DataError, match="0, 1 or NaN"):
+    with pytest.raises(DataError, match="0 or 1, or NaN"):
         ranking_metrics([0.5, 0.2], [2.0, 0.0], [1, 1])
     assert ranking_metrics([0.5, 0.9, 0.2], [1.0, math.nan, 0.0], [1, 1, 1])["mrr"] == 1.0

@@ -17,7 +17,7 @@ from ziggurat.data.inspect.column_roles import (
     single_column_auc,
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, words
-from ziggurat.features.schema import Feature, Label, Task
+from ziggurat.features.schema import Feature, Label
 
 
 def refuse_leaks(
@@ -28,7 +28,7 @@ def refuse_leaks(
     label: Label | None = labels[0].label if labels else None
     if label is None:
         return warnings
-    y = label_values(by_name[labels[0].column], label) if label.task is Task.BINARY else None
+    y = label_values(by_name[labels[0].column], label) if label.task.has_positives else None
     for name, guess in guesses.items():
         if guess.feature is None:
             continue

@@ -23,7 +23,7 @@ from jaxtyping import Bool
 from ziggurat.data.mixing import derive_seed, splitmix64
 from ziggurat.data.preprocess.values.parsing import ParsedChunk
 from ziggurat.errors import SchemaError
-from ziggurat.features.schema import Schema, Task
+from ziggurat.features.schema import Schema
 
 _PURPOSE = 0x6E6567
 
@@ -36,7 +36,7 @@ def with_negative_rate(schema: Schema, rate: float) -> Schema:
     """
     if rate != 1.0 and len(schema.labels) == 1:
         schema = replace(schema, labels=(replace(schema.labels[0], negative_rate=rate),))
-    is_one = len(schema.labels) == 1 and schema.labels[0].task is Task.BINARY
+    is_one = len(schema.labels) == 1 and schema.labels[0].task.has_positives
     if not is_one and (rate != 1.0 or any(label.negative_rate != 1.0 for label in schema.labels)):
         raise SchemaError(
             expected="one binary label where negatives are left out: a row is negative by it",

@@ -10,7 +10,6 @@ from torch import Tensor
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows, SequenceGroup
-from ziggurat.features.schema import Task
 
 if TYPE_CHECKING:
     from ziggurat.features.batch import Batch
@@ -79,23 +78,15 @@ def _check_labels(batch: Batch, inputs: InputSpec, *, must_be_there: bool) -> No
         return
     for column, label in enumerate(inputs.labels):
         values_B = batch.labels[:, column]
-        is_binary = label.task is Task.BINARY
-        wrong_B = (values_B < 0) | (values_B > 1) if is_binary else values_B.isinf()
+        wrong_B = ~(label.task.learnable(values_B) | values_B.isnan())
         if not bool(wrong_B.any()):
             continue
         sample = int(wrong_B.nonzero()[0])
         raise DataError(
-            expected="0 or 1, or a number between (NaN: not known)"
-            if is_binary
-            else "a finite number (NaN: not known)",
+            expected=f"{label.task.expected_in_batch} (NaN: not known)",
             found=f"{values_B[sample].item():g}",
             where=f"label {label.name!r}, sample {sample} (row {int(batch.row_ids[sample])})",
-            ways_out=(
-                "make it 0 or 1 in the source, as in (stars >= 4).float()"
-                if is_binary
-                else "clean the value, or make it NaN, which leaves the sample out of the loss",
-                *(("a number to predict is a label with task=Task.REGRESSION",) if is_binary else ()),
-            ),
+            ways_out=label.task.ways_out_in_batch,
         )
 
 

@@ -34,12 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +117,8 @@ def in_label_units(computed_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> F
     if all(label.offset == 0.0 and label.scale == 1.0 for label in inputs.labels):
         return computed_BL
     columns = [
-        computed_BL[:, column].double() * label.scale + label.offset for column, label in enumerate(inputs.labels)
+        label.task.logits(computed_BL[:, column].double(), mean=label.offset, deviation=label.scale)
+        for column, label in enumerate(inputs.labels)
     ]
     return torch.stack(columns, dim=1)
 
@@ -164,8 +163,17 @@ def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) ->
     logits_BL = at_least_fp32(logits_BL)
     if any(label.negative_rate != 1.0 for label in inputs.labels):
         logits_BL = logits_BL + numbers_of_labels([math.log(each.negative_rate) for each in inputs.labels], logits_BL)
-    is_binary_L = numbers_of_labels([label.task is Task.BINARY for label in inputs.labels], logits_BL) > 0
-    return torch.where(is_binary_L, logits_BL.sigmoid(), logits_BL)
+    tasks = [label.task for label in inputs.labels]
+    if not tasks:
+        return logits_BL
+    # Each task scores all columns and those of its own labels are taken: the bits of a vectorised function may depend
+    # on where a number stands in memory, and must not on the tasks of other labels.
+    scores_BL = tasks[0].scores(logits_BL)
+    for task in dict.fromkeys(tasks[1:]):
+        if task is not tasks[0]:
+            is_its_own_L = numbers_of_labels([each is task for each in tasks], logits_BL) > 0
+            scores_BL = torch.where(is_its_own_L, task.scores(logits_BL), scores_BL)
+    return scores_BL
 
 
 def labelled_weights(
@@ -196,8 +204,4 @@ def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor
 
 
 def _sample_losses(logits_B: Tensor, labels_B: Tensor, label: LabelSpec) -> Tensor:
-    match label.task:
-        case Task.BINARY:
-            return F.binary_cross_entropy_with_logits(logits_B.float(), labels_B.float(), reduction="none")
-        case Task.REGRESSION:
-            return ((at_least_fp32(logits_B) - labels_B) / label.scale).float().square()
+    return label.task.loss(at_least_fp32(logits_B), labels_B, mean=label.offset, deviation=label.scale)

@@ -6,7 +6,6 @@ from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batches.permutation import feature_names
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
-from ziggurat.features.schema import Task
 
 
 def check_retrieval_inputs(inputs: InputSpec) -> Items:
@@ -34,11 +33,11 @@ def check_retrieval_inputs(inputs: InputSpec) -> Items:
             where="inputs of model two_tower",
             ways_out=("take features out of [items]", "add a feature of the user, or a history of items"),
         )
-    numbers = [label.name for label in inputs.labels if label.task is not Task.BINARY]
+    numbers = [f"{label.name} has task = {label.task}" for label in inputs.labels if not label.task.has_positives]
     if numbers:
         raise SchemaError(
             expected="binary labels: a positive sample is a question whose answer is its item",
-            found=f"task = regression for {', '.join(numbers)}",
+            found=", ".join(numbers),
             where="labels of the schema, model two_tower",
             ways_out=("say what is liked: positive_from = 4.0", "take a ranking model"),
         )

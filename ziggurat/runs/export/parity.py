@@ -11,6 +11,7 @@ by more than 1e-4 of it). A metric that gets better by chance is no reason to re
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,15 +24,16 @@ from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ExportError
-from ziggurat.features.schema import Feature, Schema, Task, column_of
+from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.plain_values import plain
 from ziggurat.training.evaluation.evaluate import scores_of
-from ziggurat.training.metrics.functions import auc, rmse
-from ziggurat.training.metrics.metric import metric_of
+from ziggurat.training.metrics.metric import Judged, held_in_few_bits, metric_of
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
+from ziggurat.training.metrics.scored_samples import ScoreScale, scored_samples
 
 TOLERANCE = 1e-5
 METRIC_TOLERANCE = 1e-4
@@ -47,7 +49,8 @@ class Parity:
         num_rows: raw rows that both scored.
         largest_difference: of any score of the raw rows.
         largest_of_requests: the same where rows came as requests, with unseen ids and missing cells.
-        metrics: by label, AUC or RMSE of the run and of the export; only where both are defined.
+        metrics: by name and label, those of the run and of the export that few bits may not make worse; only where
+            both are defined.
     """
 
     num_rows: int
@@ -174,10 +177,11 @@ def _metrics(run: Run, first: np.ndarray, second: np.ndarray, labels: np.ndarray
         known = ~np.isnan(labels[:, index])
         truth = labels[known, index]
         pair = (first[known, index], second[known, index])
-        if label.task is Task.BINARY and len(np.unique(truth)) == 2:
-            found[f"auc/{label.name}"] = (float(auc(pair[0], truth)), float(auc(pair[1], truth)))
-        elif label.task is Task.REGRESSION and len(truth):
-            found[f"rmse/{label.name}"] = (float(rmse(pair[0], truth)), float(rmse(pair[1], truth)))
+        for metric in held_in_few_bits(label.task):
+            samples = [scored_samples(scores, truth, task=label.task, scale=ScoreScale.ANY) for scores in pair]
+            of_run, of_export = (metric.checked(Judged(each, None, DEFAULT_RANKING_K)) for each in samples)
+            if not math.isnan(of_run) and not math.isnan(of_export):
+                found[f"{metric}/{label.name}"] = (of_run, of_export)
     return found
 
 

@@ -33,7 +33,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ziggurat.features.inputs import LabelSpec
-from ziggurat.features.schema import Task
 from ziggurat.runs.export.held_out_likes import HeldOutLikes, ScoredCandidates
 from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL
 from ziggurat.serving.value_model.formula import LOWEST, ValueModel
@@ -255,5 +254,4 @@ def _formula(base: str, weights: dict[str, float]) -> str:
 
 
 def _term(label: LabelSpec) -> str:
-    name = quoted(label.name)
-    return f"log({name})" if label.task is Task.BINARY else name
+    return label.task.value_term(quoted(label.name))

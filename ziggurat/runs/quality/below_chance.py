@@ -25,7 +25,6 @@ from ziggurat.data.encoded.records import label_column
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.splits import AT_RANDOM
 from ziggurat.features.inputs import LabelSpec
-from ziggurat.features.schema import Task
 from ziggurat.training.evaluation.evaluate import Evaluation, unknown_text
 from ziggurat.training.metrics.suspicion import floor_of, suspicious
 
@@ -65,7 +64,7 @@ class BelowChance:
         reasons: dict[str, str] = {}
         for name in low:
             label = self._label(name)
-            is_auc = label.task is Task.BINARY
+            is_auc = label.task.has_positives
             reasons[name] = (
                 (is_auc and self._few_rows(metrics[name], label))
                 or (is_auc and _turned(metrics[name], trained=trained.get(name, math.nan)))
@@ -130,7 +129,7 @@ class BelowChance:
                     f"{name} lies outside the range of the training rows in {outside:.1%} of these: it tells the order "
                     f"of the rows, as a time or a counter does; leave {name} out of the schema"
                 )
-        if label.task is not Task.BINARY or self._is_random:
+        if not label.task.has_positives or self._is_random:
             return ""
         shares = [_positives(rows[label_column(label.name)].to_numpy()) for rows in (here, before)]
         if min(shares) * _POSITIVES < max(shares):

@@ -34,7 +34,6 @@ from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.batch import Batch
 from ziggurat.features.batches.permutation import feature_names, permuted
 from ziggurat.features.inputs import LabelSpec
-from ziggurat.features.schema import Task
 from ziggurat.models import DLRMConfig, Model
 from ziggurat.models.contract.reads import is_linear
 from ziggurat.models.dlrm import TopStart
@@ -51,7 +50,6 @@ _MOST_BACKGROUNDS, _FEWEST_BACKGROUNDS = 8, 2
 _BATCH = 4096
 _STEPS = 2500  # by which models of few rows have left the plateau
 _FALLS = 0.999
-_SMALLEST = 1e-7
 
 
 def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
@@ -91,7 +89,7 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
     one_label = replace(inputs, labels=(label,))
     accumulators: list[MetricAccumulator] = []
     for logits in (whole, single):
-        scores = 1.0 / (1.0 + np.exp(-logits)) if label.task is Task.BINARY else logits
+        scores = label.task.unlink(logits)
         accumulator = MetricAccumulator(one_label)
         accumulator.update(
             torch.from_numpy(scores).unsqueeze(1), batch.labels[:, [column]], batch.weights, batch.groups
@@ -109,10 +107,7 @@ def _logits(model: Model, batch: Batch, *, column: int, label: LabelSpec) -> Flo
     size = batch.batch_size
     parts = (batch.rows(first, min(first + _BATCH, size)) for first in range(0, size, _BATCH))
     scores = np.concatenate([scores[:, column] for _, scores in scores_of(model, parts)]).astype(np.float64)
-    if label.task is not Task.BINARY:
-        return scores
-    scores = scores.clip(_SMALLEST, 1.0 - _SMALLEST)
-    return np.log(scores) - np.log1p(-scores)
+    return label.task.link(scores)
 
 
 def plateau_text(gain: PairsGain, *, config: RunConfig, losses: Sequence[float], num_rows: int) -> str:

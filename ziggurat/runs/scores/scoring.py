@@ -41,7 +41,7 @@ from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, Thousand
 from ziggurat.errors import ConfigError, DataError, SchemaError, nearest_names
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
-from ziggurat.features.schema import OutOfRange, Task, column_of, table_of
+from ziggurat.features.schema import OutOfRange, column_of, table_of
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -356,7 +356,7 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
     scores: dict[str, pl.DataType] = {}
     for label in run.preprocessing.inputs.labels:
         name = f"{label.name}_score" if label.name in keep else label.name
-        scores[name] = pl.Float64() if label.task is Task.REGRESSION else pl.Float32()
+        scores[name] = pl.Float64() if label.task.is_number else pl.Float32()
     if not keep:
         return pl.Schema({ROW: pl.Int64(), **scores})
     if is_frame(data):

@@ -29,7 +29,6 @@ from ziggurat.config import to_json
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import LabelSpec
-from ziggurat.features.schema import Task
 from ziggurat.files import Format
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
@@ -238,7 +237,7 @@ class _ScoresOfRun:
         def error(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
             of_run = next(again)
             label = next(kinds)
-            if not has_metrics(label) or label.task is not Task.BINARY or not weights.sum():
+            if not has_metrics(label) or not label.task.has_positives or not weights.sum():
                 return math.nan
             epsilon = float(np.finfo(np.float32).eps)  # scores are FP32
             difference = sample_losses(scores, labels, epsilon=epsilon) - sample_losses(of_run, labels, epsilon=epsilon)

@@ -22,7 +22,7 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.errors import refusing_exits
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import UNKNOWN_ROW, Task
+from ziggurat.features.schema import UNKNOWN_ROW
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.models.contract.outputs_check import check_logits
@@ -381,7 +381,7 @@ def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Sli
 def _curves(accumulator: MetricAccumulator, inputs: InputSpec) -> dict[str, list[dict[str, float]]]:
     curves: dict[str, list[dict[str, float]]] = {}
     for index, label in enumerate(inputs.labels):
-        if label.task is Task.BINARY and has_metrics(label):
+        if label.task.gives_probabilities and has_metrics(label):
             scores, labels, weights = accumulator.values(index)
             if np.size(labels):
                 curves[label.name] = calibration_curve(scores, labels, weights).to_json()

@@ -38,7 +38,7 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.hashing import mix
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.labels import Label, Outcomes, Task
+from ziggurat.features.labels import Label, Outcomes
 from ziggurat.training.metrics.functions import accuracy as accuracy
 from ziggurat.training.metrics.functions import auc as auc
 from ziggurat.training.metrics.functions import calibration as calibration
@@ -60,11 +60,11 @@ from ziggurat.training.metrics.metric import (
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, check_places
 from ziggurat.training.metrics.scored_samples import (
     ScoredSamples,
-    ScoreScale,
     as_array,
     check_labels,
     check_scores,
     check_weights,
+    scale_of,
     scored_samples,
 )
 
@@ -206,8 +206,7 @@ class MetricAccumulator:
         )
         for column, label in enumerate(self.inputs.labels):
             where = f"evaluation, label {label.name!r}"
-            scale = ScoreScale.PROBABILITY if label.task is Task.BINARY else ScoreScale.ANY
-            check_scores(piece.scores[:, column], scale=scale, where=where)
+            check_scores(piece.scores[:, column], scale=scale_of(label.task), where=where)
             check_labels(piece.labels[:, column], task=label.task, where=where)
         check_weights(piece.weights, where="evaluation")
         self._pieces.append(piece)
@@ -322,8 +321,9 @@ class MetricAccumulator:
     def _samples(self, columns: _Columns, index: int) -> ScoredSamples:
         task = self.inputs.labels[index].task
         weights = columns.weights if self.inputs.has_weights else None
-        scale = ScoreScale.PROBABILITY if task is Task.BINARY else ScoreScale.ANY
-        return scored_samples(columns.scores[:, index], columns.labels[:, index], weights, task=task, scale=scale)
+        return scored_samples(
+            columns.scores[:, index], columns.labels[:, index], weights, task=task, scale=scale_of(task)
+        )
 
     def _metrics(self, columns: _Columns, index: int) -> list[float]:
         if not has_metrics(self.inputs.labels[index]):

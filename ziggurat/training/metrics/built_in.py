@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ziggurat.features.labels import Task
+from ziggurat.features.tasks import OF_NUMBERS
 from ziggurat.training.metrics import functions
 from ziggurat.training.metrics.calibration import curve_of, error_of
 from ziggurat.training.metrics.metric import Judged, Metric, OverRows
@@ -118,7 +118,7 @@ class _Mrr(_OfRanking):
 class _RootMeanSquaredError(Metric):
     name = "rmse"
     shown = "RMSE"
-    task = Task.REGRESSION
+    task = OF_NUMBERS
     higher_is_better = False
     decides = True
     is_loss = True
@@ -137,7 +137,7 @@ class _RootMeanSquaredError(Metric):
 class _MeanAbsoluteError(Metric):
     name = "mae"
     shown = "MAE"
-    task = Task.REGRESSION
+    task = OF_NUMBERS
     higher_is_better = False
     is_plotted = True
     is_first_look = True
@@ -148,7 +148,7 @@ class _MeanAbsoluteError(Metric):
 
 class _RSquared(Metric):
     name = "r2"
-    task = Task.REGRESSION
+    task = OF_NUMBERS
     is_first_look = True
     floor = 0.0
     below = "worse than always saying the mean of these rows"

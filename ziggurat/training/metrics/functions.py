@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ziggurat.errors import DataError
-from ziggurat.features.schema import Task
+from ziggurat.features.tasks import OF_NUMBERS
 from ziggurat.training.metrics.scored_samples import FloatArray, ScoredSamples, ScoreScale, scored_samples
 
 Values = Tensor | ArrayLike
@@ -84,17 +84,17 @@ def accuracy(scores: Values, labels: Values, weights: Values | None = None) -> f
 
 def rmse(scores: Values, labels: Values, weights: Values | None = None) -> float:
     """Root of the mean squared error; NaN without samples."""
-    return rmse_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
+    return rmse_of(scored_samples(scores, labels, weights, task=OF_NUMBERS, scale=ScoreScale.ANY))
 
 
 def mae(scores: Values, labels: Values, weights: Values | None = None) -> float:
     """Compute the mean absolute error; NaN without samples."""
-    return mae_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
+    return mae_of(scored_samples(scores, labels, weights, task=OF_NUMBERS, scale=ScoreScale.ANY))
 
 
 def r2(scores: Values, labels: Values, weights: Values | None = None) -> float:
     """Compute the share of the labels' variance that is explained; NaN where they are all equal."""
-    return r2_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
+    return r2_of(scored_samples(scores, labels, weights, task=OF_NUMBERS, scale=ScoreScale.ANY))
 
 
 def auc_of(samples: ScoredSamples) -> float:

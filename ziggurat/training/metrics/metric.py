@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import reprlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import NO_GROUP
-from ziggurat.features.labels import Task
+from ziggurat.features.tasks import USUAL, Task
 from ziggurat.specification import Specification, answer_of
 from ziggurat.training.metrics.ranking import ranking_metrics
 from ziggurat.training.metrics.scored_samples import ScoredSamples, ScoreScale, scored_samples
@@ -99,7 +100,7 @@ class Metric(Specification, kind="metric"):
     """
 
     shown: ClassVar[str] = ""
-    task: ClassVar[Task] = Task.BINARY
+    task: ClassVar[Task] = USUAL
     higher_is_better: ClassVar[bool | None] = True
     needs_groups: ClassVar[bool] = False
     has_places: ClassVar[bool] = False
@@ -209,18 +210,23 @@ def metric_of(name: str) -> Metric | None:
 
 def judging(task: Task, *, has_groups: bool) -> list[Metric]:
     """Return the metrics of scored samples of a task, in the order of results."""
-    of_task = [metric for metric in Metric if metric.task is task and not metric.ranks_all]
+    of_task = [metric for metric in _of(task) if not metric.ranks_all]
     return [metric for metric in of_task if has_groups or not metric.needs_groups]
 
 
 def deciding(task: Task) -> Metric:
     """Return the metric that labels of a task are judged by, unless the settings name another."""
-    return next(metric for metric in Metric if metric.task is task and metric.decides)
+    return _first(task, lambda metric: metric.decides, what="decides = True")
 
 
 def loss_metric(task: Task) -> Metric:
     """Return the metric that says what training makes small."""
-    return next(metric for metric in Metric if metric.task is task and metric.is_loss)
+    return _first(task, lambda metric: metric.is_loss, what="is_loss = True")
+
+
+def held_in_few_bits(task: Task) -> list[Metric]:
+    """Return the metrics of a task that a model in few bits must keep."""
+    return [metric for metric in judging(task, has_groups=False) if math.isfinite(metric.most_lost(1.0, tolerance=1.0))]
 
 
 def is_loss(name: str) -> bool:
@@ -231,7 +237,26 @@ def is_loss(name: str) -> bool:
 
 def with_floor(task: Task) -> Metric:
     """Return the metric of a task that says how far a model is above none."""
-    return next(metric for metric in Metric if metric.task is task and metric.floor is not None)
+    return _first(task, lambda metric: metric.floor is not None, what="a floor")
+
+
+def _of(task: Task) -> list[Metric]:
+    """Return the metrics of a task: its own, then those of the task that it is judged like."""
+    own = [metric for metric in Metric if metric.task is task]
+    return own if task.judged_like is None else [*own, *_of(task.judged_like)]
+
+
+def _first(task: Task, has: Callable[[Metric], bool], *, what: str) -> Metric:
+    """Return the first metric of a task that has something."""
+    found = next((metric for metric in _of(task) if has(metric)), None)
+    if found is None:
+        raise ConfigError(
+            expected=f"a metric with {what} that judges labels of task {task}",
+            found=", ".join(metric.name for metric in _of(task)) or "no metric of the task",
+            where=f"task {task}, {type(task).__module__}.{type(task).__qualname__}",
+            ways_out=("judged_like = Task.REGRESSION in the task", f"a Metric with task = Task.{task.name.upper()}"),
+        )
+    return found
 
 
 def has_direction(name: str) -> bool:

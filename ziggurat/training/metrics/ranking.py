@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.features.schema import Task
 from ziggurat.training.metrics.scored_samples import ScoreScale, check_labels, check_scores
 
 DEFAULT_RANKING_K = 10
@@ -68,7 +67,7 @@ def ranking_metrics(
             ways_out="pass arrays of one length",
         )
     check_scores(s, scale=ScoreScale.ANY, where="ranking metrics")
-    check_labels(y, task=Task.BINARY, where="ranking metrics")
+    check_labels(y, where="ranking metrics")
     check_places(k)
     names = (f"ndcg@{k}", f"recall@{k}", "mrr")
     is_known = ~np.isnan(y)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ziggurat.errors import DataError, NumericsError
-from ziggurat.features.schema import Task
+from ziggurat.features.tasks import USUAL, Task
 
 FloatArray = NDArray[np.float64]
 
@@ -25,6 +25,11 @@ class ScoreScale(StrEnum):
 
     PROBABILITY = "probability"  # 0 … 1
     ANY = "any"  # any finite number: values, logits, ranks
+
+
+def scale_of(task: Task) -> ScoreScale:
+    """Return the range of the scores of a task."""
+    return ScoreScale.PROBABILITY if task.gives_probabilities else ScoreScale.ANY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ def scored_samples(
     labels: Tensor | ArrayLike,
     weights: Tensor | ArrayLike | None = None,
     *,
-    task: Task = Task.BINARY,
+    task: Task = USUAL,
     scale: ScoreScale = ScoreScale.PROBABILITY,
     where: str = "metrics",
 ) -> ScoredSamples:
@@ -127,20 +132,16 @@ def check_scores(scores: NDArray[np.floating], *, scale: ScoreScale, where: str)
         )
 
 
-def check_labels(labels: NDArray[np.floating], *, task: Task, where: str) -> None:
+def check_labels(labels: NDArray[np.floating], *, task: Task = USUAL, where: str) -> None:
     """Raise DataError for a label that is neither missing (NaN) nor possible for the task."""
-    possible = (labels == 0.0) | (labels == 1.0) if task is Task.BINARY else np.isfinite(labels)
-    bad = ~(possible | np.isnan(labels))
+    bad = ~(task.possible(labels) | np.isnan(labels))
     if bad.any():
         first = int(bad.argmax())
         raise DataError(
-            expected="0, 1 or NaN (missing)" if task is Task.BINARY else "finite values or NaN (missing)",
+            expected=f"{task.expected}, or NaN (missing)",
             found=f"{labels[first]} ({int(bad.sum())} bad of {bad.size})",
             where=f"{where}, label {first}",
-            ways_out=(
-                "set positive_from for the label in the schema, to say from where on it is positive",
-                'set task = "regression" for it',
-            ),
+            ways_out=task.ways_out_in_batch,
         )
 
 

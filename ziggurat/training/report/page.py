@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.features.items import Repeats
-from ziggurat.features.labels import Task, linear_model_name
+from ziggurat.features.labels import linear_model_name
+from ziggurat.features.tasks import USUAL, Task
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
@@ -165,7 +166,10 @@ def _repeats_text(evaluations: dict[str, Any], *, config: dict[str, Any]) -> str
 def _linear_model(config: dict[str, Any]) -> str:
     """Return the name of the linear model that learns the labels of a run."""
     schema = config.get("table_schema") or {}
-    return linear_model_name(Task(label.get("task", Task.BINARY)) for label in schema.get("labels", ()))
+    listed = {task.name: task for task in Task}
+    names = [label.get("task", USUAL.name) for label in schema.get("labels", ())]
+    # A report is written again without the modules of the run; a task of theirs is then unknown.
+    return linear_model_name(listed[name] for name in names) if listed.keys() >= set(names) else Task.linear_model
 
 
 def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any], linear: str) -> str:

@@ -30,7 +30,7 @@ from ziggurat.data.encoded.records import label_column
 from ziggurat.data.synthetic.best_metrics import pair_share
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Outcomes, Schema, Task, column_of
+from ziggurat.features.schema import Outcomes, Schema, column_of
 
 LEAK = 0.99
 _NUM_BINS = 256
@@ -102,7 +102,7 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
 def _is_far(label: LabelSpec, columns: tuple[Any, Any], y: np.ndarray, y_out: np.ndarray, *, is_dense: bool) -> bool:
     """Return whether some of the rows show that a feature is no leak; only binary labels are settled this way."""
     some = np.arange(0, len(y_out), -(-len(y_out) // _FIRST_LOOK_ROWS))
-    if label.task is Task.REGRESSION or len(some) == len(y_out) or _too_few(label, y_out[some]):
+    if not label.task.has_positives or len(some) == len(y_out) or _too_few(label, y_out[some]):
         return False
     seen = columns[0]
     held_out = columns[1].take(pa.array(some))
@@ -139,7 +139,7 @@ def _labels(table: pa.Table, label: LabelSpec) -> np.ndarray:
 
 
 def _too_few(label: LabelSpec, y: np.ndarray) -> bool:
-    if label.task is Task.REGRESSION:
+    if not label.task.has_positives:
         return len(y) < 2 * _MIN_CLASS or float(np.var(y)) == 0.0
     return min(float(y.sum()), len(y) - float(y.sum())) < _MIN_CLASS
 
@@ -198,7 +198,7 @@ def _means(codes: np.ndarray, y: np.ndarray, *, num_codes: int, mean: float | No
 
 
 def _strength(label: LabelSpec, score: np.ndarray, y: np.ndarray) -> tuple[float, str]:
-    if label.task is Task.BINARY:
+    if label.task.has_positives:
         return pair_share(score, y, 1.0 - y), "AUC"
     if float(np.var(score)) == 0.0:
         return 0.0, "squared correlation"

@@ -56,16 +56,10 @@ from ziggurat.features.schema import (
     OutOfRange,
     Schema,
     Table,
-    Task,
     column_of,
     table_of,
 )
 
-_BINARY_WAYS = (
-    'a label of texts: positive = "yes", negative = "no"',
-    "a label of numbers: positive_from = 4.0",
-    'a number to predict: task = "regression"',
-)
 _UNKNOWN_WAYS = (
     "take rows without a label out of the file: nothing is learned from a label that nobody knows",
     'keep them for the other labels of the schema: missing = "left_out" in the [[label]]',
@@ -437,21 +431,17 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     """
     if label.positive:
         return _parse_label_of_texts(label, series, faults)
-    ways = _BINARY_WAYS if label.task is Task.BINARY else ()
+    ways = label.task.ways_out
     values = read_numbers(series, faults=faults, role=f"label {label.name!r}", ways_out=ways)
     known = np.isfinite(values)
-    if label.task is Task.BINARY and label.positive_from is not None:
+    if label.task.has_positives and label.positive_from is not None:
         labels = (values >= label.positive_from).astype(np.float32)
         right = known
         expected = "a number"
-    elif label.task is Task.BINARY:
-        labels = values
-        right = (values == 0) | (values == 1)
-        expected = "0 or 1"
     else:
         labels = values
-        right = known
-        expected = "a finite number"
+        right = known & label.task.possible(values)
+        expected = label.task.expected
     if label.outcomes is Outcomes.POSITIVE_ONLY:
         right &= labels == 1
         expected += ", and a positive: outcomes = positive_only"
