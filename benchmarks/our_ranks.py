@@ -22,6 +22,7 @@ from benchmarks.ours import config_of, inputs_of, to_batch
 from benchmarks.rank_batches import rank_batches
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.config import from_json
+from ziggurat.embeddings.contract import innermost
 from ziggurat.features.batch import Batch
 from ziggurat.models import Outputs, build_model
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
@@ -111,7 +112,7 @@ class OurVariant:
             "num_dense_parameters": sum(value.numel() for value in self.model.parameters()),
             "overlaps": self.pipeline.overlaps(),
             "topology": self.topology.describe(),
-            "tables": self.model.embeddings.report(),
+            "tables": self.parallel.spread.tables.report(),
         }
 
     def step(self) -> float:
@@ -207,7 +208,7 @@ def timed_phases(variant: OurVariant, clock: PhaseClock) -> Iterator[None]:
     places: list[tuple[Any, str, str]] = [
         (embeddings, "announce", "send sizes of ids"),
         (embeddings, "send_ids", "send ids"),
-        (embeddings, "_take_ids", "wait for ids"),
+        (innermost(embeddings), "_take_ids", "wait for ids"),
         (embeddings.tables, "lookup", "lookup"),
         (model, "forward_dense", "dense forward"),
         (variant.dense, "step", "dense optimizer"),

@@ -101,6 +101,11 @@ class FixedPooled(nn.Module):
         self._pooled = pooled
         self._calls = 0
 
+    rounds_pooled = False
+
+    def settle(self) -> None:
+        """Complete the last update: there is none."""
+
     def begin(self, batch: Batch) -> None:
         """Tables are told that a step begins; here nothing waits for it."""
 

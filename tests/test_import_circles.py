@@ -9,7 +9,7 @@ import pytest
 
 @cache
 def _graph() -> grimp.ImportGraph:
-    return grimp.build_graph("ziggurat")
+    return grimp.build_graph("ziggurat", cache_dir=None)
 
 
 @pytest.mark.parametrize("package", ["embeddings"])

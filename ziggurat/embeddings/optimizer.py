@@ -23,10 +23,11 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.contract import Embeddings
 from ziggurat.embeddings.room import TableUse
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
 from ziggurat.embeddings.storage.table_storage import state_keys
-from ziggurat.embeddings.tables import EmbeddingTables
+from ziggurat.embeddings.tables import whole_tables
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.ops.lookup import Step, SummedGradient
 from ziggurat.ops.lookup.gradient import every_sum_is_finite
@@ -37,7 +38,7 @@ class TableOptimizer:
     """Applies recorded gradients to embedding tables.
 
     Args:
-        tables: what to update.
+        tables: what to update, on one device.
         config: constants of the rule; the tables' own config unless given. The kind must be the tables' own.
 
     Raises:
@@ -45,7 +46,7 @@ class TableOptimizer:
             the user's own breaks a promise of `TableOptimizerKind`.
     """
 
-    def __init__(self, tables: EmbeddingTables, config: EmbeddingConfig | None = None) -> None:
+    def __init__(self, tables: Embeddings, config: EmbeddingConfig | None = None) -> None:
         self.config = config or tables.config
         if tables.has_dense_gradients or self.config.optimizer is not tables.config.optimizer:
             raise ConfigError(
@@ -56,16 +57,17 @@ class TableOptimizer:
             )
         if self.config.optimizer.cpp_code is None:  # one of the user's own, which no test of ours has tried
             self.config.optimizer.check(Step(rule=self.config.rule, learning_rate=0.1))
-        self._tables = tables
+        self._tables = whole_tables(tables)
         self._scale = 1.0
         self._summed: list[SummedGradient | None] | None = None
         self._is_replaced = False
         self._num_summed: list[int] = []
         self._num_steps = 0
         self._count: Tensor | None = None  # of steps that applied, on a device that the host does not wait for
-        tables.tables.check_room(TableUse.STATE)
-        for index in range(tables.tables.num_storages):
-            tables.tables.storage(index).add_state(self.config.optimizer, initial_sum=self.config.initial_sum)
+        weights = self._tables.tables
+        weights.check_room(TableUse.STATE)
+        for index in range(weights.num_storages):
+            weights.storage(index).add_state(self.config.optimizer, initial_sum=self.config.initial_sum)
 
     def zero_grad(self) -> None:
         """Forget what was recorded."""

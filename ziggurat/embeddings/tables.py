@@ -20,6 +20,7 @@ anyway. See `ziggurat.ops.lookup` for the kernels.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,12 +30,14 @@ from torch import Tensor, nn
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.announced import AnnouncedBatches
-from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.config import EmbeddingConfig, PooledDtype
+from ziggurat.embeddings.contract import Embeddings, innermost
 from ziggurat.embeddings.layouts import field_layouts, field_slot
 from ziggurat.embeddings.repeated import SplitLayouts, SplitLookups, lookups_of
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
+from ziggurat.embeddings.storage.facts import StorageFacts
 from ziggurat.embeddings.weights import TableWeights
-from ziggurat.errors import BoundsError
+from ziggurat.errors import BoundsError, ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, SingleSpec
 from ziggurat.ops.lookup import (
@@ -90,6 +93,7 @@ class EmbeddingTables(nn.Module):
         self._batches = AnnouncedBatches(inputs, self.tables, pooled=self._layouts)
         self._single_layouts: dict[str, list[LookupLayout]] = {}
         self._split = SplitLookups(self._layouts)
+        self._facts = StorageFacts()
         self._chosen: ChosenKernel | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         if config.kernel is not KernelChoice.AUTO:
@@ -234,6 +238,13 @@ class EmbeddingTables(nn.Module):
         return self.config.optimizer.is_dense
 
     @property
+    def rounds_pooled(self) -> bool:
+        """True if pooled fields are to be asked for in BF16 where the network computes in it: as asked, or on a GPU."""
+        if self.config.pooled is PooledDtype.AUTO:
+            return self.tables.device.type == "cuda"
+        return self.config.pooled is PooledDtype.COMPUTED
+
+    @property
     def num_weights(self) -> int:
         """Number of weights of all tables, reserved rows included."""
         return sum(place.num_rows * place.dim for place in self.tables.places.values())
@@ -268,6 +279,20 @@ class EmbeddingTables(nn.Module):
     def kernel_name(self) -> KernelChoice:
         """The implementation in use; put it into `EmbeddingConfig.kernel` to repeat a run bit for bit."""
         return self.kernel.choice
+
+    @property
+    def kernel_names(self) -> list[KernelChoice]:
+        """The implementation in use, as a list of one."""
+        return [self.kernel_name]
+
+    def use_kernel(self, kernel: KernelChoice) -> None:
+        """Look up with this kernel."""
+        self.config = dataclasses.replace(self.config, kernel=kernel)
+        self.choose_kernel(BatchShape())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what caches of hot rows, a disk and the host's memory did since the last call; {} without them."""
+        return self._facts.since_last(self.tables.storages)
 
     def report(self) -> dict[str, Any]:
         """Return what the start-up report says about tables: storages and the choice of kernel."""
@@ -323,16 +348,23 @@ class EmbeddingTables(nn.Module):
                 self.tables.storage(index).lookup(kernel, layout=layout, lookups=lookups, out=out)
         return out
 
-    def announce(self, batch: Batch) -> None:
-        """Say which batch comes next: its rows begin to travel from a disk, or from the host to the device.
+    def announce(self, *batches: Batch) -> None:
+        """Say which batches come next: their rows begin to travel from a disk, or from the host to the device.
 
         A disk reads those of lists that are not pooled here when they are asked for.
         """
-        self._batches.announce(batch)
+        for batch in batches:
+            self._batches.announce(batch)
 
     def begin(self, batch: Batch) -> None:
         """Say that a training step on a batch begins: rows that travel to the device have arrived there."""
         self._batches.begin(batch)
+
+    def drain(self) -> None:
+        """Forget batches that were announced: what was read ahead of them stays until other rows take its place."""
+
+    def settle(self) -> None:
+        """Complete the last update: on one device it always is."""
 
     def record(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> None:
         """Keep the gradient of what `look_up` gave, for the optimizer."""
@@ -347,6 +379,23 @@ class EmbeddingTables(nn.Module):
             return [None] * len(layouts)
         grad = self.kernel.prepare(grad, layouts=used, lookups=lookups, dtype=self.tables.storage(0).dtype)
         return [GradientPart(layout=layout, lookups=lookups, grad=grad) if layout.slots else None for layout in layouts]
+
+
+def whole_tables(embeddings: Embeddings) -> EmbeddingTables:
+    """Return the tables of one device behind the objects that wrap them.
+
+    Raises:
+        ConfigError: the embeddings are spread over ranks.
+    """
+    found = innermost(embeddings)
+    if isinstance(found, EmbeddingTables):
+        return found
+    raise ConfigError(
+        expected="embeddings of one device, whose tables are whole",
+        found=f"{type(found).__name__}, where each rank has its part",
+        where="tables of a model",
+        ways_out=("ask before parallelize", "load the run on one device: zg.load_run(folder).model"),
+    )
 
 
 class _RecordedLookup(torch.autograd.Function):

@@ -49,7 +49,7 @@ __all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_bat
 NO_GROUP = 0  # the group of rows that have none: such rows are of nobody, and not of one user
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class Batch:
     """Samples of one step; the order of columns is that of an `InputSpec`.
 

@@ -16,10 +16,13 @@ device. A step on it is a step on the global batch if each rank divides its loss
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from ziggurat.arguments import check_arguments
 from ziggurat.config import to_json
 from ziggurat.data.balance.cost import SampleCost
+from ziggurat.embeddings.contract import with_innermost
+from ziggurat.embeddings.tables import whole_tables
 from ziggurat.errors import PlanError, TopologyError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
@@ -41,10 +44,12 @@ from ziggurat.parallel.exchange.hierarchical import ReductionRoute
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.prioritised.choice import Exchange
+from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
 from ziggurat.parallel.prioritised.making import prioritise
 from ziggurat.parallel.same_model import require_same_model
-from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
+from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings, SpreadEmbeddings
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.tables.repeated import Deduplicated
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Lane, Topology
 from ziggurat.parallel.towers import TowerTransform
@@ -92,6 +97,9 @@ class Parallel:
         topology: the ranks.
         config: settings.
         traffic: what this rank has sent.
+        embeddings: of the model, as it calls them.
+        spread: the tables of this rank behind them, and the exchange of batches without slices.
+        prioritised: what looks ahead between both; None: nothing does.
         cost: what a sample costs by its lengths, counted before the model was spread (`models/costs/length_cost.py`).
         cost_source: how that was found.
     """
@@ -100,13 +108,16 @@ class Parallel:
     topology: Topology
     config: ParallelConfig
     traffic: Traffic
+    embeddings: SpreadEmbeddings
+    spread: ShardedEmbeddings
+    prioritised: PrioritisedExchange | None = None
     cost: SampleCost = field(default_factory=SampleCost)
     cost_source: str = _NOT_COUNTED
 
     def table_optimizer(self, model: Model) -> ShardedTableOptimizer:
         """The exact optimizer of a parallel model's tables."""
-        assert isinstance(model.embeddings, ShardedEmbeddings)
-        return ShardedTableOptimizer(model.embeddings, topology=self.topology, traffic=self.traffic)
+        del model
+        return ShardedTableOptimizer(self.spread, topology=self.topology, traffic=self.traffic, ahead=self.prioritised)
 
 
 @check_arguments
@@ -147,7 +158,7 @@ def parallelize(
     check_context(model, topology, num_parts=config.num_parts)
     cost, cost_source = length_cost(model) if count_costs else (SampleCost(), _NOT_COUNTED)
     traffic, flow = Traffic(topology), Flow()
-    whole = model.embeddings
+    whole = whole_tables(model.embeddings)
     is_open = whole.tables.is_open
     tables = ShardedTables(
         whole.inputs,
@@ -163,16 +174,22 @@ def parallelize(
     if not tables.is_open:
         tables.share_copies()
     field_dims = {spec.name: dim for spec, dim in zip(model.inputs.fields, whole.field_dims, strict=True)}
-    embeddings = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
+    spread = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
+    prioritised = None
     if config.exchange is not Exchange.PLAIN and topology.world_size > 1:
-        prioritise(embeddings, topology=topology, wire=config.wire, traffic=traffic, num_parts=config.num_parts)
+        prioritised = prioritise(
+            spread, topology=topology, wire=config.wire, traffic=traffic, num_parts=config.num_parts
+        )
+    deduplicated = Deduplicated(
+        prioritised or spread, spread=spread, towers=plan.towers, topology=topology, traffic=traffic
+    )
     layer = model.towers
-    model.embeddings = embeddings  # type: ignore[assignment]  # it has every method that models call
+    model.embeddings = with_innermost(model.embeddings, deduplicated)
     if plan.towers is not None:
         transform = TowerTransform(
             layer,
             towers=plan.towers,
-            embeddings=embeddings,
+            embeddings=spread,
             field_dims=field_dims,
             topology=topology,
             wire=config.wire,
@@ -206,7 +223,17 @@ def parallelize(
         network.reshard_for_states_of(model)
     if topology.context.size > 1:
         object.__setattr__(model, "outputs_of", DividedOutputs(model, topology=topology, traffic=traffic))
-    return Parallel(plan, topology, config, traffic, cost, cost_source)
+    return Parallel(
+        plan=plan,
+        topology=topology,
+        config=config,
+        traffic=traffic,
+        embeddings=cast(SpreadEmbeddings, model.embeddings),
+        spread=spread,
+        prioritised=prioritised,
+        cost=cost,
+        cost_source=cost_source,
+    )
 
 
 def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:

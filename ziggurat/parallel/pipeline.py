@@ -31,7 +31,6 @@ from ziggurat.parallel.dense import Reduction, unreduced
 from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.exchange.crossing import Crossing
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.topology import Axis, Lane
 from ziggurat.parallel.towers import TowerTransform
 
@@ -54,12 +53,11 @@ class Pipeline:
     """
 
     def __init__(self, model: Model, parallel: Parallel, *, num_parts: int = 2) -> None:
-        assert isinstance(model.embeddings, ShardedEmbeddings)
         self._model = model
         self._parallel = parallel
-        self._embeddings = model.embeddings
+        self._embeddings = parallel.embeddings
         self._towers = model.towers if isinstance(model.towers, TowerTransform) else None
-        is_cut = num_parts > 1 and self._embeddings.can_start and self._embeddings.prioritised is None
+        is_cut = num_parts > 1 and parallel.spread.can_start and parallel.prioritised is None
         self.num_parts = num_parts if is_cut else 1
         self._ahead: tuple[Batch, list[Batch]] | None = None
 
@@ -68,11 +66,11 @@ class Pipeline:
         lines = ["ids of the next batch: with this batch's forward and backward pass"]
         if self.num_parts > 1:
             lines.append(f"last hop of embeddings: with computation, in {self.num_parts} parts of a batch")
-        elif not self._embeddings.can_start:
+        elif not self._parallel.spread.can_start:
             lines.append("last hop of embeddings: with nothing (means of row-wise tables are finished after it)")
         else:
             lines.append("last hop of embeddings: with nothing (one part)")
-        if self._embeddings.prioritised is not None:
+        if self._parallel.prioritised is not None:
             lines[-1] = f"{lines[-1].split(':')[0]}: {self._prioritised_line()}"
         in_memory = self._parallel.topology.world.memory is not None
         when = "with nothing (one sum in shared memory, at the end)" if in_memory else "with the backward pass"
@@ -113,10 +111,7 @@ class Pipeline:
             with autocast():
                 outputs = self._model.forward_dense(self._model.embed(parts[0]))
             loss = loss_of(outputs, parts[0])
-            if self._embeddings.prioritised is None:
-                self._embeddings.send_ids()
-            else:
-                self._embeddings.prioritised.look_ahead(None if self._ahead is None else self._ahead[1][0])
+            self._embeddings.send_ahead(None if self._ahead is None else self._ahead[1][0])
             loss.backward()
             return loss.detach()
         with autocast():
@@ -180,7 +175,9 @@ class Pipeline:
             return parts
         self._ahead = None
         parts = self._cut(batch)
-        self._embeddings.prefetch(*parts)
+        self._embeddings.drain()  # others were announced, or nothing was
+        self._embeddings.announce(*parts)
+        self._embeddings.send_ids()
         return parts
 
     def _announce(self, batch: Batch | None) -> None:

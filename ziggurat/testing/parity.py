@@ -25,10 +25,8 @@ from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
 from ziggurat.parallel.context.deal import ContextDeal
-from ziggurat.parallel.parallelize import ParallelConfig, parallelize
+from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
-from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 
@@ -123,8 +121,8 @@ def assert_same_as_single_device(
         single_dense.zero_grad()
         many_dense.zero_grad()
         _compare_dense(single, many, tolerance.others, gradients=False)
-        _compare_tables(single, many, tolerance.others)
-        _compare_copies(many, topology)
+        _compare_tables(single, parallel, tolerance.others)
+        _compare_copies(parallel)
     topology.close()
 
 
@@ -179,8 +177,8 @@ def assert_same_sequences(
         for loss, optimizer in zip(losses, optimizers, strict=True):
             loss.backward()
             optimizer.step(_LEARNING_RATE)
-        _compare_tables(single, many, 1e-5)
-        _compare_copies(many, topology)
+        _compare_tables(single, parallel, 1e-5)
+        _compare_copies(parallel)
     topology.close()
 
 
@@ -205,22 +203,18 @@ def _compare_dense(single: Model, many: Model, limit: float, *, gradients: bool)
         _same(f"{'gradient of ' if gradients else ''}{name}", whole, target, limit)
 
 
-def _compare_tables(single: Model, many: Model, limit: float) -> None:
-    embeddings = many.embeddings
-    assert isinstance(embeddings, ShardedEmbeddings)
-    tables = embeddings.tables
-    assert isinstance(tables, ShardedTables)
+def _compare_tables(single: Model, parallel: Parallel, limit: float) -> None:
+    tables = parallel.spread.tables
     for group in tables.mine.groups:
         for shard in group.shards:
             wanted = single.embeddings.tables.view(shard.table)[shard.rows, shard.columns]
             _same(f"table {shard.table}", tables.part(shard), wanted, limit)
 
 
-def _compare_copies(many: Model, topology: Topology) -> None:
+def _compare_copies(parallel: Parallel) -> None:
     """Tables that several ranks have a copy of are the same bits on all of them."""
-    tables = many.embeddings.tables
-    assert isinstance(tables, ShardedTables)
-    group = topology.tower.process_group
+    tables = parallel.spread.tables
+    group = parallel.topology.tower.process_group
     for shard in tables.mine.copies.shards:
         part = tables.part(shard).clone()
         if group is not None:

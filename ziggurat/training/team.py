@@ -31,7 +31,6 @@ from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.context.attention import context_attention_of
 from ziggurat.parallel.context.choice import ContextRates
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.precision.choice import resolve_precision
 from ziggurat.training.balancing import balancer_of
 from ziggurat.training.config import Precision, TrainingConfig
@@ -147,8 +146,6 @@ class Team:
     def kernel_name(self, model: Model) -> KernelChoice:
         """Return the kernel that looks up embeddings, the same on all ranks."""
         embeddings = model.embeddings
-        if not isinstance(embeddings, ShardedEmbeddings):
-            return embeddings.kernel_name
         names = embeddings.kernel_names if self._agreement is None else self._kernels
         return KernelChoice(names[0]) if names else embeddings.config.kernel
 
@@ -218,8 +215,7 @@ class Team:
     def drain(self, model: Model, *, feed: Feed) -> None:
         """Receive what was sent ahead for steps that will not come."""
         feed.drain()
-        if isinstance(model.embeddings, ShardedEmbeddings):
-            model.embeddings.drain()
+        model.embeddings.drain()
 
     def first_bad(self, mine: str) -> str:
         """Name what is not finite, as given by the first rank that can tell."""
@@ -231,7 +227,6 @@ class Team:
     def _agree_on_kernel(self, model: Model, shape: BatchShape) -> None:
         assert self._agreement is not None
         embeddings = model.embeddings
-        assert isinstance(embeddings, ShardedEmbeddings)
         embeddings.choose_kernel(shape)
         found = self._agreement.gather([name.value for name in embeddings.kernel_names])
         self._kernels = [KernelChoice(name) for names in found for name in names]

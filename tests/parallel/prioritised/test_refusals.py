@@ -85,7 +85,7 @@ def reads_too_early(rank: int) -> list[str]:
             found.append(error.found)
     step.settle()
     model.state_dict()
-    model.embeddings.drain()  # type: ignore[operator]
+    model.embeddings.drain()
     return found
 
 

@@ -25,7 +25,6 @@ from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.topology import Topology
 from ziggurat.placements import Placement
 from ziggurat.plan import Plan, TablePlacement, Towers
@@ -173,8 +172,7 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
         parallel=parallel,
     )
     embeddings: Any = model.embeddings
-    assert isinstance(embeddings, ShardedEmbeddings)
-    ahead: Any = embeddings.prioritised
+    ahead: Any = parallel.prioritised
     if case.doubts and ahead is not None:
         ahead.bound = lambda: (float("inf"), 1)
     todo = [*batches(case, inputs, rank=topology.rank), None]

@@ -13,7 +13,6 @@ import torch
 
 from tests.parallel.test_parity import build, inputs, placed
 from ziggurat.parallel.parallelize import parallelize
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.tables.ids import LocalIds
 from ziggurat.parallel.topology import Topology
 from ziggurat.placements import Placement
@@ -45,12 +44,12 @@ def no_reads() -> Iterator[None]:
 def ids_of(kind: Placement, *, on_gpu: bool) -> LocalIds:
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     model = build(towers=None, optimizer="sgd").to(device)
-    parallelize(model, placed(1, kind), Topology.create())
+    spread = parallelize(model, placed(1, kind), Topology.create()).spread
     batch = random_batch(inputs(), 9, seed=4).to(device)
-    assert isinstance(model.embeddings, ShardedEmbeddings)
     with no_reads():
-        model.embeddings.prefetch(batch)
-        return model.embeddings.take_ahead(batch)[0]
+        spread.announce(batch)
+        spread.send_ids()
+        return spread.take_ahead(batch)[0]
 
 
 @pytest.mark.parametrize("kind", list(Placement))

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ziggurat.embeddings import EmbeddingTables, PooledDtype
+from ziggurat.embeddings.contract import Embeddings
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import ListSizes
@@ -156,7 +156,7 @@ class Model(nn.Module, ABC):
 
     Args:
         inputs: names, order and sizes of what is in a batch.
-        embeddings: the tables; `embeddings.field_dims` must fit the model.
+        embeddings: the tables, or what wraps them; `embeddings.field_dims` must fit the model.
         towers: groups of features behind tower modules; None for a flat model.
 
     Attributes:
@@ -182,8 +182,9 @@ class Model(nn.Module, ABC):
     joined_lists: tuple[tuple[str, ...], ...] = ()
     looks_up_drawn_rows: ClassVar[bool] = False
     draws: NegativesConfig | None = None
+    embeddings: Embeddings
 
-    def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
+    def __init__(self, inputs: InputSpec, *, embeddings: Embeddings, towers: TowerLayer | None = None) -> None:
         super().__init__()
         self.inputs = inputs
         self.embeddings = embeddings
@@ -197,13 +198,7 @@ class Model(nn.Module, ABC):
     @property
     def rounds_pooled(self) -> bool:
         """True if pooled fields are written in BF16 where the network computes in it: as asked, and on one device."""
-        tables = self.embeddings
-        if not isinstance(tables, EmbeddingTables):
-            return False
-        pooled = tables.config.pooled
-        if pooled is PooledDtype.AUTO:
-            return tables.tables.device.type == "cuda"
-        return pooled is PooledDtype.COMPUTED
+        return self.embeddings.rounds_pooled
 
     @property
     def coupled_samples(self) -> int:

@@ -26,22 +26,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
+from ziggurat.embeddings.contract import EmbeddingsWrapper, Slices
 from ziggurat.features.batch import Batch
 from ziggurat.parallel.prioritised.cells import NOTHING, NOW, WAITS
 from ziggurat.parallel.prioritised.collisions import RowMarks, codes_of, only_cells
 from ziggurat.parallel.prioritised.hop import CellExchange, CellTransfer
 from ziggurat.parallel.prioritised.lists import AheadList, Lists
 from ziggurat.parallel.prioritised.updates import Due, DueLookup, Later, land, pooled_lookups, split
-from ziggurat.parallel.tables.ids import LocalIds, PendingIds
-
-if TYPE_CHECKING:
-    from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.tables.ids import LocalIds
 
 
 @dataclass
@@ -79,7 +78,7 @@ class CellCounts:
     waited: int = 0
 
 
-class PrioritisedExchange:
+class PrioritisedExchange(EmbeddingsWrapper):
     """Takes the place of the plain hop in steps whose next batch is known. Methods are collective.
 
     Args:
@@ -102,8 +101,9 @@ class PrioritisedExchange:
         lists: Lists,
         local_columns: Int64[Tensor, "L"],
     ) -> None:
-        self._of = [embeddings]  # in a list: not a second set of names
-        self.hop = hop
+        super().__init__(embeddings)
+        self._sharded = (embeddings,)  # in a tuple: not a submodule
+        self.cells = hop
         self.lists = lists
         self._local_columns = local_columns
         self.is_on = True
@@ -122,12 +122,15 @@ class PrioritisedExchange:
 
     @property
     def _embeddings(self) -> ShardedEmbeddings:
-        return self._of[0]
+        return self._sharded[0]
 
     # --------------------------------------------------------------------------------------------- a step's parts
 
-    def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
+    def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"]:
         """Pooled embeddings of a batch without slices; see `ShardedEmbeddings.forward`."""
+        return self._forward(batch).to(dtype)
+
+    def _forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         embeddings = self._embeddings
         is_training = torch.is_grad_enabled()
         if is_training and self._ahead is not None and self._ahead.batch is batch:
@@ -135,12 +138,14 @@ class PrioritisedExchange:
         self.settle()
         if is_training:
             self._came = None
-        begun = embeddings.begin(batch)
+        pending = embeddings.take_pending(batch)
+        self.lists.drop(pending)
+        begun = embeddings.start_lookup(batch, pending)
         if is_training:
             self._present = _Present(begun.ids, None)
-        return embeddings.complete(begun)
+        return embeddings.finish_lookup(begun)
 
-    def look_ahead(self, upcoming: Batch | None) -> None:
+    def send_ahead(self, upcoming: Batch | None) -> None:
         """Send what can be sent of the next batch, before the backward pass of the present one.
 
         Args:
@@ -152,36 +157,34 @@ class PrioritisedExchange:
         self._present = None
         if not self.is_on or upcoming is None or upcoming.repeated or present is None:
             self.lists.drop()
-            embeddings.send_ids()
+            self.send_ids()
             return
         ids, pending = embeddings.take_ahead(upcoming)
         lists = self.lists.take(pending)
         codes_RF = self._mark(present, ids, lists)
         per_place = embeddings.rows_by_member(ids)
-        num_rows = per_place[self.hop.group.position]
-        size = self.hop.group.size
+        num_rows = per_place[self.cells.group.position]
+        size = self.cells.group.size
         transfer = CellTransfer(per_place, [num_rows] * size, [0] * size, num_rows, codes_RF)
         before = {each.feature.spec.name: each.transfer for each in present.lists}
         self._tell(present, transfer, lists, before)
         with torch.no_grad():
             values = embeddings.tables.lookup(ids)
-        self.hop.hear(transfer, present=present.transfer)
-        self.hop.send_now(transfer, values)
+        self.cells.hear(transfer, present=present.transfer)
+        self.cells.send_now(transfer, values)
         for each in lists:
             hop = each.feature.hop
             hop.hear(each.transfer, present=before.get(each.feature.spec.name))
             hop.send_now(each.transfer, self.lists.look_up(each))
         self._ahead = _Ahead(upcoming, ids, transfer, lists)
 
-    def unpooled(
-        self, batch: Batch, name: str, *, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None] | None:
-        """An un-pooled list that has come ahead; None: it has not, and is to be looked up the plain way."""
+    def unpooled_slices(self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32) -> Slices:
+        """An un-pooled list, as it has come ahead or looked up the plain way."""
         came = self._came
         is_here = came is not None and came[0] is batch and name in came[1]
         if came is None or not is_here or dtype != torch.float32 or not torch.is_grad_enabled():
             self.settle()
-            return None
+            return super().unpooled_slices(batch, name, dtype=dtype)
         each = came[1].pop(name)
         assert each.vectors is not None
         landing = (self, each, None, None, each.vectors)
@@ -190,10 +193,24 @@ class PrioritisedExchange:
         vectors = vectors if each.order is None else vectors[torch.argsort(each.order)]
         return vectors, lists.offsets, inverse
 
-    def announce(self, batch: Batch, ids: PendingIds) -> None:
-        """Announce the un-pooled lists of a batch without slices; see `ShardedEmbeddings.announce`."""
-        if self.is_on:
-            self.lists.announce(batch, ids)
+    def vectors(
+        self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "N D"]:
+        """The vectors of some rows of one table, looked up the plain way."""
+        self.settle()
+        return super().vectors(table, rows_N, dtype=dtype)
+
+    def announce(self, *batches: Batch) -> None:
+        """Tell how many ids of batches without slices will come, and of their un-pooled lists."""
+        for batch in batches:
+            ids = self._embeddings.announce_ids(batch)
+            if self.is_on:
+                self.lists.announce(batch, ids)
+
+    def send_ids(self) -> None:
+        """Send the ids of the batches that were announced."""
+        self._embeddings.send_ids()
+        self.lists.send_ids()
 
     def settle(self) -> None:
         """Apply what the last update left for later: after this all tables are as after a plain step."""
@@ -207,15 +224,16 @@ class PrioritisedExchange:
         """False while an update is not complete."""
         return self._later is None
 
-    def drop(self) -> None:
-        """Receive and forget what was sent ahead for a batch that will not come."""
+    def drain(self) -> None:
+        """Receive and forget what was sent ahead for batches that will not come."""
         self.settle()
         self.lists.drop()
         if self._ahead is not None:
-            self.hop.forget(self._ahead.transfer)
+            self.cells.forget(self._ahead.transfer)
             for each in self._ahead.lists:
                 each.feature.hop.forget(each.transfer)
         self._ahead = self._present = self._came = None
+        super().drain()
 
     def note(self, group: int, storage: int, rows_N: Int64[Tensor, "N"]) -> None:
         """Hear of rows that an un-pooled lookup of the present batch reads; not collective."""
@@ -230,8 +248,8 @@ class PrioritisedExchange:
         before = [[len(parts) for parts in each.recorded] for each in tables.local[:2]]
         if isinstance(landed, CellTransfer):
             assert ids is not None
-            rounds = self.hop.send_gradient(landed, gradient)
-            self._due.append(Due(self.hop, rounds, pooled_lookups(ids, tables), before))
+            rounds = self.cells.send_gradient(landed, gradient)
+            self._due.append(Due(self.cells, rounds, pooled_lookups(ids, tables), before))
             return
         hop = landed.feature.hop
         group = landed.feature.group
@@ -293,17 +311,17 @@ class PrioritisedExchange:
         embeddings.tell_sizes(ids)
         with torch.no_grad():
             values = embeddings.tables.lookup(self._waiting(ids, transfer.codes))
-        self.hop.send_waiting(transfer, values)
+        self.cells.send_waiting(transfer, values)
         for each in ahead.lists:
             keep_N = (each.transfer.codes == WAITS).flatten()
             each.feature.hop.send_waiting(each.transfer, self.lists.look_up(each, keep_N))
         local = embeddings.tables.lookup_copies(ids)
-        arrived = self.hop.receive(transfer)
+        arrived = self.cells.receive(transfer)
         for each in ahead.lists:
             each.vectors = each.feature.hop.receive(each.transfer)
         if self._later is not None:
             self._later.send_rest()
-        embeddings.send_ids()
+        self.send_ids()
         self._present = _Present(ids, transfer, ahead.lists)
         self._came = ahead.batch, {each.feature.spec.name: each for each in ahead.lists}
         landing = (self, transfer, ids, self._local_columns, arrived)
@@ -314,7 +332,7 @@ class PrioritisedExchange:
         self, present: _Present, transfer: CellTransfer, lists: list[AheadList], before: dict[str, CellTransfer]
     ) -> None:
         """Send all codes, and count them."""
-        self.hop.tell(transfer, present=present.transfer)
+        self.cells.tell(transfer, present=present.transfer)
         for each in lists:
             each.feature.hop.tell(each.transfer, present=before.get(each.feature.spec.name))
         for codes in (transfer.codes, *(each.transfer.codes for each in lists)):
@@ -348,12 +366,12 @@ class PrioritisedExchange:
         tables = self._embeddings.tables
         batches = ids.batches
         codes_RF = torch.zeros(
-            batches[0].batch_size, self.hop.mine.num_fields, dtype=torch.uint8, device=batches[0].single.device
+            batches[0].batch_size, self.cells.mine.num_fields, dtype=torch.uint8, device=batches[0].single.device
         )
         for index, fields in enumerate(self._column_fields):
             if tables.mine.groups[index].shards:
                 codes_of(tables.local[index], batches[index], marks=marks[index], column_fields=fields, out=codes_RF)
-        codes_RF[:, self.hop.mine.unwanted] = NOTHING
+        codes_RF[:, self.cells.mine.unwanted] = NOTHING
         return codes_RF
 
     def _waiting(self, ids: LocalIds, codes_RF: UInt8[Tensor, "R F"]) -> LocalIds:

@@ -26,8 +26,8 @@ _WIRES = (WireFormat.FP32, WireFormat.BF16, WireFormat.FP16)
 
 def prioritise(
     embeddings: ShardedEmbeddings, *, topology: Topology, wire: WireConfig, traffic: Traffic, num_parts: int
-) -> None:
-    """Let spread tables look ahead; collective.
+) -> PrioritisedExchange:
+    """Wrap spread tables in an exchange that looks ahead; collective.
 
     Args:
         embeddings: of the model.
@@ -77,7 +77,6 @@ def prioritise(
         else {},
     )
     exchange = PrioritisedExchange(embeddings, hop=cells, lists=lists, local_columns=_local_columns(targets))
-    embeddings.prioritised = exchange
     tables.note_rows = exchange.note
 
     def check_settled() -> None:
@@ -90,6 +89,7 @@ def prioritise(
             )
 
     tables.check_settled = check_settled
+    return exchange
 
 
 def _check(

@@ -6,8 +6,9 @@ For a flat model the hop joins all ranks, and the columns come out in the order 
 placement. With towers it joins the ranks of a tower group; a rank then has the columns of its own towers, in the order
 of the towers, for the samples of all its peers, and `parallel/towers.py` goes on from there.
 
-The local tables are ordinary `EmbeddingTables` (every kernel, exact updates), looked up for the samples of all ranks at
-once; what a placement changes is described in `shards.py`.
+Of a batch with slices `repeated.py` makes several batches, and `prioritised/exchange.py` sends rows ahead of their
+batch: both wrap what is here. The local tables are ordinary `EmbeddingTables` (every kernel, exact updates), looked up
+for the samples of all ranks at once; what a placement changes is described in `shards.py`.
 
 Gradients need no scaling here: the exchange sums what arrives, and the loss is divided by the size of the global
 batch (`exchange/blocks.py`).
@@ -16,16 +17,19 @@ batch (`exchange/blocks.py`).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import BatchShape
+from ziggurat.embeddings.contract import Embeddings
+from ziggurat.embeddings.storage.facts import StorageFacts
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.features.jagged import FeatureGroup
+from ziggurat.features.inputs import InputSpec
 from ziggurat.models.towers.layer import fields_of_towers
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.ops.pad_lists import pad_lists
@@ -36,15 +40,27 @@ from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.tables.host_sums import HostSums, SentPart, sent_parts
 from ziggurat.parallel.tables.ids import IdExchange, LocalIds, PendingIds
-from ziggurat.parallel.tables.repeated import PooledParts, RepeatedExchange
 from ziggurat.parallel.tables.sequences import SequenceExchange
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import FieldShare, RankShare
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 
-if TYPE_CHECKING:
-    from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
+
+class SpreadEmbeddings(Embeddings, Protocol):
+    """Embeddings that are spread over ranks: what a pipeline asks beside the contract. All of it is collective."""
+
+    def send_ids(self) -> None:
+        """Send the ids of the batches that were announced."""
+        ...
+
+    def send_ahead(self, upcoming: Batch | None) -> None:
+        """Send what can be sent before the backward pass; `upcoming` is the next batch, if it was announced."""
+        ...
+
+    def start(self, batch: Batch) -> Crossing:
+        """Begin a lookup of a flat model: look up, and send over the last hop."""
+        ...
 
 
 @dataclass
@@ -74,7 +90,7 @@ class Begun:
 
 
 class ShardedEmbeddings(nn.Module):
-    """Takes the place of a model's `EmbeddingTables`. See the module's docstring.
+    """Takes the place of a model's `EmbeddingTables`, for batches without slices. See the module's docstring.
 
     Args:
         tables: this rank's part of the tables.
@@ -83,9 +99,6 @@ class ShardedEmbeddings(nn.Module):
         wire: formats of the hops.
         traffic: counts messages.
         flow: tells the towers how large the batches are.
-
-    Attributes:
-        prioritised: what takes the place of the hop where the next batch is known; None: nothing does.
     """
 
     def __init__(
@@ -110,10 +123,7 @@ class ShardedEmbeddings(nn.Module):
         )
         self.list_exchange = SequenceExchange(tables, topology=topology, wire=wire, traffic=traffic)
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
-        self._announced: deque[tuple[Batch, list[Batch]]] = deque()
-        self._repeated: dict[tuple[FeatureGroup, ...], RepeatedExchange] = {}
-        self._traffic = traffic
-        self._towers = plan.towers
+        self._facts = StorageFacts()
         self._make = lambda inputs: ShardedEmbeddings(
             tables.view(inputs), plan=plan, topology=topology, wire=wire, traffic=traffic, flow=Flow()
         )
@@ -140,7 +150,6 @@ class ShardedEmbeddings(nn.Module):
         self.field_blocks = [_blocks(name, sent, copies=copies) for name in names]
         self.field_dims = tuple(sum(block.width for block in blocks) for blocks in self.field_blocks)
         self.output_dim = sum(self.field_dims)
-        self.prioritised: PrioritisedExchange | None = None
         self.hop = BlockExchange(
             group,
             widths=[[part.width for part in each] for each in sent],
@@ -154,68 +163,66 @@ class ShardedEmbeddings(nn.Module):
         self._count_hop, self._count_columns = self._plan_counts(shares, traffic)
 
     has_dense_gradients = False
+    rounds_pooled = False
 
-    def prefetch(self, *batches: Batch) -> None:
-        """Send the ids of batches that `forward` will be called with later, in this order; collective.
-
-        What was sent ahead before and not used is forgotten. Other batches may be looked up in between (evaluations).
-        """
-        self.drain()
-        self.announce(*batches)
-        self.send_ids()
+    def of_fields(self, inputs: InputSpec) -> ShardedEmbeddings:
+        """The exchange of some fields over the same tables."""
+        return self._make(inputs)
 
     def announce(self, *batches: Batch) -> None:
-        """The first half of `prefetch`: tell how much will come, and wait for nobody; collective."""
+        """Tell how many ids of batches will come, and wait for nobody; `send_ids` sends them. Collective.
+
+        Other batches may be looked up in between (evaluations).
+        """
         for batch in batches:
-            if batch.repeated:
-                exchange = self._exchange(batch)
-                parts = exchange.split(batch)
-                self._announced.append((batch, parts))
-                for each, part in zip(exchange.exchanges, parts, strict=True):
-                    each.announce(part)
-            else:
-                ids = self._ids.start(batch)
-                self._ready.append((batch, ids))
-                if self.prioritised is not None:
-                    self.prioritised.announce(batch, ids)
+            self.announce_ids(batch)
+
+    def announce_ids(self, batch: Batch) -> PendingIds:
+        """Announce one batch; return its ids, which tell this announcement from others. Collective."""
+        assert not batch.repeated, "slices are looked up by `Deduplicated`"
+        ids = self._ids.start(batch)
+        self._ready.append((batch, ids))
+        return ids
+
+    def send_ahead(self, upcoming: Batch | None) -> None:
+        """Send the ids of the batches that were announced; collective."""
+        del upcoming
+        self.send_ids()
 
     def send_ids(self) -> None:
-        """The second half: send the ids of the batches that were announced; collective."""
+        """Send the ids of the batches that were announced; collective."""
         for _, ids in self._ready:
             self._ids.send(ids)
-        if self.prioritised is not None:
-            self.prioritised.lists.send_ids()
-        for each in self._exchanges():
-            each.send_ids()
+
+    def begin(self, batch: Batch) -> None:
+        """Nothing: a lookup asks for ids that nobody announced itself."""
 
     def drain(self) -> None:
         """Receive and forget ids that were sent ahead for batches that will not come; collective."""
-        if self.prioritised is not None:
-            self.prioritised.drop()
         while self._ready:
             self._ids.drop(self._ready.popleft()[1])
-        self._announced.clear()
-        for each in self._exchanges():
-            each.drain()
 
-    def forward(self, batch: Batch) -> Float[Tensor, "B T"] | PooledParts:
+    def settle(self) -> None:
+        """Complete the last update: without an exchange ahead it always is."""
+
+    def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"]:
         """Pooled embeddings: (B, T), columns in the order of `inputs.fields`.
 
-        With towers (ΣB, T of this rank's towers) for the samples of all peers, in the order of the tower groups; of a
-        batch with slices part by part.
+        With towers (ΣB, T of this rank's towers) for the samples of all peers, in the order of the tower groups.
         """
-        if not batch.repeated:
-            return self.complete(self.begin(batch)) if self.prioritised is None else self.prioritised.forward(batch)
-        self._settle()
-        exchange, parts = self._take_parts(batch)
-        return exchange.forward(batch, parts) if self._is_flat else exchange.for_towers(batch, parts)
+        return self.finish_lookup(self.start_lookup(batch)).to(dtype)
 
-    def begin(self, batch: Batch) -> Begun:
-        """The first half of `forward`, of a batch without slices: look up and send; collective."""
-        ids = self._take_ids(batch)
+    def start_lookup(self, batch: Batch, pending: PendingIds | None = None) -> Begun:
+        """The first half of `forward`: look up and send; collective.
+
+        Args:
+            batch: without slices.
+            pending: its ids, if they were taken (`take_pending`).
+        """
+        ids = self._take_ids(batch, pending)
         return Begun(ids, *self._send(ids))
 
-    def complete(self, begun: Begun) -> Float[Tensor, "B T"]:
+    def finish_lookup(self, begun: Begun) -> Float[Tensor, "B T"]:
         """The second half: wait, put columns in order, and finish the means of spread rows; collective."""
         transfer = begun.transfer
         pooled_BT = self.hop.finish(begun.token, transfer)
@@ -247,8 +254,7 @@ class ShardedEmbeddings(nn.Module):
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
         """Return the same as `EmbeddingTables.unpooled_slices`; collective."""
-        ahead = None if self.prioritised is None else self.prioritised.unpooled(batch, name, dtype=dtype)
-        return self.list_exchange(batch, name, dtype=dtype) if ahead is None else ahead
+        return self.list_exchange(batch, name, dtype=dtype)
 
     def sequence(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
@@ -261,17 +267,30 @@ class ShardedEmbeddings(nn.Module):
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "N D"]:
         """Return the same as `EmbeddingTables.vectors`; collective, each rank asks for own rows. See `sequences.py`."""
-        self._settle()
         return self.list_exchange.vectors(table, rows_N, dtype=dtype)
+
+    def table(self, name: str) -> Tensor:
+        """Refuse: a rank may hold a part of a table, or none of it.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            expected="tables of one device, which are whole",
+            found="a model that is spread over ranks, where each has its part",
+            where=f"table {name!r}",
+            ways_out=(
+                "ask before parallelize",
+                "model.embeddings.tables.state_dict(): the parts that this rank has",
+                "model.embeddings.vectors(table, rows), on all ranks: some rows of it",
+            ),
+        )
 
     def start(self, batch: Batch) -> Crossing:
         """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
         assert self._is_flat
         assert self.can_start
-        if batch.repeated:
-            exchange, parts = self._take_parts(batch)
-            return exchange.start(batch, parts)
-        begun = self.begin(batch)
+        begun = self.start_lookup(batch)
         return Crossing([Leg(self.hop, begun.token, begun.transfer)], lambda arrived: arrived[0])
 
     @property
@@ -297,42 +316,25 @@ class ShardedEmbeddings(nn.Module):
     def use_kernel(self, kernel: KernelChoice) -> None:
         """Look up with this kernel, so that all ranks, and a resumed run, do the same."""
         for tables in self.tables.local:
-            tables.config = replace(tables.config, kernel=kernel)
-            tables.choose_kernel(BatchShape())
+            tables.use_kernel(kernel)
 
     def report(self) -> dict[str, Any]:
         """Return the entries of the start-up report on this rank's tables."""
-        return self.tables.report()
+        groups = [tables.report() for tables in self.tables.local if tables.inputs.tables]
+        return groups[0] if groups else {"kernel": f"rank {self._topology.rank} holds no table"}
 
-    def _exchange(self, batch: Batch) -> RepeatedExchange:
-        """The exchanges of a batch with these groups, made once."""
-        groups = tuple(group.features for group in batch.repeated)
-        if groups not in self._repeated:
-            self._repeated[groups] = RepeatedExchange(
-                self.inputs,
-                groups,
-                make=self._make,
-                towers=self._towers,
-                topology=self._topology,
-                traffic=self._traffic,
-            )
-        return self._repeated[groups]
+    def facts(self) -> dict[str, Any]:
+        """Return what caches, a disk and the host's memory did on this rank since the last call; {} without them."""
+        return self._facts.since_last(storage for tables in self.tables.local for storage in tables.tables.storages)
 
-    def _take_parts(self, batch: Batch) -> tuple[RepeatedExchange, list[Batch]]:
-        """The exchanges of a batch with slices, and its parts; those that were announced are on their way."""
-        exchange = self._exchange(batch)
-        is_next = self._announced and self._announced[0][0] is batch
-        return exchange, self._announced.popleft()[1] if is_next else exchange.split(batch)
-
-    def _exchanges(self) -> list[ShardedEmbeddings]:
-        return [each for exchange in self._repeated.values() for each in exchange.exchanges]
-
-    def _take_ids(self, batch: Batch) -> LocalIds:
+    def take_pending(self, batch: Batch) -> PendingIds:
+        """The ids of a batch, on their way since it was announced, or from now on; collective."""
         is_announced = bool(self._ready) and self._ready[0][0] is batch
-        pending = self._ready.popleft()[1] if is_announced else self._ids.start(batch)
-        if self.prioritised is not None:
-            self.prioritised.lists.drop(pending)
-        ids = self._ids.finish(pending)
+        return self._ready.popleft()[1] if is_announced else self._ids.start(batch)
+
+    def _take_ids(self, batch: Batch, pending: PendingIds | None = None) -> LocalIds:
+        assert not batch.repeated, "slices are looked up by `Deduplicated`"
+        ids = self._ids.finish(self.take_pending(batch) if pending is None else pending)
         self.tell_sizes(ids)
         return ids
 
@@ -354,11 +356,6 @@ class ShardedEmbeddings(nn.Module):
         size = self._topology.tower_size
         groups = self._topology.num_groups
         return [sum(ids.sizes[group * size + place] for group in range(groups)) for place in range(size)]
-
-    def _settle(self) -> None:
-        """Complete the last update, where some of it is still on its way; collective."""
-        if self.prioritised is not None:
-            self.prioritised.settle()
 
     def _send(self, ids: LocalIds) -> tuple[Tensor, Transfer]:
         """Look up, and send each member of the tower group what it wants: columns for the samples of all its peers."""

@@ -37,6 +37,7 @@ from ziggurat.ops.lookup.cut_rows import (
 from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
 from ziggurat.parallel.tables.copies import sum_over_ranks
 from ziggurat.parallel.tables.dense_copies import small_storages, sum_whole_tables
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
@@ -59,12 +60,20 @@ class ShardedTableOptimizer:
         embeddings: what to update.
         topology: the ranks.
         traffic: counts messages.
+        ahead: leaves some of an update for later; None: nothing does.
     """
 
-    def __init__(self, embeddings: ShardedEmbeddings, *, topology: Topology, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        embeddings: ShardedEmbeddings,
+        *,
+        topology: Topology,
+        traffic: Traffic,
+        ahead: PrioritisedExchange | None = None,
+    ) -> None:
         self.config = embeddings.config
         self._tables = embeddings.tables
-        self._ahead = embeddings.prioritised
+        self._ahead = ahead
         self._topology = topology
         self._traffic = traffic
         self._rows, self._columns, self._copies = (TableOptimizer(tables) for tables in self._tables.local)

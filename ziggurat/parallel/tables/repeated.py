@@ -18,14 +18,15 @@ All ranks deduplicate the same groups: `training/repeats.py` decides alike on al
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ziggurat.embeddings.contract import EmbeddingsWrapper
 from ziggurat.features.batch import Batch
 from ziggurat.features.batches.packed import HostCopy
 from ziggurat.features.inputs import InputSpec
@@ -34,12 +35,10 @@ from ziggurat.ops.repeat import expand
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.crossing import Crossing, Leg
 from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings, SpreadEmbeddings
 from ziggurat.parallel.tables.ids import Positions, batch_of_rows
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Towers
-
-if TYPE_CHECKING:
-    from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 
 MIXED = -1  # in place of a part: a tower that has features of several parts
 PLAIN = 0  # the part of the features that are in no group; group g is part g + 1
@@ -134,22 +133,22 @@ class RepeatedExchange:
 
     def start(self, batch: Batch, parts: list[Batch]) -> Crossing:
         """Look up the parts of a batch of a flat model, and send; collective."""
-        begun = [exchange.begin(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        begun = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
         legs = [Leg(each.hop, one.token, one.transfer) for each, one in zip(self.exchanges, begun, strict=True)]
         return Crossing(legs, lambda arrived: self._joined(arrived, batch))
 
     def forward(self, batch: Batch, parts: list[Batch]) -> Float[Tensor, "B T"]:
         """Pooled embeddings of a flat model, in the order of the fields; collective."""
-        begun = [exchange.begin(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
-        arrived = [exchange.complete(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
+        begun = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        arrived = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
         return self._joined(arrived, batch)
 
     def for_towers(self, batch: Batch, parts: list[Batch]) -> PooledParts:
         """Pooled embeddings of this group's towers, part by part; collective."""
-        begun = [exchange.begin(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        begun = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
         sizes = [list(one.ids.sizes) for one in begun]
         pending = self._send_inverses(batch, sizes[PLAIN])
-        pooled = [exchange.complete(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
+        pooled = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
         return PooledParts(
             groups=self._groups,
             pooled=pooled,
@@ -200,6 +199,108 @@ class RepeatedExchange:
             shifted = [each[place].to(torch.int64) + begin for each, begin in zip(by_peer, begins, strict=False)]
             found[number] = torch.cat(shifted)
         return found
+
+
+class Deduplicated(EmbeddingsWrapper):
+    """Looks up batches with slices part by part, and leaves plain ones to what it wraps. Methods are collective.
+
+    Args:
+        inner: looks up plain batches.
+        spread: the exchange over all fields, of which those of the parts are made.
+        towers: of the plan; None for a flat model.
+        topology: the ranks.
+        traffic: counts messages.
+    """
+
+    def __init__(
+        self,
+        inner: SpreadEmbeddings,
+        *,
+        spread: ShardedEmbeddings,
+        towers: Towers | None,
+        topology: Topology,
+        traffic: Traffic,
+    ) -> None:
+        super().__init__(inner)
+        self._plain = (inner,)  # in tuples: not submodules
+        self._spread = (spread,)
+        self._towers = towers
+        self._topology = topology
+        self._traffic = traffic
+        self._repeated: dict[tuple[FeatureGroup, ...], RepeatedExchange] = {}
+        self._announced: deque[tuple[Batch, list[Batch]]] = deque()
+
+    def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"] | PooledParts:
+        """Pooled embeddings; with towers, of a batch with slices, part by part for the samples of all peers."""
+        if not batch.repeated:
+            return super().forward(batch, dtype=dtype)
+        self.settle()
+        exchange, parts = self._take_parts(batch)
+        if self._towers is None:
+            return exchange.forward(batch, parts).to(dtype)
+        found = exchange.for_towers(batch, parts)
+        return replace(found, pooled=[pooled.to(dtype) for pooled in found.pooled])
+
+    def start(self, batch: Batch) -> Crossing:
+        """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
+        if not batch.repeated:
+            return self._plain[0].start(batch)
+        exchange, parts = self._take_parts(batch)
+        return exchange.start(batch, parts)
+
+    def announce(self, *batches: Batch) -> None:
+        """Tell how many ids will come, of samples and of slices."""
+        for batch in batches:
+            if not batch.repeated:
+                super().announce(batch)
+                continue
+            exchange = self._exchange(batch)
+            parts = exchange.split(batch)
+            self._announced.append((batch, parts))
+            for each, part in zip(exchange.exchanges, parts, strict=True):
+                each.announce(part)
+
+    def send_ids(self) -> None:
+        """Send the ids of the batches that were announced."""
+        self._plain[0].send_ids()
+        for each in self._exchanges():
+            each.send_ids()
+
+    def send_ahead(self, upcoming: Batch | None) -> None:
+        """Send what can be sent of the batches that were announced, before the backward pass."""
+        self._plain[0].send_ahead(upcoming)
+        for each in self._exchanges():
+            each.send_ids()
+
+    def drain(self) -> None:
+        """Receive and forget what was sent ahead for batches that will not come."""
+        super().drain()
+        self._announced.clear()
+        for each in self._exchanges():
+            each.drain()
+
+    def _exchange(self, batch: Batch) -> RepeatedExchange:
+        """The exchanges of a batch with these groups, made once."""
+        groups = tuple(group.features for group in batch.repeated)
+        if groups not in self._repeated:
+            self._repeated[groups] = RepeatedExchange(
+                self.inputs,
+                groups,
+                make=self._spread[0].of_fields,
+                towers=self._towers,
+                topology=self._topology,
+                traffic=self._traffic,
+            )
+        return self._repeated[groups]
+
+    def _take_parts(self, batch: Batch) -> tuple[RepeatedExchange, list[Batch]]:
+        """The exchanges of a batch with slices, and its parts; those that were announced are on their way."""
+        exchange = self._exchange(batch)
+        is_next = self._announced and self._announced[0][0] is batch
+        return exchange, self._announced.popleft()[1] if is_next else exchange.split(batch)
+
+    def _exchanges(self) -> list[ShardedEmbeddings]:
+        return [each for exchange in self._repeated.values() for each in exchange.exchanges]
 
 
 def _columns(exchange: ShardedEmbeddings) -> dict[str, slice]:

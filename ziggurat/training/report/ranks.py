@@ -16,8 +16,6 @@ from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism, route_line
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.process_groups import copy_engines_line
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
-from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Topology
 from ziggurat.parallel.towers import TowerTransform
 
@@ -39,10 +37,7 @@ def rank_sections(
         overlaps: what travels while something is computed.
         compute: what the dense network and tower modules compute in.
     """
-    embeddings = model.embeddings
-    assert isinstance(embeddings, ShardedEmbeddings)
-    tables = embeddings.tables
-    assert isinstance(tables, ShardedTables)
+    spread = parallel.spread
     topology = parallel.topology
     config = parallel.config
     lines = {
@@ -54,16 +49,16 @@ def rank_sections(
     }
     towers = model.towers
     if isinstance(towers, TowerTransform):
-        lines["wire in a tower group"] = embeddings.hop.describe(torch.float32)
+        lines["wire in a tower group"] = spread.hop.describe(torch.float32)
         lines["wire between towers"] = towers.hop.describe(towers.computed_dtype(compute))
     else:
         lines["wire in a tower group"] = "not used: a flat model has one hop"
-        lines["wire between towers"] = embeddings.hop.describe(torch.float32)
+        lines["wire between towers"] = spread.hop.describe(torch.float32)
     lines |= dict(f"overlap, {line}".split(": ", 1) for line in overlaps)
     if topology.world.process_group is not None:
         lines["hops by copy engines"] = copy_engines_line()
     plan: dict[str, str] = {}
-    for name, shards in tables.shards.items():
+    for name, shards in spread.tables.shards.items():
         mib = 4 * shards[0].table_rows * shards[0].table_columns / 2**20
         ranks = ", ".join(str(shard.rank) for shard in shards)
         plan[name] = f"{shards[0].placement}, rank {ranks}, {mib:,.2f} MiB"
@@ -86,17 +81,6 @@ def _host_link(topology: Topology) -> str:
         return "through shared memory"
     reason = next((group.why_no_memory for group in groups if group.why_no_memory), "")
     return f"through torch.distributed, slower: {reason}" if reason else "through torch.distributed"
-
-
-def kernel_report(model: Model) -> dict[str, Any]:
-    """Describe the lookup kernels; of a parallel model those of this rank's tables."""
-    embeddings = model.embeddings
-    if not isinstance(embeddings, ShardedEmbeddings):
-        return embeddings.report()
-    tables = embeddings.tables
-    assert isinstance(tables, ShardedTables)
-    groups = [each.report() for each in tables.local if each.inputs.tables]
-    return groups[0] if groups else {"kernel": "rank 0 holds no table"}
 
 
 def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ziggurat.ops.machine.tested_torch import untested_torch_section
 from ziggurat.precision.choice import cpu_name
 from ziggurat.training.config import Compile, StepGraphs
 from ziggurat.training.records.log import why_no_events
-from ziggurat.training.report.ranks import kernel_report, rank_sections
+from ziggurat.training.report.ranks import rank_sections
 from ziggurat.training.step.compiled import why_no_graphs
 from ziggurat.training.step.train_step import TrainStep
 
@@ -157,7 +157,7 @@ def startup_report(
     config = step.config
     facts = facts or ModelFacts.of(model)
     tables = model.inputs.tables
-    kernels = {str(name): str(value) for name, value in flat_lines(kernel_report(model))}
+    kernels = {str(name): str(value) for name, value in flat_lines(model.embeddings.report())}
     training = {
         "dense network": f"{facts.parameters.dense:,} weights, {facts.flops / 1e6:.2f} MFLOP a sample and step, "
         f"{config.optimizer.value}",

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from ziggurat.models import Model
 from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.prioritised.choice import ExchangeChoice
 from ziggurat.parallel.prioritised.exchange import CellCounts, PrioritisedExchange
 from ziggurat.parallel.process_groups import communication_device
-from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 
 
 class StepExchange:
@@ -41,12 +39,11 @@ class StepExchange:
         self._steps_ahead = 0
 
     @staticmethod
-    def of(model: Model, parallel: Parallel | None, *, clips: bool) -> StepExchange | None:
-        """The exchange of a model that is spread over ranks and looks ahead; None for others."""
-        embeddings = model.embeddings
-        if parallel is None or not isinstance(embeddings, ShardedEmbeddings) or embeddings.prioritised is None:
+    def of(parallel: Parallel | None, *, clips: bool) -> StepExchange | None:
+        """The exchange of ranks that look ahead; None for others."""
+        if parallel is None or parallel.prioritised is None:
             return None
-        return StepExchange(embeddings.prioritised, parallel, clips=clips)
+        return StepExchange(parallel.prioritised, parallel, clips=clips)
 
     def count(self, seconds: float) -> None:
         """Hear how long a step took; chooses for the next one. Collective."""
@@ -54,10 +51,6 @@ class StepExchange:
         self._steps_ahead += self._exchange.is_on
         self._choice.count(seconds)
         self._exchange.is_on = self._choice.is_on
-
-    def settle(self) -> None:
-        """Complete the last update; collective."""
-        self._exchange.settle()
 
     def lines(self) -> dict[str, str]:
         """Return the lines of the start-up report."""

@@ -23,10 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ziggurat.embeddings import EmbeddingTables, TableOptimizer
+from ziggurat.embeddings import TableOptimizer
 from ziggurat.embeddings.faults import RowFaults, raise_fault
 from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage
 from ziggurat.embeddings.storage.host import HostStorage
+from ziggurat.embeddings.tables import whole_tables
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.training.config import TrainingConfig
@@ -59,15 +60,14 @@ class LateStep:
         table_optimizer: TableOptimizer | None,
         average: WeightAverage | None = None,
     ) -> None:
-        assert isinstance(model.embeddings, EmbeddingTables)
-        self._tables = model.embeddings
+        self._tables = whole_tables(model.embeddings)
         self._config = config
         self._named = dict(named)
         self._dense = dense_optimizer
         self._table_optimizer = table_optimizer
         self._average = average
-        device = model.embeddings.tables.device
-        self._faults = RowFaults(model.embeddings, knows_rows=not model.looks_up_drawn_rows)
+        device = self._tables.tables.device
+        self._faults = RowFaults(self._tables, knows_rows=not model.looks_up_drawn_rows)
         self.ahead = self._faults.ahead
         self._rates = torch.zeros(2, device=device)
         self._factor = 0.0  # that the rates were made with

@@ -26,9 +26,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ziggurat.embeddings import TableOptimizer
-from ziggurat.embeddings.storage.cached import CacheCounts
-from ziggurat.embeddings.storage.disk import held_facts
-from ziggurat.embeddings.storage.host import device_facts
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
@@ -41,7 +38,6 @@ from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
-from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.precision.choice import resolve_precision
 from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
 from ziggurat.training.step.compiled import compiled_dense
@@ -99,14 +95,13 @@ class TrainStep:
         self._whole_tables = [] if fused else list(model.embeddings.parameters())
         self.dense_optimizer = _dense_optimizer(self._dense, config, tables=self._whole_tables) if self._dense else None
         self.table_optimizer: TableOptimizer | ShardedTableOptimizer | None = None
-        self._counted = CacheCounts()
         if parallel is not None:
             self.table_optimizer = parallel.table_optimizer(model)
         elif fused:
             self.table_optimizer = TableOptimizer(model.embeddings)
         self._world = WorldSums(parallel, self.dense_named)
         self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=parallel.config.num_parts)
-        self.exchange = StepExchange.of(model, parallel, clips=bool(config.clip_norm))
+        self.exchange = StepExchange.of(parallel, clips=bool(config.clip_norm))
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(
                 expected="dense-gradient tables, because embedding_l2 acts on whole tables at every step",
@@ -217,19 +212,12 @@ class TrainStep:
         """Complete the last update, before anything reads tables as a whole; collective, and free where it is."""
         if self.late is not None:
             self.late.settle()
-        if self.exchange is not None:
-            self.exchange.settle()
+        self.model.embeddings.settle()
 
     def facts(self) -> dict[str, Any]:
-        """Return what the prioritised exchange and caches of hot rows did since the last call; {} without them."""
+        """Return what the exchange between ranks and the embeddings did since the last call, for the log."""
         found = self.exchange.since_last() if self.exchange is not None else {}
-        caches = [cache for tables in tables_of(self.model) for cache in tables.caches]
-        if caches:
-            counts = sum((cache.counts for cache in caches), CacheCounts())
-            found |= (counts - self._counted).facts()
-            self._counted = counts
-        found |= held_facts(storage for tables in tables_of(self.model) for storage in tables.on_disk)
-        return found | device_facts(storage for tables in tables_of(self.model) for storage in tables.in_host)
+        return found | self.model.embeddings.facts()
 
     def take_news(self) -> list[str]:
         """Return what has been decided about steps since the last call, for people."""
