@@ -19,6 +19,7 @@ order of the magnitudes, so that they count up through all binades.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from typing import ClassVar
 from ziggurat.errors import ConfigError, nearest_names
 
 _FP32_BITS = 32
+_LARGEST_FP32 = math.ldexp(2**24 - 1, 104)
 
 
 class Scope(StrEnum):
@@ -211,6 +213,19 @@ class BlockFormat:
         """The largest exponent of a power of two that is a scale, and the negative of the smallest."""
         return 2 ** (self.d1 - 1) - 1 if self.d1 else 0
 
+    @functools.cached_property
+    def largest_held(self) -> float:
+        """The largest FP32 magnitude that does not overflow: any where numbers share a scale, which grows with them."""
+        if self.has_scale:
+            return _LARGEST_FP32
+        element = self.element
+        step = element.largest - element.magnitude(element.code(element.largest) - 1)
+        if self.rounding is Rounding.TRUNCATE:
+            return _fp32_below(element.largest + step)
+        half_way = element.largest + step / 2
+        ties_stay = element.code(element.largest) % 2 == 0
+        return half_way if ties_stay else _fp32_below(half_way)
+
     @property
     def max_second(self) -> int:
         """The largest second-level code: binades that a block within a block may lie lower, or an integer factor."""
@@ -269,3 +284,11 @@ class BlockFormat:
             where=f"block format {self.name!r}, {field}",
             ways_out="see how the listed ones are made: ziggurat/numerics/catalogue.py",
         )
+
+
+def _fp32_below(magnitude: float) -> float:
+    """Return the FP32 number below one."""
+    exponent = math.frexp(magnitude)[1] - 1
+    if math.ldexp(1.0, exponent) == magnitude:
+        exponent -= 1
+    return magnitude - math.ldexp(1.0, exponent - 23)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.numerics import blocks
-from ziggurat.numerics.block_format import BlockFormat, Rounding, Scope
+from ziggurat.numerics.block_format import BlockFormat, Scope
+from ziggurat.numerics.kernel import quantise_fast
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,7 +39,12 @@ def quantise(
         NumericsError: an infinity is among the numbers, or a number that a format without scales cannot hold.
         ConfigError: another dtype, or no such axis.
     """
-    return quantise_reference(x, format, axis, name=name)
+    values = checked(x, axis, name=name)
+    if values.numel():
+        found = quantise_fast(values, format, axis)
+        if found is not None:
+            return found
+    return quantise_reference(values, format, axis, name=name)
 
 
 def quantise_reference(
@@ -93,27 +99,13 @@ def from_rows(rows: Float[Tensor, "R n"], shape: torch.Size, format: BlockFormat
     return rows.reshape(*moved, length).movedim(-1, axis).contiguous()
 
 
-def largest_held(format: BlockFormat) -> float:
-    """Return the largest FP32 magnitude that does not overflow in a format: numbers share no scale that could grow."""
-    if format.has_scale:
-        return blocks.LARGEST
-    element = format.element
-    step = element.largest - element.magnitude(element.code(element.largest) - 1)
-    largest = torch.tensor(element.largest)
-    if format.rounding is Rounding.TRUNCATE:
-        return float(torch.nextafter(torch.tensor(element.largest + step), largest))
-    half_way = torch.tensor(element.largest + step / 2)
-    ties_stay = element.code(element.largest) % 2 == 0
-    return float(half_way if ties_stay else torch.nextafter(half_way, largest))
-
-
 def refuse_what_does_not_fit(x: Float[Tensor, "*B"], format: BlockFormat, *, name: str) -> None:
     """Refuse infinities, and what a format without scales cannot hold.
 
     Raises:
         NumericsError: with the first of these numbers, its place and the ways out.
     """
-    too_large = x.abs() > largest_held(format)
+    too_large = x.abs() > format.largest_held
     if too_large.any():
         raise overflow(x, too_large, format, name=name)
 
@@ -131,7 +123,7 @@ def overflow(x: Float[Tensor, "*B"], too_large: Tensor, format: BlockFormat, *, 
             "take a format whose numbers share a scale, which follows them: BlockFormat.named('mxfp8_e4m3')",
             "take one of a wider range: BlockFormat.named('bf16')",
         )
-    infinite = "finite numbers" if format.has_scale else f"magnitudes of {largest_held(format):.6g} at most"
+    infinite = "finite numbers" if format.has_scale else f"magnitudes of {format.largest_held:.6g} at most"
     return NumericsError(
         expected=f"{infinite} to round to {format}",
         found=f"{value:.6g} at {place}, the first of {count:,}" if count > 1 else f"{value:.6g} at {place}",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ziggurat.cache import cache_folder
+from ziggurat.numerics.kernel import block_format_kernel
 from ziggurat.ops.attention.cpp import attention_kernel
 from ziggurat.ops.bitmask import bitmask_kernel
 from ziggurat.ops.interactions.dot import dot_kernel
@@ -53,6 +54,7 @@ def diagnose() -> StartupReport:
                 "pairwise dot products": dot_kernel(),
                 "combinations of fields": fields_kernel(),
                 "attention over sequences": attention_kernel(),
+                "rounding to block formats": block_format_kernel(),
             },
             "Retrieval kernels": {
                 "masks of items": bitmask_kernel(),

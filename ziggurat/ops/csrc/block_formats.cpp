@@ -1,0 +1,647 @@
+// Rounding to block formats, and their bits. Twin of ziggurat/numerics/blocks.py and packing.py, which define every bit.
+//
+//     last axis     a block lies in one register or a few: its largest by shuffles, its second level within lanes
+//     other axes    a register holds one number of sixteen neighbouring blocks: no shuffles
+//
+// A number is rounded by adding and subtracting a power of two whose last bit is the element's step: the sum rounds as
+// IEEE 754 says, to the nearest, ties to even. This, and products with powers of two, are exact for magnitudes that
+// are not extreme; blocks with extreme ones, NaN or infinities take the slow path, one number at a time in double.
+//
+// Vectors are the compiler's: a processor without such registers gets the same results.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+
+enum Rule : int64_t { kFloor, kCeil, kEven, kRceil };
+
+// What Python passes of a format; see BlockFormat. k1 is the block's length, resolved.
+struct Format {
+  int64_t k1, k2, d1, d2;
+  int64_t element_bits, fraction_bits, min_exponent, max_exponent, largest_code;
+  int64_t rule, truncates, is_twos_complement;
+  double largest, largest_held;
+};
+
+constexpr int64_t kChunk = 1024;  // numbers of a block where none share a scale
+constexpr int32_t kMagnitude = 0x7FFFFFFF;
+constexpr int32_t kInfinity = 0x7F800000;
+constexpr int64_t kZeroBinade = -(int64_t(1) << 20);
+constexpr float kSmallestNormal = 0x1p-126f;
+constexpr float kLargestFloat = 0x1.fffffep127f;
+constexpr uint64_t kNanBits = 0x7FC00000;
+
+template <typename To, typename From>
+inline To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From), "of one size");
+  To result;
+  std::memcpy(&result, &value, sizeof(result));
+  return result;
+}
+
+inline Floats all(float value) { return Floats{} + value; }
+inline Ints all(int32_t value) { return Ints{} + value; }
+inline Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+inline Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
+inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+
+inline Floats load(const float* from) {
+  Floats value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+inline Floats load(const float* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  Floats value{};
+  std::memcpy(&value, from, 4 * count);
+  return value;
+}
+inline void store(float* to, Floats value, int64_t count) {
+  std::memcpy(to, &value, count >= kLanes ? sizeof(value) : 4 * count);
+}
+
+template <int kStep>
+inline Ints swapped(Ints v) {
+#if defined(__clang__)
+  Ints result;
+  for (int i = 0; i < kLanes; ++i) result[i] = v[i ^ kStep];
+  return result;
+#else
+  Ints order;
+  for (int i = 0; i < kLanes; ++i) order[i] = i ^ kStep;
+  return __builtin_shuffle(v, order);
+#endif
+}
+
+// The largest of each `width` neighbouring lanes, in all of them.
+inline Ints largest_of_neighbours(Ints v, int64_t width) {
+  if (width >= 2) v = larger(v, swapped<1>(v));
+  if (width >= 4) v = larger(v, swapped<2>(v));
+  if (kLanes >= 8 && width >= 8) v = larger(v, swapped<4 % kLanes>(v));
+  if (kLanes >= 16 && width >= 16) v = larger(v, swapped<8 % kLanes>(v));
+  return v;
+}
+
+inline int32_t largest_lane(Ints v) { return largest_of_neighbours(v, kLanes)[0]; }
+
+// ---- the slow path: exact in double, one number at a time -----------------------------------------------------------
+
+inline int64_t binade(double magnitude) {
+  if (magnitude == 0) return kZeroBinade;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  return exponent - 1;
+}
+
+inline int64_t ceiling_of_log2(double magnitude) {
+  int exponent;
+  const double mantissa = std::frexp(magnitude, &exponent);
+  return exponent - 1 + (mantissa > 0.5);
+}
+
+inline int64_t clamped(int64_t value, int64_t low, int64_t high) { return std::min(std::max(value, low), high); }
+
+struct Scale {
+  int64_t exponent = 0;  // of a power of two
+  float number = 1;      // an FP32 scale
+};
+
+inline bool has_fp32_scale(const Format& f) { return f.d1 == 32; }
+inline int64_t max_scale_exponent(const Format& f) { return f.d1 ? (int64_t(1) << (f.d1 - 1)) - 1 : 0; }
+inline int64_t max_second(const Format& f) { return (int64_t(1) << f.d2) - 1; }
+
+Scale scale_of(float largest, const Format& f) {
+  Scale scale;
+  if (!f.d1) return scale;
+  if (has_fp32_scale(f)) {
+    float number = largest / float(f.largest);
+    if (f.d2) number /= float(max_second(f));
+    scale.number = std::max(number, kSmallestNormal);
+    return scale;
+  }
+  int64_t exponent = kZeroBinade;
+  if (largest > 0) {
+    int ignored;
+    switch (f.rule) {
+      case kRceil: {
+        const float in_units = largest / float(f.largest);
+        exponent = in_units > 0 ? ceiling_of_log2(in_units) : kZeroBinade;
+        break;
+      }
+      case kCeil: exponent = ceiling_of_log2(largest) - f.max_exponent; break;
+      case kEven:
+        exponent = binade(largest) + (std::frexp(largest, &ignored) >= 1 - std::ldexp(1.0, -int(f.fraction_bits) - 2));
+        exponent -= f.max_exponent;
+        break;
+      default: exponent = binade(largest) - f.max_exponent;
+    }
+  }
+  scale.exponent = clamped(exponent, -max_scale_exponent(f), max_scale_exponent(f));
+  return scale;
+}
+
+int64_t second_of(float largest, const Scale& scale, const Format& f) {
+  if (!has_fp32_scale(f)) return clamped(scale.exponent + f.max_exponent - binade(largest), 0, max_second(f));
+  const float factor = largest / float(f.largest) / scale.number;
+  return clamped(int64_t(std::nearbyint(double(factor))), 1, max_second(f));
+}
+
+int64_t code_of(double in_units, const Format& f) {
+  const int64_t exponent = std::max(binade(in_units), f.min_exponent);
+  double steps = std::ldexp(in_units, int(f.fraction_bits - exponent));
+  steps = f.truncates ? std::floor(steps) : std::nearbyint(steps);
+  return std::min(int64_t(steps) + ((exponent - f.min_exponent) << f.fraction_bits), f.largest_code);
+}
+
+double magnitude_of(int64_t code, const Format& f) {
+  const int64_t lifted = std::max<int64_t>(code >> f.fraction_bits, 1) - 1;
+  const int64_t steps = code - (lifted << f.fraction_bits);
+  return std::ldexp(double(steps), int(lifted + f.min_exponent - f.fraction_bits));
+}
+
+// The scale of a number below both levels.
+struct Unit {
+  int64_t exponent;
+  float number;
+};
+
+inline Unit unit_of(const Scale& scale, int64_t second, const Format& f) {
+  if (!f.d2) return {scale.exponent, scale.number};
+  return {scale.exponent - second, scale.number * float(second)};
+}
+
+inline float value_of(int64_t code, bool is_negative, const Unit& unit, const Format& f) {
+  const double in_units = magnitude_of(code, f);
+  float magnitude;
+  if (has_fp32_scale(f)) {
+    magnitude = std::min(float(in_units) * unit.number, kLargestFloat);
+  } else {
+    magnitude = float(std::min(std::ldexp(in_units, int(unit.exponent)), double(kLargestFloat)));
+  }
+  const float value = is_negative ? -magnitude : magnitude;
+  return f.is_twos_complement ? value + 0.0f : value;
+}
+
+inline double in_units_of(float magnitude, const Unit& unit, const Format& f) {
+  if (has_fp32_scale(f)) return double(magnitude / unit.number);
+  return std::ldexp(double(magnitude), int(-unit.exponent));
+}
+
+// A block whose numbers lie `stride` apart, told to a sink; false: a number cannot be held.
+template <typename Sink>
+bool code_slowly(const float* x, int64_t stride, int64_t count, const Format& f, Sink& sink) {
+  float largest = 0;
+  bool has_nan = false;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = std::fabs(x[i * stride]);
+    if (std::isnan(magnitude)) {
+      has_nan = true;
+    } else {
+      largest = std::max(largest, magnitude);
+    }
+  }
+  if (largest > f.largest_held) return false;
+  const bool is_nan = has_nan && f.d1;
+  const Scale scale = scale_of(is_nan ? 0.0f : largest, f);
+  sink.begin(scale, is_nan);
+  for (int64_t start = 0; start < count; start += f.d2 ? f.k2 : count) {
+    const int64_t end = std::min(count, start + (f.d2 ? f.k2 : count));
+    int64_t second = 0;
+    if (f.d2) {
+      float below = 0;
+      for (int64_t i = start; i < end && !is_nan; ++i) below = std::max(below, std::fabs(x[i * stride]));
+      second = second_of(below, scale, f);
+      sink.second(second);
+    }
+    const Unit unit = unit_of(scale, second, f);
+    for (int64_t i = start; i < end; ++i) {
+      const float value = x[i * stride];
+      const bool gone = std::isnan(value);
+      const double in_units = gone || is_nan ? 0.0 : in_units_of(std::fabs(value), unit, f);
+      sink.number(i, code_of(in_units, f), std::signbit(value), unit, gone || is_nan);
+    }
+  }
+  return true;
+}
+
+struct ValueSink {
+  float* out;
+  int64_t stride;
+  const Format& f;
+  void begin(const Scale&, bool) {}
+  void second(int64_t) {}
+  void number(int64_t i, int64_t code, bool is_negative, const Unit& unit, bool is_nan) {
+    out[i * stride] = is_nan ? bits_as<float>(uint32_t(kNanBits)) : value_of(code, is_negative, unit, f);
+  }
+};
+
+// ---- the fast path ---------------------------------------------------------------------------------------------------
+
+// What is worked out once for a call.
+struct Fast {
+  const Format& f;
+  int32_t min_exponent_bits, magic_shift, cut_mask, largest_bits;
+  // Exponents are kept where FP32 numbers have them, 23 bits up. The scale rule in these:
+  int32_t rule_adds, rule_subtracts;  // exponent of (largest + rule_adds) - rule_subtracts
+  int32_t least_scale, most_scale, max_exponent, max_second_code;
+  int32_t low, high;  // bits of the largest magnitudes of blocks that are not extreme
+  float largest, max_second_float;
+  bool divides, is_narrow, is_possible;
+
+  explicit Fast(const Format& format) : f(format) {
+    min_exponent_bits = int32_t(f.min_exponent + 127) << 23;
+    magic_shift = int32_t(23 - f.fraction_bits) << 23;
+    cut_mask = -1 << (23 - f.fraction_bits);
+    largest = float(f.largest);
+    largest_bits = bits_as<int32_t>(largest);
+    divides = f.rule == kRceil;
+    rule_adds = f.rule == kFloor ? 0 : f.rule == kEven ? 1 << (22 - f.fraction_bits) : 0x7FFFFF;
+    max_exponent = int32_t(f.max_exponent) << 23;
+    rule_subtracts = divides ? 0 : max_exponent;
+    const int64_t max_scale = max_scale_exponent(f);
+    is_narrow = max_scale < 127;
+    least_scale = int32_t(127 - std::min<int64_t>(max_scale, 110)) << 23;  // -110 is below all blocks but those of zeros
+    most_scale = int32_t(127 + std::min<int64_t>(max_scale, 127)) << 23;
+    max_second_code = int32_t(has_fp32_scale(f) ? max_second(f) : max_second(f) << 23);
+    max_second_float = float(max_second(f));
+    const bool second_fits = f.d2 == 0 || ((f.k2 & (f.k2 - 1)) == 0 && (has_fp32_scale(f) || f.d2 <= 4));
+    const bool cut_fits = !f.truncates || (!f.d1 && f.min_exponent == -126);
+    is_possible = second_fits && cut_fits;
+    high = bits_as<int32_t>(std::min(float(f.largest_held), 0x1p90f));
+    low = f.d1 && !has_fp32_scale(f) ? bits_as<int32_t>(0x1p-90f) : 1;
+  }
+  // Of zeros, which are below `low`, any scale gives zeros.
+  bool is_ordinary(int32_t block_largest) const {
+    return is_possible && block_largest <= high && (block_largest >= low || block_largest == 0);
+  }
+};
+
+// Turns the order of magnitudes into one in which zero is the largest.
+inline Ints zero_last(Ints magnitude) { return magnitude + 0x7FFFFFFF; }
+inline int32_t zero_last(int32_t magnitude) { return int32_t(uint32_t(magnitude) + 0x7FFFFFFFu); }
+
+// First-level scales of blocks that are not extreme, as the bits of powers of two, by those of their largest magnitudes.
+template <typename I, typename F>
+inline I scale_bits(I a, const Fast& fast) {
+  if (fast.divides) a = bits_as<I>(F(bits_as<F>(a) / fast.largest));
+  I scale = ((a + fast.rule_adds) & kInfinity) - fast.rule_subtracts;
+  scale = larger(scale, I{} + fast.least_scale);
+  return fast.is_narrow ? smaller(scale, I{} + fast.most_scale) : scale;
+}
+
+enum Scales { kNone, kPowers, kNumbers };
+
+// Rounds magnitudes in units of their scales, and saturates them.
+template <Scales kScales, bool kIsInteger>
+inline Floats rounded(Floats y, const Fast& fast) {
+  if (kScales == kNone && fast.f.truncates) return bits_as<Floats>(bits_as<Ints>(y) & fast.cut_mask);
+  Ints exponent = all(fast.min_exponent_bits);
+  if (!kIsInteger) exponent = larger(bits_as<Ints>(y) & kInfinity, exponent);
+  const Floats magic = bits_as<Floats>(exponent + fast.magic_shift);
+  y = (y + magic) - magic;
+  return bits_as<Floats>(smaller(bits_as<Ints>(y), all(fast.largest_bits)));  // numbers >= 0 have the order of their bits
+}
+
+// One register of magnitudes, given what they are divided by.
+template <Scales kScales, bool kIsInteger>
+inline Floats units(Floats x, Floats by, const Fast& fast) {
+  Floats y = bits_as<Floats>(bits_as<Ints>(x) & kMagnitude);
+  if (kScales == kPowers) y = y * by;
+  if (kScales == kNumbers) y = y / by;
+  return rounded<kScales, kIsInteger>(y, fast);
+}
+
+template <Scales kScales>
+inline Floats signed_values(Floats x, Floats in_units, Floats times, const Fast& fast) {
+  if (kScales != kNone) in_units = in_units * times;
+  const Floats value = bits_as<Floats>(bits_as<Ints>(in_units) | (bits_as<Ints>(x) & ~kMagnitude));
+  return fast.f.is_twos_complement ? value + 0.0f : value;
+}
+
+// Scales of the lanes of a register: what numbers are multiplied or divided by, and what codes are multiplied by.
+struct Lanes {
+  Floats by, times;
+  Ints second;
+};
+
+template <Scales kScales, bool kHasSecond>
+inline Lanes lanes_of(Ints power, Floats number, Ints below, const Fast& fast) {
+  Lanes lanes;
+  lanes.second = Ints{};
+  if (kScales == kPowers) {
+    if (kHasSecond) {
+      const Ints depth = power + fast.max_exponent - (below & kInfinity);
+      lanes.second = smaller(larger(depth, Ints{}), all(fast.max_second_code));
+      power = power - lanes.second;
+    }
+    lanes.times = bits_as<Floats>(power);
+    lanes.by = bits_as<Floats>((254 << 23) - power);
+  } else if (kScales == kNumbers) {
+    if (kHasSecond) {
+      Floats factor = bits_as<Floats>(below) / fast.largest / number;
+      factor = (factor + 0x1p23f) - 0x1p23f;
+      factor = factor < 1.0f ? all(1.0f) : factor;
+      factor = factor > fast.max_second_float ? all(fast.max_second_float) : factor;
+      lanes.second = __builtin_convertvector(factor, Ints);
+      number = number * factor;
+    }
+    lanes.by = lanes.times = number;
+  } else {
+    lanes.by = lanes.times = all(1.0f);
+  }
+  return lanes;
+}
+
+inline Floats fp32_scales(Ints a, const Fast& fast) {
+  Floats number = bits_as<Floats>(a) / fast.largest;
+  if (fast.f.d2) number = number / fast.max_second_float;
+  return number < kSmallestNormal ? all(kSmallestNormal) : number;
+}
+
+// A block of neighbours that is not extreme: `tell(at, count, x, units, lanes)` for each register of it.
+template <Scales kScales, bool kIsInteger, bool kHasSecond, typename Tell>
+inline void code_block(const float* x, int64_t count, int32_t largest_bits, const Fast& fast, Tell tell) {
+  const Ints a = all(largest_bits);
+  Ints power{};
+  Floats number{};
+  if (kScales == kPowers) power = all(scale_bits<int32_t, float>(largest_bits, fast));
+  if (kScales == kNumbers) number = fp32_scales(a, fast);
+  Lanes lanes = lanes_of<kScales, false>(power, number, Ints{}, fast);
+  const int64_t k2 = fast.f.k2;
+  Ints below{};
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Floats values = load(x + at, count - at);
+    if (kHasSecond) {
+      if (k2 <= kLanes) {
+        below = largest_of_neighbours(bits_as<Ints>(values) & kMagnitude, k2);
+      } else if (at % k2 == 0) {
+        below = Ints{};
+        const int64_t end = std::min(count, at + k2);
+        for (int64_t i = at; i < end; i += kLanes) below = larger(below, bits_as<Ints>(load(x + i, end - i)) & kMagnitude);
+        below = largest_of_neighbours(below, kLanes);
+      }
+      lanes = lanes_of<kScales, true>(power, number, below, fast);
+    }
+    tell(at, std::min<int64_t>(kLanes, count - at), values, units<kScales, kIsInteger>(values, lanes.by, fast), lanes);
+  }
+}
+
+inline int32_t largest_bits_of(const float* x, int64_t count) {
+  Ints largest{};
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) largest = larger(largest, bits_as<Ints>(load(x + at)) & kMagnitude);
+  if (at < count) largest = larger(largest, bits_as<Ints>(load(x + at, count - at)) & kMagnitude);
+  return largest_lane(largest);
+}
+
+// Runs a job that is compiled for each kind of format.
+template <typename Job>
+void run_for_kind(const Format& f, const Job& job) {
+  const bool is_integer = f.element_bits == f.fraction_bits + 2;
+  if (!f.d1) return is_integer ? job.template run<kNone, true, false>() : job.template run<kNone, false, false>();
+  if (has_fp32_scale(f)) {
+    if (f.d2) return is_integer ? job.template run<kNumbers, true, true>() : job.template run<kNumbers, false, true>();
+    return is_integer ? job.template run<kNumbers, true, false>() : job.template run<kNumbers, false, false>();
+  }
+  if (f.d2) return is_integer ? job.template run<kPowers, true, true>() : job.template run<kPowers, false, true>();
+  return is_integer ? job.template run<kPowers, true, false>() : job.template run<kPowers, false, false>();
+}
+
+// Four registers of whole blocks, each of kVectors of them; second levels are of pairs. False: one of them is extreme.
+template <Scales kScales, bool kIsInteger, bool kHasPairs, int kVectors>
+inline bool quantise_group(const float* x, float* out, const Fast& fast) {
+  constexpr int kBlocks = 4 / kVectors;
+  Floats values[4];
+  Ints below[4];
+  for (int i = 0; i < 4; ++i) {
+    values[i] = load(x + i * kLanes);
+    below[i] = bits_as<Ints>(values[i]) & kMagnitude;
+    if (kHasPairs) below[i] = larger(below[i], swapped<1>(below[i]));
+  }
+  Ints largest[kBlocks];
+  for (int block = 0; block < kBlocks; ++block) {
+    Ints a = below[block * kVectors];
+    for (int i = 1; i < kVectors; ++i) a = larger(a, below[block * kVectors + i]);
+    largest[block] = largest_of_neighbours(a, kLanes);
+  }
+  Ints most = largest[0], least = zero_last(largest[0]);
+  for (int block = 1; block < kBlocks; ++block) {
+    most = larger(most, largest[block]);
+    least = smaller(least, zero_last(largest[block]));
+  }
+  if (__builtin_expect(most[0] > fast.high || least[0] < zero_last(fast.low), 0)) return false;
+  for (int block = 0; block < kBlocks; ++block) {
+    Ints power{};
+    Floats number{};
+    if (kScales == kPowers) power = scale_bits<Ints, Floats>(largest[block], fast);
+    if (kScales == kNumbers) number = fp32_scales(largest[block], fast);
+    Lanes lanes = lanes_of<kScales, false>(power, number, Ints{}, fast);
+    for (int i = block * kVectors; i < (block + 1) * kVectors; ++i) {
+      if (kHasPairs) lanes = lanes_of<kScales, true>(power, number, below[i], fast);
+      const Floats in_units = units<kScales, kIsInteger>(values[i], lanes.by, fast);
+      store(out + i * kLanes, signed_values<kScales>(values[i], in_units, lanes.times, fast), kLanes);
+    }
+  }
+  return true;
+}
+
+// Blocks that lie one after the other, `count` numbers in all; of each row the last may be shorter.
+template <Scales kScales, bool kIsInteger, bool kHasSecond>
+inline bool quantise_block(const float* x, float* out, int64_t count, const Fast& fast) {
+  const int32_t largest_bits = largest_bits_of(x, count);
+  if (__builtin_expect(!fast.is_ordinary(largest_bits), 0)) {
+    ValueSink sink{out, 1, fast.f};
+    return code_slowly(x, 1, count, fast.f, sink);
+  }
+  code_block<kScales, kIsInteger, kHasSecond>(
+      x, count, largest_bits, fast, [&](int64_t at, int64_t some, Floats values, Floats in_units, const Lanes& lanes) {
+        store(out + at, signed_values<kScales>(values, in_units, lanes.times, fast), some);
+      });
+  return true;
+}
+
+template <Scales kScales, bool kIsInteger, bool kHasSecond>
+void quantise_rows(const float* x, float* out, int64_t outer, int64_t n, const Fast& fast, int threads,
+                   std::atomic<bool>& fits) {
+  const int64_t length = fast.f.d1 ? fast.f.k1 : kChunk;
+  const int64_t vectors = length % kLanes == 0 ? length / kLanes : 0;
+  const bool in_groups = fast.is_possible && (vectors == 1 || vectors == 2 || vectors == 4) &&
+                         (!kHasSecond || fast.f.k2 == 2);
+  // A part is whole blocks of a row, about kChunk numbers.
+  const int64_t part = length * std::max<int64_t>(1, kChunk / length);
+  const int64_t num_parts = (n + part - 1) / part;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t index = 0; index < outer * num_parts; ++index) {
+    const int64_t start = index / num_parts * n + index % num_parts * part;
+    const int64_t count = std::min(part, n - index % num_parts * part);
+    const float* from = x + start;
+    float* to = out + start;
+    bool all_fit = true;
+    for (int64_t at = 0; at < count;) {
+      if (in_groups && at + 4 * kLanes <= count) {
+        bool is_done = false;
+        if (vectors == 1) is_done = quantise_group<kScales, kIsInteger, kHasSecond, 1>(from + at, to + at, fast);
+        if (vectors == 2) is_done = quantise_group<kScales, kIsInteger, kHasSecond, 2>(from + at, to + at, fast);
+        if (vectors == 4) is_done = quantise_group<kScales, kIsInteger, kHasSecond, 4>(from + at, to + at, fast);
+        if (is_done) {
+          at += 4 * kLanes;
+          continue;
+        }
+      }
+      const int64_t some = std::min(length, count - at);
+      all_fit &= quantise_block<kScales, kIsInteger, kHasSecond>(from + at, to + at, some, fast);
+      at += some;
+    }
+    if (!all_fit) fits = false;
+  }
+}
+
+constexpr int64_t kStrip = 8;         // registers of neighbouring columns that are worked on at a time
+constexpr int64_t kKeptNumbers = 32;  // blocks of at most so many are copied, where rows may fall on each other in a cache
+
+// A strip of kStrip registers of blocks, each of `count` numbers that lie `inner` apart.
+template <Scales kScales, bool kIsInteger, bool kHasSecond>
+bool quantise_strip(const float* x, float* out, int64_t count, int64_t inner, const Fast& fast) {
+  const Format& f = fast.f;
+  constexpr int64_t kWidth = kStrip * kLanes;
+  alignas(64) float kept[kKeptNumbers * kWidth];
+  const bool is_kept = count <= kKeptNumbers;
+  const float* from = x;
+  int64_t stride = inner;
+  Ints a[kStrip] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t v = 0; v < kStrip; ++v) {
+      const Floats values = load(x + i * inner + v * kLanes);
+      if (is_kept) store(kept + i * kWidth + v * kLanes, values, kLanes);
+      a[v] = larger(a[v], bits_as<Ints>(values) & kMagnitude);
+    }
+  }
+  if (is_kept) {
+    from = kept;
+    stride = kWidth;
+  }
+  Ints most = a[0], least = zero_last(a[0]);
+  for (int64_t v = 1; v < kStrip; ++v) {
+    most = larger(most, a[v]);
+    least = smaller(least, zero_last(a[v]));
+  }
+  const bool is_extreme = largest_lane(most) > fast.high || -largest_lane(~least) - 1 < zero_last(fast.low);
+  if (__builtin_expect(is_extreme || !fast.is_possible, 0)) {
+    bool all_fit = true;
+    for (int64_t column = 0; column < kWidth; ++column) {
+      ValueSink sink{out + column, inner, f};
+      all_fit &= code_slowly(x + column, inner, count, f, sink);
+    }
+    return all_fit;
+  }
+  Ints power[kStrip];
+  Floats number[kStrip];
+  Lanes lanes[kStrip];
+  for (int64_t v = 0; v < kStrip; ++v) {
+    if (kScales == kPowers) power[v] = scale_bits<Ints, Floats>(a[v], fast);
+    if (kScales == kNumbers) number[v] = fp32_scales(a[v], fast);
+    lanes[v] = lanes_of<kScales, false>(power[v], number[v], Ints{}, fast);
+  }
+  const int64_t step = kHasSecond ? f.k2 : count;
+  for (int64_t begin = 0; begin < count; begin += step) {
+    const int64_t end = std::min(count, begin + step);
+    if (kHasSecond) {
+      for (int64_t v = 0; v < kStrip; ++v) {
+        Ints below{};
+        for (int64_t i = begin; i < end; ++i)
+          below = larger(below, bits_as<Ints>(load(from + i * stride + v * kLanes)) & kMagnitude);
+        lanes[v] = lanes_of<kScales, true>(power[v], number[v], below, fast);
+      }
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t v = 0; v < kStrip; ++v) {
+        const Floats values = load(from + i * stride + v * kLanes);
+        const Floats in_units = units<kScales, kIsInteger>(values, lanes[v].by, fast);
+        store(out + i * inner + v * kLanes, signed_values<kScales>(values, in_units, lanes[v].times, fast), kLanes);
+      }
+    }
+  }
+  return true;
+}
+
+template <Scales kScales, bool kIsInteger, bool kHasSecond>
+void quantise_columns(const float* x, float* out, int64_t outer, int64_t n, int64_t inner, const Fast& fast,
+                      int threads, std::atomic<bool>& fits) {
+  constexpr int64_t kWidth = kStrip * kLanes;
+  const int64_t length = fast.f.k1;
+  const int64_t num_blocks = (n + length - 1) / length;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t index = 0; index < outer * num_blocks; ++index) {
+    const int64_t first = index % num_blocks * length;
+    const int64_t count = std::min(length, n - first);
+    const int64_t start = (index / num_blocks * n + first) * inner;
+    bool all_fit = true;
+    int64_t column = 0;
+    for (; column + kWidth <= inner; column += kWidth) {
+      const int64_t at = start + column;
+      all_fit &= quantise_strip<kScales, kIsInteger, kHasSecond>(x + at, out + at, count, inner, fast);
+    }
+    if (column < inner) {  // the last columns are copied to a strip that is filled up with zeros
+      const int64_t some = inner - column;
+      std::vector<float> strip(count * kWidth, 0.0f);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(&strip[i * kWidth], x + start + i * inner + column, 4 * some);
+      all_fit &= quantise_strip<kScales, kIsInteger, kHasSecond>(strip.data(), strip.data(), count, kWidth, fast);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(out + start + i * inner + column, &strip[i * kWidth], 4 * some);
+    }
+    if (!all_fit) fits = false;
+  }
+}
+
+struct QuantiseJob {
+  const float* x;
+  float* out;
+  int64_t outer, n, inner;
+  const Fast& fast;
+  int threads;
+  std::atomic<bool>& fits;
+
+  template <Scales kScales, bool kIsInteger, bool kHasSecond>
+  void run() const {
+    if (inner == 1) {
+      quantise_rows<kScales, kIsInteger, kHasSecond>(x, out, outer, n, fast, threads, fits);
+    } else {
+      quantise_columns<kScales, kIsInteger, kHasSecond>(x, out, outer, n, inner, fast, threads, fits);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// The lanes of a register: 16 with AVX-512, 8 with AVX2, else 4.
+int64_t ziggurat_block_lanes() { return kLanes; }
+
+// x, out: (outer, n, inner), blocks along n. 1: a number cannot be held, and out is not to be read; else 0.
+int64_t ziggurat_quantise(const float* x, float* out, int64_t outer, int64_t n, int64_t inner, const Format* format,
+                          int64_t num_threads) {
+  std::atomic<bool> fits{true};
+  const Fast fast(*format);
+  const int threads = outer * n * inner < (1 << 16) ? 1 : int(num_threads);
+  run_for_kind(*format, QuantiseJob{x, out, outer, n, inner, fast, threads, fits});
+  return fits ? 0 : 1;
+}
+
+}  // extern "C"
