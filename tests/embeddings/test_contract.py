@@ -176,6 +176,25 @@ def test_a_changed_batch_is_one_object_as_long_as_its_batch_lives() -> None:
     assert not embeddings._changed
 
 
+def test_a_batch_that_stays_as_it_is_is_asked_for_once_and_not_kept() -> None:
+    seen: list[int] = []
+
+    class Seen(EmbeddingsWrapper):
+        def changed(self, batch: Batch) -> Batch:
+            seen.append(batch.batch_size)
+            return batch
+
+    embeddings = Seen(build(towers=None, optimizer="sgd").embeddings)
+    batch = random_batch(inputs(), 4, seed=2)
+    embeddings.announce(batch)
+    embeddings(batch)
+    embeddings.unpooled(batch, "words")
+    assert seen == [4]
+    del batch
+    gc.collect()
+    assert not embeddings._changed
+
+
 def test_moved_trained_and_loaded_behind_a_wrapper() -> None:
     """A wrapper is no part of the names of weights, and what reaches the weights reaches them through it."""
     plain, model = (build(towers=None, optimizer="sgd") for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_one_device_trains_as_if_rows_were_padding() -> None:
         "hidden/genres": sum(float(batch.jagged.offsets[16]) for batch in batches),
         "hidden/user": 4 * 16.0,
     }
+
+
+def test_the_guide_runs() -> None:
+    guide = Path("docs/guides/extending.md").read_text()
+    section = guide.split("## Embeddings\n")[1]
+    exec(section.split("```python\n")[1].split("```")[0], {})
 
 
 def test_unknown_features_are_refused() -> None:

@@ -167,11 +167,14 @@ class EmbeddingsWrapper(nn.Module):
 
     def __init__(self, inner: Embeddings) -> None:
         super().__init__()
-        self._changed: dict[int, tuple[ref[Batch], Batch]] = {}
+        self._changed: dict[int, tuple[ref[Batch], Batch | None]] = {}  # None: as it was
         self.wrap_around(inner)
 
     def changed(self, batch: Batch) -> Batch:
-        """The batch that is looked up in place of this one; override it to change rows, not sizes."""
+        """The batch that is looked up in place of this one; override it to change rows, not sizes.
+
+        It is asked once for each `Batch` object, where that is announced or looked up first.
+        """
         return batch
 
     @property
@@ -315,13 +318,15 @@ class EmbeddingsWrapper(nn.Module):
 
     def _of(self, batch: Batch) -> Batch:
         """The changed batch, the same object each time: what was announced is known by it."""
+        if type(self).changed is EmbeddingsWrapper.changed:
+            return batch
         known = self._changed.get(id(batch))
         if known is not None and known[0]() is batch:
-            return known[1]
+            return batch if known[1] is None else known[1]
         changed = self.changed(batch)
-        if changed is not batch:
-            key = id(batch)
-            self._changed[key] = ref(batch, lambda gone: self._forget(key, gone)), changed
+        key = id(batch)
+        forget = ref(batch, lambda gone: self._forget(key, gone))
+        self._changed[key] = forget, None if changed is batch else changed
         return changed
 
     def _forget(self, key: int, gone: ref[Batch]) -> None:
