@@ -29,11 +29,11 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import DataError, MissingDependencyError, MissingFileError
 from ziggurat.files import Format, sha256_of, ways_to_write
+from ziggurat.files.parquet import write_table
 
 ROWS_PER_GROUP = 131_072
 _MAX_BYTES = 1 << 30  # of an unpacked file
@@ -92,7 +92,7 @@ def write_dataset(
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, compression="zstd", row_group_size=ROWS_PER_GROUP, write_page_checksum=True)
+    write_table(table, path, row_group_size=ROWS_PER_GROUP)
     seal_parquet(path)
 
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from ziggurat.errors import DataError
+from ziggurat.files.parquet import write_table
 
 FRAMES = "a frame (polars, pandas, Arrow, a dict of columns)"
 
@@ -141,4 +141,4 @@ def write_frame(frame: pl.DataFrame, path: str | os.PathLike[str]) -> None:
         OSError: it cannot be written.
     """
     table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+    write_table(table, path)

@@ -28,6 +28,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder, OrderSigns
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Schema
+from ziggurat.files.parquet import write_table
 
 LATEST_FILE = "latest_items.parquet"
 _STATE_FILE = "latest_items.npz"
@@ -126,7 +127,7 @@ class LatestItems:
         _, times, rows = (chosen or self._latest).merged()
         order = np.argsort(rows)
         table = pa.table({"row": rows[order], "time": times[order]})
-        pq.write_table(table, folder / LATEST_FILE, compression="zstd", write_page_checksum=True)
+        write_table(table, folder / LATEST_FILE)
 
     def _keep_both(self) -> None:
         if self._signs.in_question and self._month_first is None:
