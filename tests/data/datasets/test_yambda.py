@@ -14,6 +14,7 @@ from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.data.datasets import fetch, schema_for
 from ziggurat.data.datasets.yambda import DAY_S, NAME, fetch_yambda, made_yambda, yambda_schema
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError, MissingFileError
 from ziggurat.models.sequence.ranker import SequenceRankerConfig
 from ziggurat.ops.lookup import KernelChoice
@@ -52,6 +53,15 @@ def test_events_are_those_of_the_three_files(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == before
     write(folder, likes={"item_id": pl.col("item_id") + 1})
     assert fetch_yambda(source=folder, cache=tmp_path) != path
+
+
+def test_a_flipped_bit_of_converted_events_is_found(tmp_path: Path) -> None:
+    path = fetch_yambda(source=write(tmp_path / "files"), cache=tmp_path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="differ from what was written"):
+        list(RawSource([path]).frames(columns=("uid",)))
 
 
 @pytest.mark.parametrize(

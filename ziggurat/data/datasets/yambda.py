@@ -29,6 +29,7 @@ import polars as pl
 
 from ziggurat.cache import cache_folder
 from ziggurat.data.datasets.fetch import is_complete, require_file, write_dataset
+from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
@@ -108,6 +109,7 @@ def fetch_yambda(*, source: str | os.PathLike[str] | None = None, cache: str | o
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing_folder(target, error=DataError) as temporary:
         _convert(paths, temporary / FILE)
+        seal_parquet(temporary / FILE)
     return target / FILE
 
 
