@@ -24,9 +24,10 @@ class ParquetFile(pq.ParquetWriter):
             with contextlib.suppress(Exception):
                 self.writer.close()
             self.is_open = False
-        if getattr(self, "file_handle", None) is not None:
+        file = getattr(self, "file_handle", None)
+        if file is not None:
             with contextlib.suppress(Exception):
-                self.file_handle.close()
+                file.close()
 
 
 def write_table(table: pa.Table, path: str | os.PathLike[str], *, row_group_size: int | None = None) -> None:
