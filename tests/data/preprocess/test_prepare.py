@@ -279,6 +279,14 @@ def test_summary_tells_what_is_worth_a_look(tmp_path, raw):
     assert not any("train" in line for line in lines[4:])
 
 
+def test_summary_says_what_missing_numbers_count_as(tmp_path: Path, raw: str) -> None:
+    frame = raw_frame().with_columns(price=pl.when(pl.int_range(pl.len()) % 4 > 0).then("price"))
+    frame.write_parquet(raw)
+    schema = dataclasses.replace(SCHEMA, features=(Dense(name="price", missing=2.5), *SCHEMA.features[1:]))
+    prepared = prepare(time_split(raw), schema=schema, folder=tmp_path / "cache")
+    assert "missing in train: price 25.0% (counts as 2.5)" in prepared.summary_lines()
+
+
 def test_impossible_settings_and_data(tmp_path, raw):
     with pytest.raises(ConfigError, match=r"data\.train is empty"):
         prepare(DataConfig(), schema=SCHEMA, folder=tmp_path)

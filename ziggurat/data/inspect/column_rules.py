@@ -293,10 +293,10 @@ def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
     bottom, low, middle, high, top = (number(values.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
     skewed = max(top - middle, middle - bottom) > 10 * max(high - low, 1e-9)
     transform = NumericTransform.LOG1P_STANDARDISE if skewed else NumericTransform.STANDARDISE
-    missing = 0.0 if skewed or facts.null_share == 0 else float(f"{middle:.10g}")
+    missing = float(f"{middle:.10g}")  # also where none is missing yet: a later row may lack it, and 0 may be far out
     shape = f"from {short_number(facts.minimum)} to {short_number(facts.maximum)}, half below {short_number(middle)}"
     step = "log1p, as the extremes are far out" if skewed else "no log, as no value is far out"
-    filled = "" if facts.null_share == 0 else f"; missing ones count as {short_number(missing)}"
+    filled = f"; missing ones {'would ' if facts.null_share == 0 else ''}count as {short_number(missing)}"
     infinite = len(values) < len(facts.present)
     warnings = (f"{facts.name!r}: infinite values are bad rows",) if infinite else ()
     return FeatureGuess(

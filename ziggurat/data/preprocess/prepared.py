@@ -19,6 +19,7 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.preprocess.splits import SPLITS
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.kinds.dense import Dense
 from ziggurat.files import Format, digest_of
 
 _MAIN_FILE = "prepared.json"
@@ -152,7 +153,12 @@ class PreparedData:
         if largest:
             total = sum(table.num_rows for table in largest)
             lines.append(f"tables: {total:,} rows in {len(largest)}: {shown}{more}")
-        lines += [line for name, entry in splits.items() for line in _notable(name, entry)]
+        stands_for = {
+            feature.name: f" (counts as {feature.missing:.6g})"
+            for feature in self.preprocessing.schema.features
+            if isinstance(feature, Dense) and not feature.transform.makes_rows
+        }
+        lines += [line for name, entry in splits.items() for line in _notable(name, entry, stands_for=stands_for)]
         lines.append(f"text kernel: {summary.text_kernel}")
         lines.append(f"encoded: {self.folder}{' (reused)' if self.reused else ''}")
         if summary.left_out:
@@ -163,8 +169,14 @@ class PreparedData:
         return lines
 
 
-def _notable(split: str, summary: SplitSummary) -> list[str]:
-    """Features with many unknown ids, and in the training rows also those with missing values and cut lists."""
+def _notable(split: str, summary: SplitSummary, *, stands_for: Mapping[str, str]) -> list[str]:
+    """Features with many unknown ids, and in the training rows also those with missing values and cut lists.
+
+    Args:
+        split: its name.
+        summary: of the split.
+        stands_for: by name of a number, what its missing values count as.
+    """
     lines: list[str] = []
     kinds = ("unknown", "out_of_range", "missing", "truncated") if split == "train" else ("unknown", "out_of_range")
     for kind in kinds:
@@ -177,7 +189,8 @@ def _notable(split: str, summary: SplitSummary) -> list[str]:
                 found.append((share, name))
         found.sort(reverse=True)
         if found:
-            shown = ", ".join(f"{name} {share:.1%}" for share, name in found[:6])
+            said = stands_for if kind == "missing" else {}
+            shown = ", ".join(f"{name} {share:.1%}{said.get(name, '')}" for share, name in found[:6])
             more = f", and {len(found) - 6} more" if len(found) > 6 else ""
             lines.append(f"{kind.replace('_', ' ')} in {split}: {shown}{more}")
     return lines
