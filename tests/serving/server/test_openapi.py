@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -92,7 +93,7 @@ def promised(description: dict[str, Any], *, users: list[str], items: list[str],
     data = copy.deepcopy(description)
     item = {"type": "string", "enum": items}
     schemas = data["components"]["schemas"]
-    user = schemas["User"]["properties"]
+    user = schemas["UserColumns"]["properties"]
     for name, schema in user.items():
         if schema["description"] == "dense":
             user[name] = {"type": ["number", "null"], "minimum": -1e30, "maximum": 1e30}
@@ -122,6 +123,59 @@ def test_what_is_promised_is_a_part_of_the_description() -> None:
     assert set(part["paths"]) == {path for path in whole["paths"] if not path.startswith("/admin")}
     assert part["components"]["schemas"]["RecommendRequest"]["properties"]["filter"]["enum"] == ["genres:Drama"]
     assert whole["components"]["schemas"]["RecommendRequest"]["properties"]["filter"]["default"] == ""
+
+
+def test_each_answer_has_a_type_with_a_name_that_none_of_its_fields_has() -> None:
+    """Generated clients name a variable after the type: a field of that name would be written over."""
+    data = described()
+    for name, operation in operations(data).items():
+        for status, response in operation["responses"].items():
+            schema = response["content"].get("application/json", {}).get("schema", {})
+            if name != "get /openapi.json" or status != "200":
+                assert "properties" not in schema, (name, status)
+    columns = {"user", "item", "users", "items", "error", "example", "column"}  # as columns may be called
+    for name, schema in data["components"]["schemas"].items():
+        fields = set(schema.get("properties", ()))
+        if name in ("UserColumns", "ItemColumns", "LabelScores"):
+            fields |= columns
+        assert re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() not in fields, name
+
+
+@pytest.mark.slow
+def test_a_generated_client_gets_typed_answers_everywhere(shop: Shop, tmp_path: Path) -> None:
+    program = shutil.which("openapi-python-client")
+    if program is None:
+        pytest.skip("openapi-python-client is not installed")
+    python = Path(program).with_name("python")
+    export = shutil.copytree(shop.export, tmp_path / "films")
+    driver = Path(__file__).with_name("generated_client.py")
+    (tmp_path / "client").mkdir()
+    (tmp_path / "config.yaml").write_text("package_name_override: shop_client\n")
+    admin_socket = str(tmp_path / "admin.sock")
+    server = start(tmp_path, str(export), "--server.admin-socket", admin_socket, *QUICK)
+    try:
+        (tmp_path / "openapi.json").write_text(server.get("/openapi.json")[1])
+        command = [program, "generate", "--path", "openapi.json", "--meta", "none", "--config", "config.yaml"]
+        command += ["--output-path", "client/shop_client"]
+        made = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert made.returncode == 0, made.stdout
+        assert "unsupported" not in made.stdout.lower(), made.stdout
+        command = [str(python), str(driver), "client", str(server.port), admin_socket, str(export)]
+        asked = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    finally:
+        server.process.terminate()
+        server.process.wait(timeout=60)
+    assert asked.returncode == 0, asked.stderr[-4000:]
+    assert len(asked.stdout.splitlines()) > 30
+    checker = shutil.which("mypy", path=str(python.parent))
+    if checker is None:
+        pytest.skip("the client's answers are right; mypy, which looks at its types, is not installed beside it")
+    shutil.copy(driver, tmp_path / "client")
+    command = [checker, "--strict", "shop_client", driver.name]
+    typed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "client", check=False)
+    wrong = [line for line in typed.stdout.splitlines() if ": error: " in line]
+    assert not [line for line in wrong if not line.startswith("shop_client/client.py")], wrong  # that has no schema
+    assert "checked" in typed.stdout or "no issues" in typed.stdout, typed.stdout
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
 
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
-_SHOWN_ITEMS: dict[str, Any] = {"type": "array", "items": {"$ref": "#/components/schemas/ShownItem"}}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
 _OF_CONNECTION = "Refused before its route: not received in time, wrong or too many headers, a Host of another server"
 
@@ -39,22 +38,18 @@ def description(
     if info.can_rank:
         paths["/rank"] = {"post": _question("Scores for given items", "RankRequest", _rank(info), config=config)}
     paths |= {
-        "/livez": {"get": _plain("Whether the process runs", schema=_object({"live": {"type": "boolean"}}, ["live"]))},
+        "/livez": {"get": _plain("Whether the process runs", schema=_ref("Liveness"))},
         "/readyz": {"get": _ready()},
         "/metrics": {"get": _plain("Figures for Prometheus", kind="text/plain", schema={"type": "string"})},
         "/openapi.json": {"get": _plain("This description", schema={"type": "object"})},
         "/info": {"get": _plain("What the export is, and the limits of the server", schema=_ref("Info"))},
-        "/users": {
-            "get": _plain(
-                "Users that the export knows, the most active first", schema=_object({"users": _TEXTS}, ["users"])
-            )
-        },
+        "/users": {"get": _plain("Users that the export knows, the most active first", schema=_ref("KnownUsers"))},
         "/items": {
             "post": _plain(
                 "The columns of some items",
                 body=_object({"ids": _TEXTS | {"maxItems": config.max_k}}, ["ids"]),
                 example={"ids": [_example_id(info)]},
-                schema=_object({"items": _SHOWN_ITEMS}, ["items"]),
+                schema=_ref("ShownItems"),
             ),
         },
         "/items/{id}": {
@@ -68,9 +63,9 @@ def description(
         "/history": {
             "post": _plain(
                 "The items that a user had",
-                body=_object({"user": _ref("User")}, ["user"]),
+                body=_object({"user": _ref("UserColumns")}, ["user"]),
                 example={"user": example_of(info.user_columns)},
-                schema=_object({"items": _SHOWN_ITEMS}, ["items"]),
+                schema=_ref("ShownItems"),
             )
         },
         "/explain": {
@@ -78,9 +73,7 @@ def description(
                 "Why an item is in an answer, or is not: seen, excluded, or filtered, and by which term",
                 body=_object({"request": _ref("RecommendRequest"), "item": {"type": "string"}}, ["request", "item"]),
                 example=example_explanation(info),
-                schema=_object(
-                    {"item": {"type": "string"}, "explanation": {"type": "string"}}, ["item", "explanation"]
-                ),
+                schema=_ref("ItemExplanation"),
             )
         },
     }
@@ -112,15 +105,10 @@ def _pages() -> dict[str, Any]:
 
 def _ready() -> dict[str, Any]:
     summary = "Whether it takes requests, and the shards of the index; 503 while it drains"
-    shard = {"type": "object", "properties": {"shard": {"type": "integer"}, "state": {"type": "string"}}}
-    fields = {"ready": {"type": "boolean"}, "version": {"type": "string"}, "effort": {"type": "string"}}
-    schema = {
-        "type": "object",
-        "properties": fields | {"shards": {"type": "array", "items": shard}},
-        "required": list(fields),
-    }
-    operation = _plain(summary, schema=schema)
-    either = {"anyOf": [schema, _ref("Error")]}  # where no worker serves, the process that holds the port answers
+    operation = _plain(summary, schema=_ref("Readiness"))
+    either = {
+        "anyOf": [_ref("Readiness"), _ref("ErrorAnswer")]
+    }  # where no worker serves, the process that holds the port answers
     operation["responses"]["503"] = {"description": "It takes none", "content": _content(either)}
     return operation
 
@@ -154,7 +142,7 @@ def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool
                 ["export"],
             ),
             example={"export": "exports/next"},
-            schema=_object({"version": {"type": "string"}}, ["version"]),
+            schema=_ref("LoadedVersion"),
         )
         swap["responses"] |= refused | {"409": _error("The export is damaged, or a swap is under way; nothing changed")}
         paths["/admin/swap"] = {"post": swap}
@@ -242,7 +230,7 @@ def _content(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def _error(text: str) -> dict[str, Any]:
-    return {"description": text, "content": _content(_ref("Error"))}
+    return {"description": text, "content": _content(_ref("ErrorAnswer"))}
 
 
 def _question(summary: str, schema: str, examples: dict[str, Any], *, config: ServerConfig) -> dict[str, Any]:
@@ -314,7 +302,7 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
     item = {
         "id": text,
         "score": number,
-        "tasks": {"type": "object", "properties": dict.fromkeys(info.labels, number)},
+        "tasks": _ref("LabelScores"),
         "retrieval": number,
         "over_arch": number,
         "position": {"type": "integer"},
@@ -324,12 +312,13 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
     counts = {name: {"type": "integer"} for name in ("added", "changed", "deleted", "num_items")}
     error = {"kind": text, "expected": text, "found": text, "where": text, "ways_out": {"type": "array", "items": text}}
     return {
-        "User": _columns(info.user_columns)
+        "UserColumns": _columns(info.user_columns)
         | {"description": "raw columns; those left out are missing values", "additionalProperties": False},
-        "Item": _columns(info.item_columns) | {"description": "raw columns; those left out are as in the catalogue"},
+        "ItemColumns": _columns(info.item_columns)
+        | {"description": "raw columns; those left out are as in the catalogue"},
         "RecommendRequest": _object(
             {
-                "user": _ref("User"),
+                "user": _ref("UserColumns"),
                 "k": {"type": "integer", "minimum": 1, "maximum": config.max_k, "default": 10},
                 "filter": {"type": "string", "default": "", "description": f"attributes: {filters or 'none'}"},
                 "exclude_seen": {
@@ -345,12 +334,12 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
         ),
         "RankRequest": _object(
             {
-                "user": _ref("User"),
+                "user": _ref("UserColumns"),
                 "items": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": config.max_items,
-                    "items": {"anyOf": [text | {"description": "id of an item of the catalogue"}, _ref("Item")]},
+                    "items": {"anyOf": [text | {"description": "id of an item of the catalogue"}, _ref("ItemColumns")]},
                 },
             },
             ["user", "items"],
@@ -359,10 +348,7 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
             "type": "object",
             "required": ["items", "version", "degraded"],
             "properties": {
-                "items": {
-                    "type": "array",
-                    "items": {"type": "object", "properties": item, "required": ["id", "score"]},
-                },
+                "items": {"type": "array", "items": _ref("ScoredItem")},
                 "version": text,
                 "degraded": degraded,
                 "notes": {
@@ -374,7 +360,10 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "missing_shards": missing,
             },
         },
-        "Info": _info_schema(),
+        "ScoredItem": {"type": "object", "properties": item, "required": ["id", "score"]},
+        "LabelScores": {"type": "object", "properties": dict.fromkeys(info.labels, number)},
+        **_small_answers(),
+        **_info_schemas(),
         "ShownItem": {
             "type": "object",
             "required": ["id", "columns"],
@@ -397,17 +386,41 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
             "required": [*counts, "unknown", "version"],
             "properties": counts | {"unknown": _TEXTS | {"description": "ids of no item"}, "version": text},
         },
-        "Error": _object({"error": _object(error, list(error))}, ["error"]),
+        "ErrorAnswer": _object({"error": _ref("Error")}, ["error"]),
+        "Error": _object(error, list(error)),
     }
 
 
-def _info_schema() -> dict[str, Any]:
-    """Return the schema of what `Info.to_json` says, with the limits of the server."""
+def _small_answers() -> dict[str, Any]:
+    """Return the schemas of answers with few fields, each with a name for the types of generated clients."""
+    text = {"type": "string"}
+    ready = {"ready": {"type": "boolean"}, "version": text, "effort": text}
+    return {
+        "Liveness": _object({"live": {"type": "boolean"}}, ["live"]),
+        "Readiness": {
+            "type": "object",
+            "properties": ready | {"shards": {"type": "array", "items": _ref("ShardState")}},
+            "required": list(ready),
+        },
+        "ShardState": {
+            "type": "object",
+            "properties": {"shard": {"type": "integer"}, "state": text},
+            "required": ["shard", "state"],
+        },
+        "KnownUsers": _object({"users": _TEXTS}, ["users"]),
+        "ShownItems": _object({"items": {"type": "array", "items": _ref("ShownItem")}}, ["items"]),
+        "ItemExplanation": _object({"item": text, "explanation": text}, ["item", "explanation"]),
+        "LoadedVersion": _object({"version": text}, ["version"]),
+    }
+
+
+def _info_schemas() -> dict[str, Any]:
+    """Return the schemas of what `Info.to_json` says, with the limits of the server."""
     text = {"type": "string"}
     number = {"type": "integer"}
-    column = {"type": "object", "required": ["name", "kind"], "properties": {"name": text, "kind": text, "example": {}}}
-    columns = {"type": "array", "items": column}
-    objects = {"type": "array", "items": {"type": "object"}}
+    columns = {"type": "array", "items": _ref("Column")}
+    counts = ("live_items", "deleted_items", "unmerged_items", "changes", "merged_changes", "journal_bytes")
+    limits = {"max_k": number, "max_items": number, "deadline_ms": {"type": "number"}}
     properties: dict[str, Any] = {
         "name": text,
         "version": text,
@@ -427,11 +440,26 @@ def _info_schema() -> dict[str, Any]:
         "num_over_arch": number,
         "repeats": {"type": "string", "enum": [each.value for each in Repeats]},
         "exclude_seen": {"type": "boolean"},
-        "examples": objects,
-        "changes": {"type": "object"},
-        "limits": {
-            "type": "object",
-            "properties": {"max_k": number, "max_items": number, "deadline_ms": {"type": "number"}},
-        },
+        "examples": {"type": "array", "items": _ref("Example")},
+        "changes": _ref("ChangesSoFar"),
+        "limits": _ref("Limits"),
     }
-    return {"type": "object", "properties": properties, "required": list(properties)}
+    return {
+        "Info": {"type": "object", "properties": properties, "required": list(properties)},
+        "Column": {
+            "type": "object",
+            "required": ["name", "kind"],
+            "properties": {"name": text, "kind": text, "example": {}},
+        },
+        "Example": {
+            "type": "object",
+            "description": "a request that is answered, of one of both kinds",
+            "properties": {"recommend": {"type": "object"}, "rank": {"type": "object"}},
+        },
+        "ChangesSoFar": {
+            "type": "object",
+            "description": "of the items since the export was made; empty without a catalogue",
+            "properties": dict.fromkeys(counts, number) | {"last_merge": text},
+        },
+        "Limits": {"type": "object", "properties": limits, "required": list(limits)},
+    }
