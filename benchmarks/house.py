@@ -34,6 +34,7 @@ KINDS = {
     "Precision": "precision/",
     "Metric": "training/metrics/",
     "Task": "features/tasks/",
+    "NumericTransform": "features/transforms/",
 }
 FEATURE_KINDS = ("Dense", "Categorical", "MultiHot", "Sequence", "Vector", "Moments")
 FEATURE_NAMES = ("dense", "categorical", "multi_hot", "sequence", "vector", "moments")

@@ -54,7 +54,7 @@ def schemas(draw: st.DrawFn) -> Schema:
         values: dict = {"name": name, "column": draw(maybe)}
         if kind is Dense:
             values |= {
-                "transform": draw(st.sampled_from(NumericTransform)),
+                "transform": draw(st.sampled_from(list(NumericTransform))),
                 "missing": draw(finite),
                 "num_buckets": draw(st.integers(1, 2**20)),
                 "min_count": draw(st.integers(1, 99)),

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.data.preprocess.values.numeric import NumericFitter, criteo_buckets, to_bucket_rows, to_floats
+from ziggurat.data.preprocess.values.numeric import NumericFitter, to_bucket_rows, to_floats
 from ziggurat.features.schema import Dense, NumericTransform
+from ziggurat.ops import logarithm
 
 # Names of groups that numpy of another version does not know are ignored.
 AVX2 = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX"
@@ -36,9 +37,9 @@ def digests() -> dict[str, str]:
         fitter.add(values, global_rows=np.arange(200))
         for name, state in fitter.finish().items():
             digest.update(np.array([state.mean, state.sd, *state.quantiles]).tobytes())
-            if transform is NumericTransform.CRITEO_BUCKETS:
-                digest.update(criteo_buckets(values[name]).tobytes())
-            elif transform is NumericTransform.QUANTILE_BUCKETS:
+            if transform.makes_ids:
+                digest.update(transform.bucket_ids(values[name], logarithm).tobytes())
+            elif transform.is_bucketed:
                 digest.update(to_bucket_rows(values[name], state).tobytes())
             else:
                 feature = features[int(name)]

@@ -18,9 +18,10 @@ from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Par
 from ziggurat.features.kinds.id_lists import IdLists, Spaces
 from ziggurat.features.kinds.moments import Moments
 from ziggurat.features.kinds.multi_hot import MultiHot
-from ziggurat.features.kinds.numbers import FittedNumbers, NumberFit, NumericTransform
+from ziggurat.features.kinds.numbers import FittedNumbers, NumberFit
 from ziggurat.features.kinds.sequence import Sequence
 from ziggurat.features.kinds.vector import Vector
+from ziggurat.features.transforms import NumericTransform
 
 Feature.add(Dense)
 Feature.add(Categorical)

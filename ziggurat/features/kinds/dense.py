@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import NumberSpec, SingleSpec
 from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
-from ziggurat.features.kinds.numbers import FittedNumbers, NumericTransform
+from ziggurat.features.kinds.numbers import FittedNumbers
 from ziggurat.features.tables import Table
+from ziggurat.features.transforms import USUAL, NumericTransform
 from ziggurat.typed import Buckets, Count, Float32, checked
 
 
@@ -25,10 +26,10 @@ class Dense(Feature):
     """
 
     kind: Literal["dense"] = "dense"
-    transform: NumericTransform = NumericTransform.LOG1P_STANDARDISE
+    transform: NumericTransform = USUAL
     missing: Float32 = 0.0
     num_buckets: Buckets = 64
-    min_count: Count = 1  # for criteo_buckets
+    min_count: Count = 1  # for transforms that make ids
 
     reads_numbers: ClassVar[bool] = True
     json_schema: ClassVar[dict[str, Any]] = {"type": ["number", "string", "boolean", "null"]}
@@ -45,7 +46,7 @@ class Dense(Feature):
 
     @property
     def num_rows(self) -> int | None:
-        """The buckets between quantiles; those of Criteo are counted as ids are."""
+        """The buckets between quantiles; buckets that are ids are counted."""
         return self.num_buckets if self.transform.is_bucketed else None
 
     def default_table(self) -> Table:
@@ -59,7 +60,7 @@ class Dense(Feature):
         return NumberSpec(name=self.name)
 
     def parse(self, cells: Cells) -> Parsed:
-        """Return numbers, or the buckets of Criteo as ids."""
+        """Return numbers, or the buckets that are ids."""
         numbers = cells.numbers()
         return cells.ids_of_buckets(numbers) if self.transform.makes_ids else numbers
 

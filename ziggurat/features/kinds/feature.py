@@ -78,7 +78,7 @@ class Cells(Protocol):
         ...
 
     def ids_of_buckets(self, numbers: Float64[np.ndarray, " N"]) -> Parsed:
-        """Return the number of Criteo's bucket of each number as an id."""
+        """Return the bucket of each number as an id, by the transform that `fitted_numbers` names."""
         ...
 
     def id_lists(self, settings: IdLists, *, keep_last: bool) -> Parsed:

@@ -23,11 +23,11 @@ from ziggurat.data.preprocess.values.numeric import NumericFitter, NumericParts,
 from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists, ParsedValues
 from ziggurat.data.preprocess.values.vocabulary import CountedIds, Ids, NumberedIds, Vocabulary, VocabularyCounter
 from ziggurat.errors import SchemaError
-from ziggurat.features.kinds import NumberFit, NumericTransform
+from ziggurat.features.kinds import NumberFit
 from ziggurat.features.labels import is_number
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, Schema, table_of
+from ziggurat.features.transforms import OF_LABELS
 
-_OF_LABELS = NumericTransform.STANDARDISE  # labels that are numbers: a network computes in units of their deviation
 _LARGEST_ROW = np.iinfo(np.int32).max
 
 
@@ -74,7 +74,7 @@ class Fitter:
         self.schema = schema
         self._counters = {name: VocabularyCounter() for name in vocabulary_tables(schema)}
         self._label_columns = {label.name: label_column(label.name) for label in schema.labels if is_number(label)}
-        labels = [NumberFit(name=name, transform=_OF_LABELS) for name in self._label_columns.values()]
+        labels = [NumberFit(name=name, transform=OF_LABELS) for name in self._label_columns.values()]
         numbers = [fit for feature in schema.features if (fit := feature.fitted_numbers) is not None]
         self._names = [fit.name for fit in numbers]
         self._numbers = NumericFitter((*numbers, *labels))

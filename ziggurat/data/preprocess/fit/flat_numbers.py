@@ -69,8 +69,7 @@ def _line(feature: FittedNumbers, numbers: Any, preprocessing: Preprocessing) ->
 def _rounds_whole_numbers(feature: FittedNumbers, number: float) -> bool:
     """Return whether 32 bits after the transform do not tell a whole number of this size from the next one."""
     step = float(np.spacing(np.float32(abs(number))))
-    raw_step = step if not feature.transform.is_logarithmic else step * float(np.exp(min(abs(number), 700.0)))
-    return raw_step >= 1.0
+    return feature.transform.raw_step(number, step=step) >= 1.0
 
 
 def _way_out(feature: FittedNumbers) -> str:

@@ -1,11 +1,8 @@
 """Numeric features: what is fitted on the training data, and what happens to each number.
 
-    identity            x
-    log1p               sign(x)·ln(1 + |x|)
-    standardise         (x − mean) / sd                       after log1p for log1p_standardise
-    quantile            rank in the training data, in [0, 1]  linear between 1,001 quantiles; ties get the middle rank
-    quantile_buckets    row 3 + number of bucket edges <= x   edges at the i/num_buckets quantiles
-    criteo_buckets      ⌊ln(x)²⌋ for x > 2, else x cut to an integer; an id like any other, with a vocabulary
+    raw numbers ──► missing ones filled ──► `before` ──► exact sums, or a sample ──► `NumericState` ──► `apply`
+
+What these steps are, the transform says (`features/transforms/`); here they are taken over all rows.
 
 A missing number becomes `missing` before the transform, in fitting as in encoding; in the two transforms that make
 rows it goes to the missing row instead. A constant feature has sd 1.
@@ -17,8 +14,6 @@ learnt (`NumericParts`) adds up to what all rows would have taught, bit for bit.
 
 Nor does it depend on the processor: all of this is additions, multiplications and divisions, each rounded by itself,
 and logarithms that are made of these (`ops/logarithm.py`). So is what becomes of a number when it is encoded.
-
-Criteo's buckets: the 3 Idiots' winning solution of the 2014 Criteo challenge.
 """
 
 from __future__ import annotations
@@ -29,13 +24,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ziggurat.data.preprocess.values.cells import LARGEST_FLOAT32
+from ziggurat.errors import ConfigError
 from ziggurat.features.hashing import mix
 from ziggurat.features.kinds import FittedNumbers
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS
+from ziggurat.features.transforms import Learns, NumericTransform
 from ziggurat.ops import logarithm
 from ziggurat.ops.exact_sums import ExactSums, exact_sums
+from ziggurat.specification import answer_of
 
-NUM_QUANTILES = 1001
 SAMPLE_ROWS = 1 << 18
 _CLOSE = 1e-7  # of the largest statistic of a feature; a float of 32 bits is rounded by 6e-8 at most
 
@@ -48,7 +45,7 @@ class NumericState:
         feature: its name.
         mean: of the training values (after log1p, where the transform has it); standardising transforms only.
         sd: standard deviation of the same, 1 if they are constant.
-        quantiles: NUM_QUANTILES quantiles from 0 to 1, or the bucket edges, rising.
+        quantiles: what the transform learned of a sample, rising: quantiles from 0 to 1, or the edges of buckets.
     """
 
     feature: str
@@ -73,11 +70,6 @@ def _are_close(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     return all(abs(one - other) <= _CLOSE * largest for one, other in zip(first, second, strict=True))
 
 
-def log1p(values: np.ndarray) -> np.ndarray:
-    """The logarithm that keeps the sign, sign(x)·ln(1 + |x|)."""
-    return np.copysign(logarithm.log1p(np.abs(values)), values)
-
-
 def to_floats(values: np.ndarray, feature: FittedNumbers, state: NumericState) -> np.ndarray:
     """(N,) float32 numbers of a feature whose transform makes no rows; always finite.
 
@@ -86,13 +78,8 @@ def to_floats(values: np.ndarray, feature: FittedNumbers, state: NumericState) -
         feature: its transform and what stands for missing numbers.
         state: fitted on the training data.
     """
-    values = _filled(values, feature.missing)
-    if feature.transform.is_logarithmic:
-        values = log1p(values)
-    if feature.transform.is_standardised:
-        values = (values - state.mean) / state.sd
-    elif feature.transform.is_ranked:
-        values = _ranks(values, np.array(state.quantiles))
+    values = _before(_filled(values, feature.missing), feature.transform)
+    values = feature.transform.apply(values, state)
     return np.clip(values, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
 
 
@@ -100,15 +87,6 @@ def to_bucket_rows(values: np.ndarray, state: NumericState) -> np.ndarray:
     """(N,) int32 rows of a feature with quantile buckets."""
     rows = np.searchsorted(np.array(state.quantiles), values, side="right").astype(np.int32) + NUM_RESERVED_ROWS
     return np.where(np.isnan(values), MISSING_ROW, rows).astype(np.int32)
-
-
-def criteo_buckets(values: np.ndarray) -> np.ndarray:
-    """(N,) int64 bucket numbers ⌊ln(x)²⌋ for x > 2, else x cut to an integer; meaningless where NaN."""
-    values = np.nan_to_num(values, nan=0.0)
-    large = values > 2
-    logarithms = logarithm.log(np.where(large, values, 3.0))
-    squared = np.floor(logarithms * logarithms)
-    return np.where(large, squared, np.clip(np.trunc(values), -(2.0**62), 2.0**62)).astype(np.int64)
 
 
 def _filled(values: np.ndarray, missing: float) -> np.ndarray:
@@ -121,28 +99,31 @@ def _filled(values: np.ndarray, missing: float) -> np.ndarray:
     return values
 
 
-def _ranks(values: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
-    if len(quantiles) == 0:
-        return np.zeros_like(values)
-    levels = np.linspace(0.0, 1.0, len(quantiles))
-    from_below = _interpolated(values, quantiles, levels)
-    from_above = -_interpolated(-values, -quantiles[::-1], -levels[::-1])
-    return (from_below + from_above) / 2
+def _before(values: np.ndarray, transform: NumericTransform) -> np.ndarray:
+    """Return what is learned from and goes on, and refuse an answer that is none.
+
+    Raises:
+        ConfigError: the transform failed, or returned other than one float64 for each number.
+    """
+    if type(transform).__module__.startswith("ziggurat."):
+        return transform.before(values, logarithm)
+    where = f"numeric transform {transform}, {type(transform).__module__}.{type(transform).__qualname__}.before"
+    expected = f"{len(values)} numbers of float64, none of them NaN"
+    found = answer_of(lambda: transform.before(values, logarithm), expected=expected, where=where)
+    if not isinstance(found, np.ndarray) or found.shape != values.shape or found.dtype != np.float64:
+        raise _no_numbers(expected, f"{type(found).__name__} {getattr(found, 'shape', '')}", where)
+    if np.isnan(found).any():
+        raise _no_numbers(expected, f"NaN of {values[np.isnan(found)][0]!r}", where)
+    return found
 
 
-def _interpolated(values: np.ndarray, places: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Return what `np.interp` does; a compiler may fuse its product and sum, and must not here."""
-    last = len(places) - 1
-    at = np.searchsorted(places, values, side="right") - 1  # the last place <= the value; -1: there is none
-    low = np.clip(at, 0, max(last - 1, 0))
-    high = np.minimum(low + 1, last)
-    width = places[high] - places[low]
-    rise = levels[high] - levels[low]
-    slope = np.divide(rise, width, out=np.zeros_like(width), where=width > 0)
-    between = slope * (values - places[low]) + levels[low]
-    found = np.where(places[np.clip(at, 0, last)] == values, levels[np.clip(at, 0, last)], between)
-    found = np.where(at < 0, levels[0], found)
-    return np.where(at >= last, levels[last], found)
+def _no_numbers(expected: str, found: str, where: str) -> ConfigError:
+    return ConfigError(
+        expected=expected,
+        found=found,
+        where=where,
+        ways_out="say what becomes of every finite number; docs/guides/extending.md shows how",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,21 +150,21 @@ class NumericFitter:
 
     def __init__(self, features: tuple[FittedNumbers, ...]) -> None:
         self._features = features
-        self._sums = {item.name: ExactSums() for item in features if item.transform.is_standardised}
-        sampled = tuple(item.name for item in features if item.transform.has_quantiles)
+        self._sums = {item.name: ExactSums() for item in features if item.transform.learns is Learns.MOMENTS}
+        sampled = tuple(item.name for item in features if item.transform.learns is Learns.QUANTILES)
         self._sample = _RowSample(names=sampled)
 
     def add(self, values: Mapping[str, np.ndarray], *, global_rows: np.ndarray) -> None:
         """Take a chunk: (N,) float64 values of every column of numbers (NaN where missing), and the rows' numbers."""
         prepared: dict[str, np.ndarray] = {}
         for feature in self._features:
-            if not (feature.transform.is_standardised or feature.transform.has_quantiles):
-                continue  # nothing is learned of it
+            if feature.transform.learns is Learns.NOTHING:
+                continue
             column = values[feature.name]
             if not feature.transform.makes_rows:
-                column = _filled(column, feature.missing)
+                column = _before(_filled(column, feature.missing), feature.transform)
             if feature.name in self._sums:
-                self._sums[feature.name] += exact_sums(log1p(column) if feature.transform.is_logarithmic else column)
+                self._sums[feature.name] += exact_sums(column)
             prepared[feature.name] = column
         self._sample.add(prepared, keys=mix(global_rows.astype(np.uint64)))
 
@@ -208,17 +189,13 @@ class NumericFitter:
             # Rounding of the logarithm alone leaves a constant column with a tiny deviation.
             is_constant = sums.deviation <= 1e-12 * max(abs(sums.mean), 1e-300)
             return NumericState(feature=feature.name, mean=sums.mean, sd=1.0 if is_constant else sums.deviation)
-        if not feature.transform.has_quantiles:
+        if feature.transform.learns is not Learns.QUANTILES:
             return NumericState(feature=feature.name)
         values = self._sample.finish()[1][feature.name]
         values = values[~np.isnan(values)]
         if len(values) == 0:
             return NumericState(feature=feature.name)
-        if feature.transform.is_ranked:
-            quantiles = np.quantile(values, np.linspace(0.0, 1.0, NUM_QUANTILES))
-            quantiles = np.maximum.accumulate(quantiles)
-        else:
-            quantiles = np.unique(np.quantile(values, np.arange(1, feature.num_buckets) / feature.num_buckets))
+        quantiles = feature.transform.quantiles(values, num_buckets=feature.num_buckets)
         return NumericState(feature=feature.name, quantiles=tuple(quantiles.tolist()))
 
 

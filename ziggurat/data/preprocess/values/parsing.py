@@ -34,7 +34,6 @@ from ziggurat.data.preprocess.values.cells import (
     wrong_type,
 )
 from ziggurat.data.preprocess.values.cells import IdLists as RawIdLists
-from ziggurat.data.preprocess.values.numeric import criteo_buckets
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -59,6 +58,7 @@ from ziggurat.features.schema import (
     column_of,
     table_of,
 )
+from ziggurat.ops import logarithm
 
 _UNKNOWN_WAYS = (
     "take rows without a label out of the file: nothing is learned from a label that nobody knows",
@@ -294,8 +294,16 @@ class FeatureCells:
         return self._identity(ids, owner=np.arange(len(ids)), table=table) if is_identity else Ids.of(ids)
 
     def ids_of_buckets(self, numbers: Float64[np.ndarray, " N"]) -> Ids:
-        """Return the number of Criteo's bucket of each number as an id."""
-        buckets = pl.Series(criteo_buckets(numbers)).cast(pl.String)
+        """Return the bucket of each number as an id, by the transform of `Feature.fitted_numbers`."""
+        fit = self._feature.fitted_numbers
+        if fit is None or not fit.transform.makes_ids:
+            raise SchemaError(
+                expected="a transform that makes ids of numbers",
+                found="no fitted_numbers" if fit is None else f"transform = {fit.transform}",
+                where=self._role,
+                ways_out='return NumberFit(name=self.name, transform=NumericTransform("criteo_buckets"))',
+            )
+        buckets = pl.Series(fit.transform.bucket_ids(numbers, logarithm)).cast(pl.String)
         missing = np.isnan(numbers)
         return Ids.of(buckets.set(pl.Series(missing), None) if missing.any() else buckets)
 
