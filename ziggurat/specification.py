@@ -69,7 +69,7 @@ class Specification(metaclass=_Kind):
         kind: what all members are, for messages.
     """
 
-    name: ClassVar[str]
+    name: str
     kind: ClassVar[str]
     _members: ClassVar[dict[str, Any]]
 
@@ -103,6 +103,13 @@ class Specification(metaclass=_Kind):
         if known is not None:
             _refuse_another(type(known), type(member), name=member.name, what=cls.kind, where=f"{cls.__name__}.add")
         if known is not None and type(known) is type(member):
+            if vars(known) != vars(member):
+                raise ConfigError(
+                    expected=f"another name than {member.name!r}, which a {cls.kind} with other settings has",
+                    found=", ".join(f"{name} = {value!r}" for name, value in vars(member).items() if name != "name"),
+                    where=f"{cls.__name__}.add",
+                    ways_out=f"give it a name of its own, such as {member.name}_2",
+                )
             member = known
         # Else it is new, or the same class was defined again, as by a cell of a notebook that ran twice.
         cls._members[member.name] = member

@@ -31,7 +31,7 @@ SHORT: dict[str, tuple[tuple[str, ...], str]] = {
     "batch-size": (("training.loader.batch-size",), "samples a step, of each rank"),
     "dim": (("model.embedding-dim",), "columns of the embedding tables"),
     "seed": (("training.seed", "training.loader.seed"), "of weights, dropout and the order of rows"),
-    "precision": (("training.precision",), "auto, fp32 or bf16"),
+    "precision": (("training.precision",), "auto, fp32, bf16, or products in few bits: mx9, mxfp8, fp8_rowwise, …"),
     "threads": (("training.threads",), "CPU threads; 0: torch's own choice"),
     "patience": (("training.early-stop.patience",), "evaluations without improvement before it stops; 0: never"),
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic, NativeArithmetic, RoundedArithmetic
+from ziggurat.precision.in_blocks import BlockArithmetic, InBlocks
 from ziggurat.precision.precision import Precision
 from ziggurat.precision.products import DenseProducts, Linear, its_arithmetic
 
 __all__ = [
     "NATIVE",
     "Arithmetic",
+    "BlockArithmetic",
     "DenseProducts",
+    "InBlocks",
     "Linear",
     "NativeArithmetic",
     "Precision",

@@ -19,7 +19,7 @@ X and W differently forward and backward.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class Arithmetic(ABC):
         is_native: fused kernels, which compute products in torch's own way, may stand in for this arithmetic.
     """
 
-    name: ClassVar[str]
+    name: str
     is_native: ClassVar[bool] = False
 
     @abstractmethod
@@ -49,6 +49,14 @@ class Arithmetic(ABC):
         """Compute x Wᵀ + b."""
         outputs = self.matmul(inputs.flatten(0, -2), weight.t()).unflatten(0, inputs.shape[:-1])
         return outputs if bias is None else outputs + bias
+
+    def take_overflow(self) -> str:
+        """Return which operand was no number of this arithmetic since the last call, for messages; "" for none."""
+        return ""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        # It is a setting and no state: the copy of a model computes as the model does, and says so.
+        return self
 
     def __repr__(self) -> str:
         return f"<arithmetic {self.name}>"

@@ -37,7 +37,7 @@ class Precision(Specification, kind="precision"):
     BF16: ClassVar[Precision]
 
     dtype: ClassVar[torch.dtype] = torch.float32
-    arithmetic: ClassVar[Arithmetic | None] = None
+    arithmetic: Arithmetic | None = None
     is_measured: ClassVar[bool] = False
     reads_tf32: ClassVar[bool] = False
     counts_as: ClassVar[str] = "fp32"

@@ -38,6 +38,7 @@ from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
+from ziggurat.precision import DenseProducts
 from ziggurat.precision.choice import resolve_precision
 from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
 from ziggurat.training.step.compiled import compiled_dense
@@ -367,6 +368,9 @@ class TrainStep:
         for name, parameter in self.dense_named.items():
             if not bool(local(parameter.detach()).isfinite().all()):
                 return f"weight {name}"
+        for module in self.model.modules():
+            if isinstance(module, DenseProducts) and (overflow := module.arithmetic.take_overflow()):
+                return overflow
         for name, parameter in self.dense_named.items():
             if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
                 return f"gradient of {name}"
