@@ -47,7 +47,7 @@ from typing import Any
 from tests.attacks.files import Case, run_attack
 from tests.attacks.verbs import VERBS, Verb, make_victim, verbs_in_turn
 
-TIME_LIMIT_S = 120.0
+TIME_LIMIT_S = 240.0
 WRITE, FLUSH, CLOSE, NAME, OPEN, READ = (1 << bit for bit in range(6))
 ALL_WRITES = WRITE | FLUSH | CLOSE | NAME | OPEN
 _FAIL, _SHORT, _SHORT_THEN_FAIL, KILL = range(4)
@@ -58,6 +58,7 @@ _SAYS_DAMAGE = re.compile(r"is damaged and was skipped|\(step [\d,]+\) is lost; 
 RAW = (
     "Traceback (most recent call last)",
     "Exception ignored",
+    "Error ignored",
     "terminate called",
     "panicked at",
     "Fatal Python error",

@@ -22,14 +22,18 @@ from typing import Any
 from tests.end_to_end.test_main_job import events
 from tests.serving.server.running import UnixConnection
 
-_TRAINING = (
+_ANY_MODEL = (
     *("--training.loader.batch-size", "64", "--training.checkpoint-every", "3", "--training.precision", "fp32"),
-    *("--training.learning-rate", "0.01", "--model.embedding-dim", "4", "--model.embedding.kernel", "torch"),
+    *("--training.learning-rate", "0.01"),
 )
+_TRAINING = (*_ANY_MODEL, "--model.embedding-dim", "4", "--model.embedding.kernel", "torch")
 _SMALL = ("--model.top.hidden-dims", "8", "--model.bottom.hidden-dims", "8")
 _DATA = ("--data.train", "log.parquet", "--schema", "my.toml")
 _TRAIN = ("train", "table_dlrm", *_DATA, *_TRAINING, *_SMALL, "--training.epochs", "2")
 _RETRIEVE = ("train", "table_two_tower", *_DATA, *_TRAINING, "--model.negatives-block", "64", "--training.epochs", "1")
+_AUTO = ("train", "auto", *_DATA, *_ANY_MODEL, "--training.epochs", "1")
+_OF_DEMO = ("movielens_logistic_regression", "movielens_dlrm", "movielens_dcn_v2")
+_PATIENCE_S = 100.0  # a machine that does much beside takes long to start a server, and to swap
 SERVED = "served.json"  # beside the folder: what a client of the server was told
 
 
@@ -118,9 +122,16 @@ def _exists(*names: str) -> list[bool]:
     return [Path(name).stat().st_size > 0 for name in names]
 
 
+def _has_begun(folder: str) -> bool:
+    return Path(folder, "metrics.jsonl").exists() or any(Path(folder, "checkpoints").glob("step-*"))
+
+
 def _train_again() -> tuple[str, ...]:
-    begun = Path("new/metrics.jsonl").exists() or list(Path("new/checkpoints").glob("step-*"))
-    return ("train", "new", "--resume") if begun else (*_TRAIN, "--out", "new")
+    return ("train", "new", "--resume") if _has_begun("new") else (*_TRAIN, "--out", "new")
+
+
+def _auto_again() -> tuple[str, ...]:
+    return ("train", "auto", "--resume", "--out", "auto") if _has_begun("auto") else (*_AUTO, "--out", "auto")
 
 
 def _one_output(
@@ -153,7 +164,7 @@ def _ask_server(server: int) -> None:
     said: list[Any] = []
     output = Path.cwd().with_name("output.txt")
     found = None
-    end = time.monotonic() + 60
+    end = time.monotonic() + _PATIENCE_S
     while not found and time.monotonic() < end and os.getppid() == server:
         time.sleep(0.01)
         found = re.search(r"all routes: http://([^:]+):(\d+)", output.read_text(errors="replace"))
@@ -166,10 +177,16 @@ def _ask_server(server: int) -> None:
                 try:
                     if step == "swap":
                         said.append(
-                            _asked(UnixConnection("a.sock"), "/admin/swap", {"export": str(Path("other").resolve())})
+                            _asked(
+                                UnixConnection("a.sock", timeout_s=_PATIENCE_S),
+                                "/admin/swap",
+                                {"export": str(Path("other").resolve())},
+                            )
                         )
                     else:
-                        said.append(_asked(http.client.HTTPConnection(host, port, timeout=20), "/recommend", request))
+                        said.append(
+                            _asked(http.client.HTTPConnection(host, port, timeout=_PATIENCE_S), "/recommend", request)
+                        )
                 except (OSError, ValueError, http.client.HTTPException) as problem:
                     said.append([0, repr(problem)])
             Path.cwd().with_name(SERVED).write_text(json.dumps(said))
@@ -196,6 +213,19 @@ VERBS: dict[str, Verb] = {
         arguments=("train", "run", "--resume", "--training.epochs", "3"),
         result=lambda: run_of("run"),
         writes=("run/**",),
+    ),
+    "train auto": Verb(
+        arguments=(*_AUTO, "--out", "auto"), result=lambda: run_of("auto"), writes=("auto/**",), again=_auto_again
+    ),
+    "demo": Verb(
+        arguments=("demo", "--no-ranks", "--out", "demo"),
+        result=lambda: [run_of(f"demo/{name}") for name in _OF_DEMO],
+        writes=("demo/**",),
+    ),
+    "data fetch": Verb(
+        arguments=("data", "fetch", "yambda-events", "--source", "music"),
+        result=lambda: _parquet(str(next(Path("cache").glob("yambda-events*/**/events.parquet")))),
+        share=8,
     ),
     "prepare": Verb(arguments=("prepare", "table_dlrm", *_DATA), result=_prepared, share=12),
     "cluster-by-session": _one_output(
@@ -337,6 +367,30 @@ VERBS: dict[str, Verb] = {
 }
 
 
+def _ratings(num_rows: int) -> Any:
+    """Return made up ratings with the columns of MovieLens-1M."""
+    import polars as pl
+
+    row = pl.int_range(num_rows, eager=True)
+    film = row * 7 % 40
+    person = row * 11 % 30
+    return pl.DataFrame(
+        {
+            "user_id": person.cast(pl.Int32),
+            "movie_id": "film " + film.cast(pl.String),
+            "rating": (1 + (film + person) % 5).cast(pl.Int32),
+            "timestamp": 978_300_000 + 60 * row,
+            "gender": pl.Series(["F", "M"]).gather(person % 2),
+            "age": (18 + person % 4).cast(pl.Int32),
+            "occupation": (person % 6).cast(pl.Int32),
+            "zip_code": (10_000 + person % 9).cast(pl.String),
+            "title": "film " + film.cast(pl.String),
+            "year": (1990 + film % 9).cast(pl.Int32),
+            "genres": pl.Series([["Drama"], ["Drama", "Comedy"]]).gather(film % 2),
+        }
+    )
+
+
 def verbs_in_turn(chosen: str) -> list[str]:
     """Return one round of verbs: each once, then again those of a larger share.
 
@@ -349,9 +403,15 @@ def verbs_in_turn(chosen: str) -> list[str]:
 
 
 def make_victim() -> None:
-    """Fill the working folder with data, a schema, two runs and two exports; prepared data is not left in the cache."""
+    """Fill the working folder with data, a schema, two runs and two exports; prepared data is not left in the cache.
+
+    MovieLens lies in the cache, as if it had been fetched: a few ratings of it, made up.
+    """
     import ziggurat
     from ziggurat.cli.main import main
+    from ziggurat.data.datasets import movielens
+    from ziggurat.data.datasets.fetch import write_dataset
+    from ziggurat.data.datasets.yambda import made_yambda
 
     frame = events(600)
     frame.write_parquet("log.parquet")
@@ -369,6 +429,11 @@ def make_victim() -> None:
         items=ziggurat.Items(id="item", features=("item",)),
     )
     ziggurat.write_schema(schema, "my.toml")
+    ratings = {movielens.FILE: _ratings(400)}
+    write_dataset(Path("cache", movielens.NAME), ratings, origin="made up", members={}, notes="")
+    Path("music").mkdir()
+    for name, listens in made_yambda(users=20, tracks=30, days=3).items():
+        listens.write_parquet(f"music/{name}.parquet")
     assert main([*_TRAIN, "--out", "run"]) == 0
     assert main([*_RETRIEVE, "--out", "retrieval"]) == 0
     assert main(["export", "retrieval", "--ranker", "run", "--out", "films"]) == 0

@@ -24,13 +24,13 @@ ROOT = Path(__file__).resolve().parents[3]
 class UnixConnection(http.client.HTTPConnection):
     """HTTP through a socket in the file system."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=20)
+    def __init__(self, path: str, *, timeout_s: float = 20.0) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self.path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self.path)
 
 
