@@ -165,7 +165,7 @@ def refusing_exits() -> Iterator[None]:
         if _module_of(frames[-1][0]) == "argparse":  # it has said why, or what there is
             raise
         last, line = [frame for frame in frames if _module_of(frame[0]) != "_sitebuiltins"][-1]  # of `exit()`
-        if Path(last.f_code.co_filename).is_relative_to(_PACKAGE) or _is_in_signal_handler(error):
+        if Path(last.f_code.co_filename).is_relative_to(_PACKAGE) or comes_of_signal(error):
             raise
         refused = ConfigError(
             expected="code that does not end the program: of a model, a loss, a metric or an extension",
@@ -184,7 +184,7 @@ def _module_of(frame: FrameType) -> str:
     return frame.f_globals.get("__name__", "")
 
 
-def _is_in_signal_handler(error: BaseException) -> bool:
+def comes_of_signal(error: BaseException) -> bool:
     """Return whether an exception passed through a function that this process has set for a signal."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]

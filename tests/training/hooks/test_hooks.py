@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -219,6 +220,27 @@ def test_a_hook_that_ends_the_program_is_named(tmp_path: Path, moment: str, step
         trainer_in(tmp_path / "run").fit(hooks=[Exits(moment)])
     assert caught.value.where == f"the hook tests.training.hooks.test_hooks.Exits, {moment}, at step {step}"
     assert caught.value.ways_out[0].startswith("trainer.stop(")
+
+
+class Signalled(Exits):
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        if self._moment == "on_step" and made.step == 3:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def close(self) -> None:
+        if self._moment == "close":
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("moment", ["on_step", "close"])
+def test_a_signal_that_ends_the_program_is_not_said_of_the_hook_in_which_it_came(tmp_path: Path, moment: str) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            trainer_in(tmp_path / "run").fit(hooks=[Signalled(moment)])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value.code == 143
 
 
 def test_a_callback_that_ends_the_program_is_named(tmp_path: Path) -> None:

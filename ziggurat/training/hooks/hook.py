@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ziggurat.errors import ConfigError, nearest_names
+from ziggurat.errors import ConfigError, comes_of_signal, nearest_names
 from ziggurat.specification import Specification
 
 if TYPE_CHECKING:
@@ -150,12 +150,12 @@ class Hooks:
 
     def close(self) -> None:
         """Call `close` of every hook, also where one of them raises; the first error is raised at the end."""
-        first: Exception | None = None
+        first: Exception | SystemExit | None = None
         for hook in self._hooks:
             try:
                 hook.close()
             except SystemExit as error:
-                first = first or self._ended(hook, "close", error)
+                first = first or (error if comes_of_signal(error) else self._ended(hook, "close", error))
             except Exception as error:
                 self._name(hook, "close", error)
                 first = first or error
@@ -167,6 +167,8 @@ class Hooks:
             try:
                 getattr(hook, moment)(self._trainer, *arguments, **named)
             except SystemExit as error:  # or the run would end without a word, as if it were done
+                if comes_of_signal(error):
+                    raise
                 raise self._ended(hook, moment, error) from error
             except Exception as error:
                 self._name(hook, moment, error)
