@@ -66,10 +66,13 @@ SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32))
 SMALL_DEEPFM = DeepFMConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
 MOST_SUMMED = 8  # features of a small DLRM that starts with the sum of its products
 FEW_ROWS, FEW_BATCH = 10_000, 64
+SMALL_SIZES_ROWS, HALF_MILLION_BATCH = 500_000, 512
 MEDIUM_ROWS = 2_000_000
 _LEAST_STEPS, _MOST_STEPS = 1_500, 2_500  # of small data: before patience counts, and as many as the epochs amount to
+_LEAST_SAMPLES = 2_560_000  # of more rows, before patience counts: pairs of thousands of ids need as many to show
+_HALF_MILLION_STEPS = 8_000
 _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
-_SMALL_EPOCHS = (20, 40)
+_SMALL_EPOCHS, _HALF_MILLION_EPOCHS = (20, 40), (5, 20)
 _ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
 _SOFT_SAMPLES = 6  # of logistic regression: gradients of single samples that an id's accumulator starts with
 _SIZES: dict[type[Any], tuple[ModelConfig, ModelConfig]] = {
@@ -245,11 +248,13 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
 
     Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the settings for
     many rows. What they were chosen by stands in docs/experiments, "Which optimizer and patience for a first model of
-    few rows?" and "Which sizes for a table of few rows?".
+    few rows?", "Which sizes for a table of few rows?" and "Does the training of a table of 300,000 rows stop on the
+    plateau of single features?".
 
         rows            sizes, batch               tables                          epochs, patience
         to 10,000       small, 64                  sparse Adam at 0.01             2,500 steps (20 to 40 epochs), 3
         to 100,000      small, 256                 sparse Adam at 0.01             the same
+        to 500,000      small, 512                 sparse Adam at 0.01             8,000 steps (5 to 20 epochs), 3
         to 2,000,000    large, 2,048               sparse Adam at 0.01             5, 2
         more            large, 2,048               row-wise Adagrad at 0.02        3, 1
 
@@ -270,7 +275,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     if is_linear(config.model):
         return logistic_run(config, rows=rows)
     small, large = _SIZES.get(type(config.model), (None, None))
-    model = small if rows <= SMALL_ROWS and small is not None and config.model == large else config.model
+    model = small if rows <= SMALL_SIZES_ROWS and small is not None and config.model == large else config.model
     if model == SMALL_DLRM and len(config.table_schema.features) > MOST_SUMMED:
         model = replace(SMALL_DLRM, top_start=TopStart.DRAWN)
     training = _training_for(rows, config.training)
@@ -303,16 +308,26 @@ def _learns_by_default(config: RunConfig) -> bool:
 
 def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
     """The training of a ranker on so many rows, which are the rows of all splits."""
-    if rows > SMALL_ROWS:
-        stop = replace(training.early_stop, patience=_MEDIUM_PATIENCE)
-        return replace(training, epochs=_MEDIUM_EPOCHS, early_stop=stop)
-    batch_size = FEW_BATCH if rows <= FEW_ROWS else SMALL_BATCH
-    fewest, most = _SMALL_EPOCHS
-    epochs = min(max(-(-_MOST_STEPS * batch_size // max(rows, 1)), fewest), most)
+    patience = _SMALL_PATIENCE
+    if rows > SMALL_SIZES_ROWS:
+        batch_size = training.loader.batch_size
+        epochs = _MEDIUM_EPOCHS
+        patience = _MEDIUM_PATIENCE
+        least_steps = _LEAST_SAMPLES // batch_size
+    elif rows > SMALL_ROWS:
+        batch_size = HALF_MILLION_BATCH
+        fewest, most = _HALF_MILLION_EPOCHS
+        epochs = min(max(-(-_HALF_MILLION_STEPS * batch_size // rows), fewest), most)
+        least_steps = _LEAST_SAMPLES // batch_size
+    else:
+        batch_size = FEW_BATCH if rows <= FEW_ROWS else SMALL_BATCH
+        fewest, most = _SMALL_EPOCHS
+        epochs = min(max(-(-_MOST_STEPS * batch_size // max(rows, 1)), fewest), most)
+        least_steps = _LEAST_STEPS
     return replace(
         training,
         epochs=epochs,
-        early_stop=replace(training.early_stop, patience=_SMALL_PATIENCE, min_steps=_LEAST_STEPS),
+        early_stop=replace(training.early_stop, patience=patience, min_steps=least_steps),
         loader=replace(training.loader, batch_size=batch_size),
     )
 
@@ -387,7 +402,7 @@ def sizes_text(config: RunConfig) -> str:
         return ""
     small, large = sizes
     if _same_sizes(config.model, small):
-        return f"those for up to {SMALL_ROWS:,} rows"
+        return f"those for up to {SMALL_SIZES_ROWS:,} rows"
     return "those for many rows" if _same_sizes(config.model, large) else "as given"
 
 

@@ -2,7 +2,7 @@
 
     logistic regression ─┐
     factorisation machine┤                                ┌─► FOLDER/candidates/NAME   a run each
-    DeepFM ──────────────┤  at most 1.5 million samples   │
+    DeepFM ──────────────┤  at most 2.56 million samples  │
     DLRM ────────────────┼───────────── each ─────────────┴─► best by validation ─► FOLDER   its whole training
     DLRM, penalised ─────┤
     DCNv2 ───────────────┘
@@ -61,7 +61,7 @@ from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.step.train_step import TrainStep
 
-BUDGET = 1_500_000  # samples of a candidate
+BUDGET = 2_560_000  # samples of a candidate: fewer, and pairs of thousands of ids have not shown yet
 PENALTY = 1e-3
 _PROBED_STEPS = 3
 _FM_DIM = 8
