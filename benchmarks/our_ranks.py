@@ -210,7 +210,7 @@ def timed_phases(variant: OurVariant, clock: PhaseClock) -> Iterator[None]:
         (embeddings, "send_ids", "send ids"),
         (innermost(embeddings), "_take_ids", "wait for ids"),
         (embeddings.tables, "lookup", "lookup"),
-        (model, "forward_dense", "dense forward"),
+        (model, "dense_outputs", "dense forward"),
         (variant.dense, "step", "dense optimizer"),
         (variant.tables, "step", "table optimizer"),
         (Tensor, "backward", "backward: compute, dense gradients"),

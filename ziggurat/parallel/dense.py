@@ -68,10 +68,9 @@ class DenseNetwork(nn.Module):
     Args:
         model: its submodules, and weights and buffers of its own, are shared, not copied: where FSDP puts a part in a
             weight's place, the model sees the part.
-        compute: `model.forward_dense`, or a compiled form of it.
     """
 
-    def __init__(self, model: Model, *, compute: DenseForward | None = None) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         for name, child in model.named_children():
             if name not in ("embeddings", "towers"):
@@ -79,14 +78,14 @@ class DenseNetwork(nn.Module):
         self._parameters = model._parameters
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
-        self._compute: DenseForward = compute or type(model).forward_dense.__get__(model)
+        self._compute: DenseForward = model.forward_dense
 
     def forward(self, embedded: Embedded) -> Outputs:
         """Return the outputs of the dense network."""
         return self._compute(embedded)
 
 
-def compute_copies(network: DenseForward, compute: DenseForward) -> None:
+def compute_copies(network: DenseForward | None, compute: DenseForward) -> None:
     """Let copies of a dense network compute with another function of the same weights: the compiled one."""
     module = network.module if isinstance(network, ReplicatedNetwork) else network
     assert isinstance(module, DenseNetwork), "only copies; see the settings of compile"
@@ -265,7 +264,7 @@ class ShardedNetwork:
             self._network.set_requires_gradient_sync(True)
 
 
-def unreduced(network: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+def unreduced(network: Callable[..., Any] | None) -> contextlib.AbstractContextManager[None]:
     """Forward and backward passes in here leave gradients unreduced, to be added to those of the next pass."""
     if isinstance(network, ReplicatedNetwork | ShardedNetwork):
         return network.unreduced()

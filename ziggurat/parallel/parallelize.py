@@ -218,11 +218,11 @@ def parallelize(
         topology=topology,
         traffic=traffic,
     )
-    object.__setattr__(model, "forward_dense", network)  # not as a submodule: names of weights stay as they are
+    model.slots.network = network
     if isinstance(network, ShardedNetwork):
         network.reshard_for_states_of(model)
     if topology.context.size > 1:
-        object.__setattr__(model, "outputs_of", DividedOutputs(model, topology=topology, traffic=traffic))
+        model.slots.outputs = DividedOutputs(model, topology=topology, traffic=traffic)
     return Parallel(
         plan=plan,
         topology=topology,

@@ -109,7 +109,7 @@ class Pipeline:
         self._announce(upcoming)
         if self.num_parts == 1:
             with autocast():
-                outputs = self._model.forward_dense(self._model.embed(parts[0]))
+                outputs = self._model.dense_outputs(self._model.embed(parts[0]))
             loss = loss_of(outputs, parts[0])
             self._embeddings.send_ahead(None if self._ahead is None else self._ahead[1][0])
             loss.backward()
@@ -120,7 +120,7 @@ class Pipeline:
         losses = []
         for index, part in enumerate(started):
             is_last = index == len(started) - 1
-            with contextlib.nullcontext() if is_last else unreduced(self._model.forward_dense):
+            with contextlib.nullcontext() if is_last else unreduced(self._model.slots.network):
                 losses.append(self._above(part, loss_of, autocast=autocast))
         for part in started:
             part.crossing.backward()
@@ -146,7 +146,7 @@ class Pipeline:
         values = part.crossing.land()
         fields = part.crossing.join(values)
         with autocast(), _given_fields(self._model, fields):
-            outputs = self._model.forward_dense(self._model.embed(part.batch))
+            outputs = self._model.dense_outputs(self._model.embed(part.batch))
         loss = loss_of(outputs, part.batch)
         loss.backward()
         part.crossing.send_gradients(values)
@@ -193,11 +193,11 @@ class Pipeline:
 @contextlib.contextmanager
 def _given_fields(model: Model, fields_BX: Tensor) -> Iterator[None]:
     """Let `embed` find the pooled fields that have arrived, instead of looking them up."""
-    object.__setattr__(model, "fields", lambda batch: fields_BX)
+    model.slots.fields = fields_BX
     try:
         yield
     finally:
-        object.__delattr__(model, "fields")
+        model.slots.fields = None
 
 
 def cut_batch(batch: Batch, num_parts: int, *, coupled: int = 1) -> list[Batch]:

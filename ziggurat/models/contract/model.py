@@ -18,7 +18,7 @@ A model is written for one device: no process group, optimizer or file appears i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -148,6 +148,21 @@ for _kind in (Unpooled, Embedded, Outputs):
     pytree.register_dataclass(_kind)
 
 
+@dataclass
+class Slots:
+    """Stand-ins for parts of a model, on many ranks; a model of one device leaves all of them empty.
+
+    Args:
+        network: the dense network as copies or parts, called in place of `forward_dense`; `parallelize` fills it.
+        outputs: called in place of embedding and dense network where ranks divide histories; `parallelize` fills it.
+        fields: pooled fields that have arrived, read in place of a lookup; a pipeline fills it for a part of a batch.
+    """
+
+    network: Callable[[Embedded], Outputs] | None = None
+    outputs: Callable[[Batch], Outputs] | None = None
+    fields: Float[Tensor, "B X"] | None = None
+
+
 class Model(nn.Module, ABC):
     """The base of every model: it gives samples logits. A model of your own implements `forward_dense`, at least.
 
@@ -172,6 +187,7 @@ class Model(nn.Module, ABC):
         joined_lists: groups of lists and moments that have one length in every sample: all describe the same events.
         looks_up_drawn_rows: True for a model whose training looks up rows that its batch does not name.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
+        slots: what stands in for parts of it.
     """
 
     observes: ClassVar[bool] = False
@@ -189,6 +205,7 @@ class Model(nn.Module, ABC):
         self.inputs = inputs
         self.embeddings = embeddings
         self.towers = towers
+        self.slots = Slots()
 
     @property
     def field_dims(self) -> tuple[int, ...]:
@@ -245,7 +262,16 @@ class Model(nn.Module, ABC):
 
     def outputs_of(self, batch: Batch) -> Outputs:
         """Run `embed`, then the dense network, for evaluation and scoring; divided where ranks divide histories."""
-        return self.forward_dense(self.embed(batch))
+        if self.slots.outputs is not None:
+            return self.slots.outputs(batch)
+        return self.dense_outputs(self.embed(batch))
+
+    def dense_outputs(self, embedded: Embedded) -> Outputs:
+        """Run the dense network: `forward_dense`, on many ranks through what sums its gradients and has its weights.
+
+        Whoever calls a model that may be parallel calls this, and not `forward_dense`.
+        """
+        return self.forward_dense(embedded) if self.slots.network is None else self.slots.network(embedded)
 
     def embed(self, batch: Batch) -> Embedded:
         """Everything below the dense network: pooled fields, through towers if there are any, and un-pooled lists."""
@@ -269,6 +295,8 @@ class Model(nn.Module, ABC):
         rounds its sums to that dtype where `EmbeddingConfig.pooled` says so. A
         pipeline on many ranks starts exactly this part ahead, so an `embed` of your own asks for fields here.
         """
+        if self.slots.fields is not None:
+            return self.slots.fields
         device = batch.dense.device.type
         is_rounded = self.rounds_pooled and _computes_in_bf16(device)
         with torch.autocast(device, enabled=False):

@@ -105,7 +105,7 @@ def dense_run(model: Model, *, lengths: Mapping[str, int] | None = None) -> Run:
         lengths: as of `flops_per_sample`.
     """
     lengths = _all_lengths(model, lengths or {})
-    network = type(model).forward_dense.__get__(model)  # ranks have put copies or parts in its place
+    network = model.forward_dense  # itself, not what ranks have put in its slot
 
     def dense(size: int, device: torch.device) -> Tensor:
         return network(_embedded(model, size, device, lengths)).logits

@@ -392,6 +392,6 @@ class TwoTower(Model):
 
     def _vectors(self, batch: Batch, encoder: nn.Module, name: str) -> Float[Tensor, "B D"]:
         embedded = self.embed(batch)
-        if "forward_dense" in self.__dict__:  # spread over ranks: whole weights are found through it alone
-            return self.forward_dense(embedded).named[name]
+        if self.slots.network is not None:  # spread over ranks: whole weights are found through it alone
+            return self.dense_outputs(embedded).named[name]
         return encoder(embedded)

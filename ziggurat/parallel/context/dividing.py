@@ -26,7 +26,7 @@ from ziggurat.parallel.topology import Topology
 
 
 class DividedOutputs:
-    """Takes the place of `Model.outputs_of`; calls are collective over all ranks where no gradients are kept.
+    """Stands in for `Model.outputs_of`; calls are collective over all ranks where no gradients are kept.
 
     Args:
         model: which can cut histories, on many ranks.
@@ -63,7 +63,7 @@ class DividedOutputs:
         return self._model.told_of_samples
 
     def _computed(self, batch: Batch) -> Outputs:
-        return self._model.forward_dense(self._model.embed(batch))
+        return self._model.dense_outputs(self._model.embed(batch))
 
     def _answers(self, part: Batch | None, device: torch.device) -> _Answers:
         """Return the answers of this rank's pieces of one rank's samples."""

@@ -88,8 +88,8 @@ class TrainStep:
         self.precision.use(self.device)
         self.products = take_precision(model, self.precision, is_parallel=parallel is not None)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
-        if isinstance(model.forward_dense, ShardedNetwork):
-            model.forward_dense.reshard()  # optimizers hold parts, also where the model has been evaluated before
+        if isinstance(model.slots.network, ShardedNetwork):
+            model.slots.network.reshard()  # optimizers hold parts, also where the model has been evaluated before
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())
         fused = not model.embeddings.has_dense_gradients
@@ -114,7 +114,7 @@ class TrainStep:
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._full_size = model.trained_rows(config.loader.batch_size)
-        self._forward_dense = model.forward_dense
+        self._forward_dense = model.dense_outputs
         self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, device=self.device)
         self.no_graph = why_no_graph(model, config, waits=self.waits, has_own_loss=loss is not None)
         self._compile = config.compile
@@ -125,9 +125,9 @@ class TrainStep:
         if parallel is None:
             self._forward_dense = compiled_dense(model.forward_dense, self._compile, device=self.device)
         elif config.compile is not Compile.OFF:
-            eager = type(model).forward_dense.__get__(model)
+            eager = model.forward_dense
             compiled = compiled_dense(eager, config.compile, device=self.device)
-            compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
+            compute_copies(model.slots.network, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
         self._news: list[str] = []
         if config.compile is not Compile.OFF:
@@ -241,7 +241,7 @@ class TrainStep:
         with self._autocast():  # of the tower modules too; `embed` leaves the lookup out
             embedded = self.model.embed(batch)
             if not full or self.config.compile is Compile.OFF:
-                return self.model.forward_dense(embedded)
+                return self.model.dense_outputs(embedded)
             for sequence in embedded.sequences.values():
                 torch._dynamo.maybe_mark_dynamic(sequence.values, 0)  # lists of a batch have any number of rows
             for found in embedded.named.values():
