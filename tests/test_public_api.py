@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -16,16 +17,17 @@ PACKAGE = Path(ziggurat.__file__).parent
 
 
 def test_every_public_name_loads_and_is_declared_for_type_checkers() -> None:
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
     declared = {
-        alias.asname
+        alias.asname: getattr(importlib.import_module(str(node.module)), alias.name)
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ziggurat.")
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert declared == set(ziggurat.__all__)
-    for name in ziggurat.__all__:
-        assert getattr(ziggurat, name).__doc__, name
+    assert declared.keys() == set(ziggurat.__all__)
+    for name, declared_as in declared.items():
+        assert getattr(ziggurat, name) is declared_as
+        assert declared_as.__doc__, name
 
 
 def test_unknown_names_are_attribute_errors() -> None:
