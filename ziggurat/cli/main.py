@@ -90,6 +90,7 @@ def _main(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
         unknown = rest if verb.takes is Takes.SETTINGS else [*rest, *settings] if verb.takes is Takes.NOTHING else []
         if unknown:
             raise options.parser.unknown(unknown)
+        options.parser.refuse_shortened(rest)
         load_extensions(options.extension)
         take_extensions(options.extension, verbs=verbs)
         return _run(verb, options, [*rest, *settings], interrupts=interrupts)

@@ -56,15 +56,22 @@ class VerbParser(argparse.ArgumentParser):
     """A parser that keeps the lines of its texts, and whose errors are `ConfigError`s."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        # No flag is taken for a longer one that begins like it: --k would become --keep.
+        super().__init__(
+            *arguments,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **{"allow_abbrev": False} | settings,
+        )
         self.set_defaults(parser=self)
         self.given: dict[str, list[str]] = {}
+        self._words: tuple[str, ...] = ()
         for name in (None, "store"):
             self.register("action", name, _Store)
 
     def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
         """Parse as argparse does, with a notice for each flag that is given again with another value."""
         self.given.clear()
+        self._words = tuple(arguments[0]) if arguments and arguments[0] is not None else ()
         parsed = super().parse_known_args(*arguments, **settings)
         for flag, values in self.given.items():
             say_given_again(flag, values)
@@ -74,15 +81,43 @@ class VerbParser(argparse.ArgumentParser):
         """Raise the error that argparse complains of, in four parts."""
         raise self._explained(message)
 
+    @property
+    def _flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def refuse_shortened(self, words: Sequence[str]) -> None:
+        """Refuse a word that is the beginning of a flag: where settings are taken, it would be one of these.
+
+        Raises:
+            ConfigError: there is one; names the flag.
+        """
+        # Short forms of settings are named by whoever reads settings, with the full name beside them.
+        flags = [
+            flag for action in self._actions if not action.dest.startswith("short_") for flag in action.option_strings
+        ]
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and len(name) > 2 and any(flag.startswith(name) for flag in flags):
+                raise self.unknown([word])
+
     def unknown(self, words: Sequence[str]) -> ConfigError:
         """The error for words that this verb does not take."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        near = nearest_names(words[0].partition("=")[0], flags, most=1)
+        near = self._near(words[0])
         return self._error(f"arguments of `{self.prog}`", " ".join(words), *(f"did you mean {each}?" for each in near))
+
+    def _near(self, word: str) -> list[str]:
+        """Return the flag that a word was meant to be: the one that begins with it, or is spelt like it."""
+        name = word.partition("=")[0]
+        begun = [flag for flag in self._flags if flag.startswith(name)]
+        return begun if len(begun) == 1 else nearest_names(name, self._flags, most=1)
 
     def _explained(self, message: str) -> ConfigError:
         if found := re.match(r"the following arguments are required: (.*)", message):
-            return self._error(f"{found[1]} after `{self.prog}`", "nothing in that place")
+            flags = set(self._flags)
+            words = [word for word in self._words if word.startswith("--") and "." not in word]
+            unknown = [word for word in words if word.partition("=")[0] not in flags]
+            near = [f"did you mean {each}? ({word} is no flag)" for word in unknown for each in self._near(word)]
+            return self._error(f"{found[1]} after `{self.prog}`", "nothing in that place", *near)
         if found := re.match(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
             choices = [name.strip(" '") for name in found[3].split(",")]
             near = nearest_names(found[2], choices, most=1)
