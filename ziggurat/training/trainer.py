@@ -125,6 +125,7 @@ class Trainer:
         team.end_with_topology(self.store.close)
         self.hooks = Hooks((), trainer=self, is_first=team.is_first)
         self.stop_reason = ""
+        self._may_be_stopped = False
         self.steps_of_pass = 0  # steps of the present pass over the data, made by this process
         self.resume_step: int | None = None  # step after which log and ledger go on; None: they are new
         self._pace = Pace()
@@ -295,8 +296,13 @@ class Trainer:
             self.hooks.on_end(self._result())
 
     def stop(self, reason: str) -> None:
-        """Let `fit` or `steps` end after the present step; for hooks, on every rank at the same step."""
+        """Let `fit` or `steps` end after the present step, on all ranks; for hooks, on any rank."""
         self.stop_reason = reason
+
+    def agree_to_stop(self) -> None:
+        """Let training end on all ranks where it was to end on one; collective, where a user's hook may end it."""
+        if self._may_be_stopped:
+            self.stop_reason = next(filter(None, self.team.gather(self.stop_reason)), "")
 
     def record(self, record: Mapping[str, Any], timing: Mapping[str, Any] | None = None) -> None:
         """Add a line to the training log.
@@ -355,6 +361,7 @@ class Trainer:
             self.team.require_same_hooks(hooks)
             self.hooks = Hooks(hooks, trainer=self, is_first=self.team.is_first)
             self.stop_reason = ""
+            self._may_be_stopped = any(self.team.gather(self.hooks.has_own))
             self._is_open = True
             try:
                 self.hooks.on_start()
@@ -488,6 +495,7 @@ class Trainer:
             if made.is_last:
                 self._end_pass()
             self.hooks.on_step(made)
+            self.agree_to_stop()
             is_over = made.is_last or position.finished or bool(self.stop_reason)
             if is_over:
                 self._drain(is_ahead=not made.is_last)

@@ -214,6 +214,53 @@ class Exits(Hook):
             raise SystemExit
 
 
+class NoStep(Hook):
+    def on_step(self, trainer: Trainer) -> None:  # type: ignore[override]
+        del trainer
+
+
+class NoBest(Hook):
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation) -> None:  # type: ignore[override]
+        del trainer, evaluation
+
+
+class Waits(Hook):
+    async def on_window(self, trainer: Trainer) -> None:  # type: ignore[override]
+        del trainer
+
+
+class NoMethod(Hook):
+    close = 3  # type: ignore[assignment]
+
+
+class TakesAll(Hook):
+    def on_step(self, *args: Any) -> None:
+        del args
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, **named: Any) -> None:
+        del trainer, evaluation, named
+
+
+@pytest.mark.parametrize(
+    ("hook", "wanted", "found"),
+    [
+        (NoStep(), "def on_step(self, trainer, made)", "on_step(trainer: 'Trainer'): too many positional arguments"),
+        (NoBest(), "def on_evaluate(self, trainer, evaluation, *, is_best)", "unexpected keyword argument 'is_best'"),
+        (Waits(), "def on_window(self, trainer)", "async def on_window, which nothing would wait for"),
+        (NoMethod(), "def close(self)", "close = 3, which cannot be called"),
+    ],
+)
+def test_a_hook_that_does_not_take_what_its_moment_gives_is_refused_before_training(
+    tmp_path: Path, hook: Hook, wanted: str, found: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(Case(), str(tmp_path / "run"), world_size=1).fit(hooks=[hook])
+    assert caught.value.expected == wanted
+    assert found in caught.value.found
+    assert caught.value.ways_out[0] == f"{wanted}: …"
+    TakesAll().try_out()
+
+
 @pytest.mark.parametrize(("moment", "step"), [("on_step", 3), ("close", 8)])
 def test_a_hook_that_ends_the_program_is_named(tmp_path: Path, moment: str, step: int) -> None:
     with pytest.raises(ConfigError, match="SystemExit") as caught:
@@ -424,6 +471,43 @@ def test_hooks_are_called_on_every_rank_or_on_the_first(tmp_path: Path) -> None:
     alone = check_ranks(0, 1, str(tmp_path / "one"))
     assert [(each[0], each[1], each[3]) for each in found] == [(5, 5, 5), (5, 0, 5)]
     assert found[0][2] == found[1][2] == pytest.approx(alone[2], abs=1e-6)
+
+
+class OnOne(Hook):
+    """Asks to stop on one rank alone, as a clock or a signal does, at its step or while it is evaluated."""
+
+    def __init__(self, rank: int, moment: str) -> None:
+        self.rank = rank
+        self.moment = moment
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        if self.moment == "step" and made.step == 3 and trainer.team.rank == self.rank:
+            trainer.stop(f"rank {self.rank} has enough")
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
+        if self.moment == "evaluate" and trainer.team.rank == self.rank:
+            trainer.stop(f"rank {self.rank} has enough")
+
+
+class OnFirstAlone(OnOne):
+    on_every_rank = False
+
+
+def stops_on_all(rank: int, world_size: int, folder: str) -> list[tuple[int, str]]:
+    del rank
+    found = []
+    for hook in (OnOne(1, "step"), OnOne(0, "evaluate"), OnFirstAlone(0, "step")):
+        trainer = trainer_of(Case(), f"{folder}/{len(found)}", world_size=world_size)
+        result = trainer.fit(hooks=[hook])
+        found.append((result.steps, trainer.stop_reason))
+    return found
+
+
+def test_a_hook_that_ends_training_on_one_rank_ends_it_on_all_after_the_same_step(tmp_path: Path) -> None:
+    first, second = run_ranks(stops_on_all, 2, 2, str(tmp_path))
+    assert first == second
+    assert [each[1] for each in first] == ["rank 1 has enough", "rank 0 has enough", "rank 0 has enough"]
+    assert (first[0][0], first[2][0]) == (3, 3)
 
 
 def refuses_others(rank: int, folder: str) -> None:

@@ -65,6 +65,7 @@ class EndWhenDone(AfterSteps):
     def after(self, trainer: Trainer, *, is_last: bool) -> None:
         """Say whether the run is over."""
         del is_last
+        trainer.agree_to_stop()  # before any rank saves, which all do together
         is_over = trainer.is_at_limit or trainer.ending.patience_is_out or bool(trainer.stop_reason)
         trainer.position.finished = is_over
 

@@ -17,13 +17,15 @@ user, then evaluation, the end and checkpoints. So a user's `on_step` sees weigh
 user's `on_end` sees the best ones.
 
 A hook is called on every rank, at the same step, and may therefore call what all ranks do together
-(`trainer.evaluate`); one that writes files or talks to a server sets `on_every_rank = False`, and is then called on the
-first rank alone. A module that is imported by `ziggurat --extension` lists a hook by `Hook.add`, and `ziggurat train
---hook NAME` takes it. Hooks live in one process and may see several runs one after another: `on_start` begins anew.
+(`trainer.evaluate`). `trainer.stop` on one rank ends training on all, after the same step. A hook that writes files or
+talks to a server sets `on_every_rank = False`, and is then called on the first rank alone. A module that is imported by
+`ziggurat --extension` lists a hook by `Hook.add`, and `ziggurat train --hook NAME` takes it. Hooks live in one
+process and may see several runs one after another: `on_start` begins anew.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,12 +87,14 @@ class Hook(Specification, kind="hook"):
         """Give back what is held; called last, also where training failed."""
 
     def try_out(self) -> None:
-        """Refuse a method that no moment calls.
+        """Refuse a method that no moment calls, and one that does not take what its moment gives.
 
         Raises:
             ConfigError: there is one, as after a slip of the pen.
         """
         moments = [name for name in vars(Hook) if name.startswith("on_") and name != "on_every_rank"]
+        for name in (*moments, "close"):
+            self._check_parameters(name)
         for name in dir(type(self)):
             if name.startswith("on_") and not hasattr(Hook, name):
                 raise ConfigError(
@@ -103,6 +107,36 @@ class Hook(Specification, kind="hook"):
                     ],
                 )
 
+    def _check_parameters(self, moment: str) -> None:
+        """Refuse a method that cannot be called as its moment calls it."""
+        method = getattr(self, moment)
+        parameters = list(inspect.signature(getattr(Hook, moment)).parameters.values())
+        given = [each for each in parameters[1:] if each.kind is not each.KEYWORD_ONLY]
+        named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+        found = ""
+        if not callable(method):
+            found = f"{moment} = {method!r:.80}, which cannot be called"
+        elif inspect.iscoroutinefunction(method):
+            found = f"async def {moment}, which nothing would wait for"
+        else:
+            signature = inspect.signature(method)
+            try:
+                signature.bind(*given, **named)
+            except TypeError as problem:
+                found = f"{moment}{str(signature).partition(' ->')[0]}: {problem}"
+        if found:
+            stars = ["*"] if named else []
+            wanted = ", ".join(["self", *(each.name for each in given), *stars, *named])
+            raise ConfigError(
+                expected=f"def {moment}({wanted})",
+                found=found,
+                where=f"the hook {self!r}",
+                ways_out=(
+                    f"def {moment}({wanted}): …",
+                    f"leave {moment} out: a hook defines the moments that it needs",
+                ),
+            )
+
     def __repr__(self) -> str:
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
@@ -114,10 +148,14 @@ class Hooks:
         hooks: of all ranks.
         trainer: that they are called with.
         is_first: whether this rank is the first.
+
+    Attributes:
+        has_own: some are a user's, which may end training.
     """
 
     def __init__(self, hooks: Sequence[Hook], *, trainer: Trainer, is_first: bool) -> None:
         self._trainer = trainer
+        self.has_own = any(_is_of_user(hook) for hook in hooks)
         self._hooks = [hook for hook in hooks if is_first or hook.on_every_rank]
 
     def on_start(self) -> None:
@@ -190,8 +228,12 @@ class Hooks:
 
     def _name(self, hook: Hook, moment: str, error: Exception) -> None:
         """Add to an error of a user's hook which hook it is, and when."""
-        if not type(hook).__module__.startswith("ziggurat."):
+        if _is_of_user(hook):
             error.add_note(f"raised by the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}")
+
+
+def _is_of_user(hook: Hook) -> bool:
+    return not type(hook).__module__.startswith("ziggurat.")
 
 
 def hooks_named(names: Sequence[str]) -> tuple[Hook, ...]:
