@@ -330,3 +330,13 @@ def test_batches_in_parts_refuse_dice_and_name_its_setting():
     plain = dataclasses.replace(CONFIG, attention_activation=AttentionActivation.RELU, deep=norm)
     with pytest.raises(PlanError, match=r"--model\.deep\.normalization none"):
         check_dense(build_model(plain, INPUTS, seed=0), num_parts=2)
+
+
+def test_a_compiled_step_leaves_the_model_as_it_was_for_the_next_step() -> None:
+    """Slices are given again to a step that compiles nothing; the class says the same all the time."""
+    model = build_model(CONFIG, INPUTS, seed=0)
+    for compile, gives in ((Compile.OFF, True), (Compile.DEFAULT, False), (Compile.OFF, True)):
+        TrainStep(model, TrainingConfig(precision=Precision.FP32, compile=compile))
+        assert model.gives_slices is gives
+        assert model.reads_slices
+        assert "reads_slices" not in vars(model)

@@ -67,21 +67,22 @@ class Fed:
     is_last: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Taken:
-    """The output of a source: a batch (None: no rank has one), rows over all ranks, its state, whether done here."""
+    """A batch that was taken from the source for a later step.
+
+    Args:
+        batch: as the source made it; None: no rank has one.
+        num_rows: samples over all ranks.
+        state: of the source after it.
+        is_done: whether this rank's source has no more.
+        landed: gives the batch on the device, once it is on its way.
+    """
 
     batch: Batch | None
     num_rows: int
     state: dict[str, Any]
     is_done: bool
-
-
-@dataclass
-class _Coming:
-    """A batch that was taken for a later step, and what gives it on the device, if it is on its way."""
-
-    taken: _Taken
     landed: Callable[[], Batch] | None = None
 
 
@@ -210,22 +211,21 @@ class Feed:
         self._waits = False
         taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
         current = next(taken)
-        line = deque[_Coming]()
+        line = deque[_Taken]()
         batch = None if current.batch is None else made(current.batch, step)()
         try:
             while current.batch is not None and batch is not None:
                 row_ids = trained_rows(current.batch)
-                while len(line) < upload.depth and not (line and line[-1].taken.batch is None):
-                    line.append(_Coming(next(taken)))
+                while len(line) < upload.depth and not (line and line[-1].batch is None):
+                    line.append(next(taken))
                 step += 1
                 for number, coming in enumerate(line, start=step):
                     if not may_make(number):
                         break
-                    if coming.landed is None and coming.taken.batch is not None:
-                        coming.landed = made(coming.taken.batch, number)
-                coming = line.popleft()
-                following = coming.taken
-                ahead = None if coming.landed is None else coming.landed()
+                    if coming.landed is None and coming.batch is not None:
+                        coming.landed = made(coming.batch, number)
+                following = line.popleft()
+                ahead = None if following.landed is None else following.landed()
                 is_done = following.is_done
                 self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
                 yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)

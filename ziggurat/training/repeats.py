@@ -68,7 +68,7 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
 
 def _users(model: Model, groups: tuple[FeatureGroup, ...], *, parallel: Parallel | None) -> dict[str, str]:
     """Say what computes once for equal samples: parts of the model, the exchange, and which towers."""
-    used = [*model.exploits_repeats, *(model.slice_modules if model.reads_slices else ())]
+    used = [*model.exploits_repeats, *(model.slice_modules if model.gives_slices else ())]
     if parallel is not None:
         used.append("exchange between ranks")
     lines = {"repeats are used by": ", ".join(used)}

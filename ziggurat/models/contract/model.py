@@ -156,11 +156,14 @@ class Slots:
         network: the dense network as copies or parts, called in place of `forward_dense`; `parallelize` fills it.
         outputs: called in place of embedding and dense network where ranks divide histories; `parallelize` fills it.
         fields: pooled fields that have arrived, read in place of a lookup; a pipeline fills it for a part of a batch.
+        expands_lists: gives one list a sample where the model would read slices; a step whose network is compiled fills
+            it, because a graph has no room for slices, whose number differs from batch to batch.
     """
 
     network: Callable[[Embedded], Outputs] | None = None
     outputs: Callable[[Batch], Outputs] | None = None
     fields: Float[Tensor, "B X"] | None = None
+    expands_lists: bool = False
 
 
 class Model(nn.Module, ABC):
@@ -179,8 +182,7 @@ class Model(nn.Module, ABC):
         finds_items: True for a model with `user_vectors` and `item_vectors`, which evaluations rank all items by. Its
             config says the same.
         reads_slices: True for a model that takes un-pooled lists as slices, so that it computes once what depends on
-            the list alone; others get one list a sample. See `Unpooled`. A training step turns it off where the dense
-            network is compiled: a graph has no room for slices, whose number differs from batch to batch.
+            the list alone; others get one list a sample. See `Unpooled`, and `gives_slices`.
         slice_modules: its modules that do so, for the start-up report.
         exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
             () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
@@ -192,7 +194,7 @@ class Model(nn.Module, ABC):
 
     observes: ClassVar[bool] = False
     finds_items: ClassVar[bool] = False
-    reads_slices: bool = False
+    reads_slices: ClassVar[bool] = False
     slice_modules: ClassVar[tuple[str, ...]] = ()
     exploits_repeats: ClassVar[tuple[str, ...]] = ()
     joined_lists: tuple[tuple[str, ...], ...] = ()
@@ -211,6 +213,11 @@ class Model(nn.Module, ABC):
     def field_dims(self) -> tuple[int, ...]:
         """Numbers of each field in `Embedded.fields`: outputs of the towers, or pooled embeddings."""
         return self.embeddings.field_dims if self.towers is None else self.towers.field_dims
+
+    @property
+    def gives_slices(self) -> bool:
+        """True if un-pooled lists come as slices: the model reads them, and nothing wants one list a sample."""
+        return self.reads_slices and not self.slots.expands_lists
 
     @property
     def rounds_pooled(self) -> bool:
@@ -309,7 +316,7 @@ class Model(nn.Module, ABC):
             values_ND, offsets_U1, inverse_B = self.embeddings.unpooled_slices(batch, name)
         sizes = batch.sizes(self.inputs.list_position(name))
         found = Unpooled(values=values_ND, offsets=offsets_U1, inverse=inverse_B, sizes=sizes)
-        return found if self.reads_slices else found.expanded()
+        return found if self.gives_slices else found.expanded()
 
     def as_outputs(self, computed_BL: Float[Tensor, "B L"], named: dict[str, Tensor] | None = None) -> Outputs:
         """Outputs whose logits are in the units of the labels, FP64 of numbers; see `losses.in_label_units`.

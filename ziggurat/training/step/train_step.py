@@ -120,8 +120,7 @@ class TrainStep:
         self._compile = config.compile
         if config.compile is Compile.CUDA_GRAPHS and not self.no_graph:
             self._compile = Compile.DEFAULT  # one graph holds the whole step, and graphs do not nest
-        if config.compile is not Compile.OFF:
-            model.reads_slices = False
+        model.slots.expands_lists = config.compile is not Compile.OFF
         if parallel is None:
             self._forward_dense = compiled_dense(model.forward_dense, self._compile, device=self.device)
         elif config.compile is not Compile.OFF:
