@@ -9,6 +9,7 @@
     members         files outside of its own folder that name a member of a kind: `RowFormat.INT8`
     told apart      files outside of its folder that ask which kind of feature one is: `isinstance(feature, Dense)`,
                     `feature.kind == "dense"`, a `match` on them
+    metrics as text files outside of its folder that write the name of a metric: `"auc"`
     made            files outside of its folder that make features of a kind: schemas of data sets, and inspection
 
 The numbers are no gate: they show where a reader trips, and which way the package goes.
@@ -39,6 +40,9 @@ KINDS = {
 FEATURE_KINDS = ("Dense", "Categorical", "MultiHot", "Sequence", "Vector", "Moments")
 FEATURE_NAMES = ("dense", "categorical", "multi_hot", "sequence", "vector", "moments")
 FEATURE_HOME = "features/kinds/"
+METRIC_HOME = "training/metrics/"
+# But those that are English words, as "recall" and "calibration" are.
+METRIC_NAMES = ("auc", "log_loss", "gauc", "rmse", "mae", "ndcg", "full_recall", "full_ndcg", "full_mrr")
 
 
 def main(arguments: list[str]) -> int:
@@ -60,6 +64,8 @@ def main(arguments: list[str]) -> int:
     for kind, home in KINDS.items():
         named = [path for path in files if home not in str(path) and re.search(rf"\b{kind}\.[A-Z]", path.read_text())]
         print(f"{kind + '.…':20} {len(named):6,} files")
+    others = [path.read_text() for path in files if METRIC_HOME not in path.as_posix()]
+    print(f"{'metrics as text':20} {sum(map(writes_metrics, others)):6,} files")
     others = [path.read_text() for path in files if FEATURE_HOME not in path.as_posix()]
     print(f"{'features told apart':20} {sum(map(tells_features_apart, others)):6,} files")
     print(f"{'features made':20} {sum(map(makes_features, others)):6,} files")
@@ -83,6 +89,12 @@ def tells_features_apart(source: str) -> bool:
             if is_kind and any(isinstance(each, ast.Constant) and each.value in FEATURE_NAMES for each in sides):
                 return True
     return False
+
+
+def writes_metrics(source: str) -> bool:
+    """Return whether a file writes the name of a metric as text, with or without `@k`."""
+    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return any(isinstance(each, str) and each.partition("@")[0] in METRIC_NAMES for each in constants)
 
 
 def makes_features(source: str) -> bool:

@@ -50,6 +50,7 @@ from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPE
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
 from ziggurat.recipes.rankers import RANKER_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.training import metrics
 from ziggurat.training.config import AS_VALIDATION, Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
@@ -99,7 +100,7 @@ def _movielens(model: ModelConfig) -> RunConfig:
         epochs=5,
         learning_rate=1e-3,
         table_learning_rate=0.02,
-        early_stop=EarlyStopConfig(metric="auc", patience=1),
+        early_stop=EarlyStopConfig(metric=metrics.USUAL, patience=1),
         loader=LoaderConfig(batch_size=2048),
     )
     return RunConfig(
@@ -131,7 +132,7 @@ def _frappe(model: ModelConfig) -> RunConfig:
         data=DataConfig(split=SplitConfig(by=SplitBy.FILES)),
         table_schema=schema_for("frappe"),
         model=model,
-        training=TrainingConfig(epochs=10, early_stop=EarlyStopConfig(metric="auc", patience=2)),
+        training=TrainingConfig(epochs=10, early_stop=EarlyStopConfig(metric=metrics.USUAL, patience=2)),
     )
 
 

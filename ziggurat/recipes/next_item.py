@@ -31,6 +31,7 @@ from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.training import metrics
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
 Recipe = Callable[[], RunConfig]
@@ -80,7 +81,7 @@ def _leave_one_out(model: ModelConfig, *, data: str, epochs: int, batch_size: in
         beta2=0.98,
         schedule=ScheduleConfig(decay=Decay.LINEAR),
         evaluate_every=_EVALUATE_EVERY[data],
-        early_stop=EarlyStopConfig(metric="full_recall@10"),
+        early_stop=EarlyStopConfig(metric=metrics.OF_RANKING),
         evaluation_batch_size=512,
         loader=LoaderConfig(batch_size=batch_size),
     )
@@ -113,7 +114,7 @@ def _table_events(model: NextItemConfig) -> Callable[[Schema], RunConfig]:
     def recipe(schema: Schema) -> RunConfig:
         training = TrainingConfig(
             epochs=50,
-            early_stop=EarlyStopConfig(metric="full_recall@10", patience=5),
+            early_stop=EarlyStopConfig(metric=metrics.OF_RANKING, patience=5),
             evaluation_batch_size=512,
             loader=LoaderConfig(batch_size=128),
         )

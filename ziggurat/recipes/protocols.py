@@ -39,6 +39,7 @@ from ziggurat.models import Init, ModelConfig
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.contract.reads import is_linear
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training import metrics
 from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 from ziggurat.typed import Count, checked
 
@@ -90,7 +91,7 @@ def bars_training(
         clip_norm=10.0,
         precision=Precision.FP32,
         schedule=ScheduleConfig(decay=Decay.PLATEAU, plateau_factor=0.1, minimum=1e-6),
-        early_stop=EarlyStopConfig(metric="auc", patience=patience, min_delta=1e-6),
+        early_stop=EarlyStopConfig(metric=metrics.USUAL, patience=patience, min_delta=1e-6),
         loader=LoaderConfig(batch_size=batch_size),
     )
 

@@ -31,6 +31,7 @@ from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.recipes.protocols import SPARSE_TABLES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.training import metrics
 from ziggurat.training.config import EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 
 _SMALL = replace(SPARSE_TABLES, init=TableInit.NORMAL, init_std=0.02)
@@ -50,7 +51,7 @@ def movielens_hstu_ranker() -> RunConfig:
         epochs=5,
         learning_rate=1e-3,
         table_learning_rate=1e-3,
-        early_stop=EarlyStopConfig(metric="auc", patience=1),
+        early_stop=EarlyStopConfig(metric=metrics.USUAL, patience=1),
         loader=LoaderConfig(batch_size=1024, shuffle=Shuffle.SESSION_LANES),
     )
     return RunConfig(

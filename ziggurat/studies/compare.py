@@ -31,7 +31,6 @@ import torch
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, SchemaError
-from ziggurat.features.tasks import USUAL
 from ziggurat.models import build_model
 from ziggurat.recipes.protocols import (
     Protocol,
@@ -55,9 +54,10 @@ from ziggurat.studies.compare_statistics import (
     paired_difference,
     row_test_of,
 )
+from ziggurat.training import metrics
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.metrics.metric import deciding, higher_is_better
+from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, Threads, checked
@@ -101,7 +101,7 @@ class CompareConfig:
     def metric(self) -> str:
         """The metric that models are judged by."""
         if not isinstance(self.data, OwnData):
-            return deciding(USUAL).name
+            return metrics.USUAL
         return self.data.metric or main_metric(self.data.run.table_schema)
 
     def __post_init__(self) -> None:

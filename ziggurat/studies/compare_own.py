@@ -33,6 +33,7 @@ from ziggurat.recipes.history_rankers import history_rankers
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training import metrics
 from ziggurat.training.metrics.accumulator import has_metrics
 from ziggurat.training.metrics.metric import Metric, deciding, loss_metric
 
@@ -130,7 +131,7 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
 def main_metric(schema: Schema) -> str:
     """Choose the metric to judge by: AUC of the first label, RMSE if it is a number; hit rate at 10 of a next item."""
     if schema.events is not None and not schema.labels:
-        return "full_recall@10"
+        return metrics.OF_RANKING
     return _of_first_label(schema, deciding)
 
 

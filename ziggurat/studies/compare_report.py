@@ -11,14 +11,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.features.tasks import USUAL
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData
 from ziggurat.studies.compare_statistics import row_test_of
-from ziggurat.training.metrics.metric import higher_is_better, loss_metric, metric_of, shown_name
+from ziggurat.training import metrics
+from ziggurat.training.metrics.metric import higher_is_better, metric_of, shown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -186,7 +186,7 @@ def _second_metric(comparison: Comparison) -> str:
     """A second metric of the same label: log loss beside AUC, MAE beside RMSE, NDCG beside hits; "" without one."""
     name, slash, label = comparison.config.metric.partition("/")
     metric = metric_of(name)
-    beside = loss_metric(USUAL) if metric is None else metric_of(metric.beside)
+    beside = metric_of(metrics.USUAL_LOSS if metric is None else metric.beside)
     if beside is None:
         return ""
     places = "".join(name.partition("@")[1:]) if beside.has_places else ""

@@ -37,6 +37,7 @@ from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
+from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
@@ -145,7 +146,7 @@ class RunRequest:
     config: RunConfig
     folder: Path
     protocol: Protocol | None = None
-    metric: str = "auc"
+    metric: str = metrics.USUAL
 
 
 def digest_of(config: RunConfig) -> str:

@@ -21,7 +21,6 @@ import torch
 
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
-from ziggurat.features.tasks import USUAL
 from ziggurat.models import (
     BuiltInConfig,
     CrossConfig,
@@ -41,7 +40,7 @@ from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
-from ziggurat.training.metrics.metric import deciding, loss_metric
+from ziggurat.training import metrics
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Threads, checked
 
@@ -100,7 +99,7 @@ class ScaleConfig:
     def metrics(self) -> tuple[str, ...]:
         """The metric that falls by a law, and the one that models are judged by besides."""
         if not isinstance(self.data, OwnData):
-            return (loss_metric(USUAL).name, deciding(USUAL).name)
+            return (metrics.USUAL_LOSS, metrics.USUAL)
         schema = self.data.run.table_schema
         return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 
@@ -156,7 +155,7 @@ class ScaledModel:
     name: str
     points: tuple[ScaledPoint, ...]
     fitted: FittedLaw
-    metric: str = "log_loss"
+    metric: str = metrics.USUAL_LOSS
 
     @property
     def falls(self) -> bool:

@@ -106,6 +106,7 @@ def test_a_format_is_named_where_an_export_takes_all_of_its_metrics() -> None:
     assert named(both, {"auc/like": -1.1e-4, "rmse/price": 0.0}) == ""
     assert named(both, {"auc/like": 0.0, "rmse/price": 2.1e-3}) == ""
     assert named(both, {"auc/like": 5e-4, "rmse/price": -1.0}) == "int4"
+    assert named({"rmse": 20.0}, {"rmse": 1.9e-3}) == "int4", "a label that is a number alone"
     assert named({"full_ndcg@10": 0.3}, {"full_ndcg@10": 0.0}) == ""
 
 

@@ -48,7 +48,6 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.files import write_figure
     from ziggurat.runs.export.parity import METRIC_TOLERANCE
     from ziggurat.runs.tables.quantisation import (
-        COLUMNS,
         QUANTISATION,
         QuantisationConfig,
         quantisation_report,
@@ -65,11 +64,11 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
         options.run, config=config, models=own_models(options), progress=show_progress(verbose=options.verbose)
     )
     print_line(found.summary)
-    print_table(COLUMNS, found.cells())
+    print_table(found.columns(), found.cells())
     print_table(found.byte_columns(), found.byte_cells())
     if found.within:
         print_line(
-            f"AUC no more than {METRIC_TOLERANCE:g} below the run's on these rows: "
+            f"no metric worse than an export takes ({METRIC_TOLERANCE:g}) on these rows: "
             f"ziggurat export {pasted(options.run)} --tables {found.within} --out FOLDER "
             "(which compares again, on rows of all splits)"
         )

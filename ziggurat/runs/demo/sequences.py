@@ -17,16 +17,19 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from ziggurat.data.datasets import fetch
+from ziggurat.features.events import NEXT_ITEM
+from ziggurat.features.inputs import LabelSpec
 from ziggurat.files import write_figure
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
+from ziggurat.training.metrics.full_ranking import REPEATED, full_ranking_names
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress
 
 RECIPES = {"SASRec": "movielens_sasrec", "HSTU": "movielens_hstu"}
-METRICS = ("full_recall@10", "full_ndcg@10", "full_mrr", "full_coverage@10")
+METRICS = tuple(name for name in full_ranking_names([LabelSpec(name=NEXT_ITEM)], ks=(10,)) if name != REPEATED)
 PEOPLE = (1, 23, 4169)
 EPOCHS = 10
 

@@ -22,6 +22,7 @@ from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.demo.links import bytes_out_of_a_host
 from ziggurat.runs.planning.partition import partition_run
+from ziggurat.training import metrics
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder, read_evaluation
 from ziggurat.training.report.progress import Progress
@@ -108,7 +109,7 @@ def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> Ran
     rates = [record["timing"]["samples_per_s"] for record in read_records(run.metrics) if record["kind"] == "train"]
     return RanksRow(
         name=name,
-        test_auc=read_evaluation(run.evaluation("test"))["metrics"]["auc"],
+        test_auc=read_evaluation(run.evaluation("test"))["metrics"][metrics.USUAL],
         cross_host_bytes=sum(row["bytes_per_step"] for row in hops),
         leaving_bytes=bytes_out_of_a_host(traffic, num_hosts=NUM_HOSTS),
         step_ms=1e3 * global_batch / _fast(rates),

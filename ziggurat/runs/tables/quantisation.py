@@ -39,21 +39,12 @@ from ziggurat.runs.tables.table_report import table_sizes
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.metrics.accumulator import MetricFunction, has_metrics
 from ziggurat.training.metrics.functions import sample_losses
+from ziggurat.training.metrics.metric import Metric, metric_of
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
 
 QUANTISATION = Format(name="ziggurat.quantisation", what="a report on a run in few bits")
-COLUMNS = (
-    *("format", "table", "weights", "times smaller", "label", "AUC", "change of AUC", "log loss", "change of log loss"),
-    *(
-        "calibration",
-        "RMSE",
-        "change of RMSE",
-        "NDCG@10 of all items",
-        "change of NDCG@10",
-        "largest change of a score",
-    ),
-)
 _LARGEST, _ERROR = "largest_change", "log_loss_error"
 _Scores = Float[np.ndarray, " n"]
 
@@ -142,16 +133,24 @@ class QuantisationReport:
 
     @property
     def within(self) -> str:
-        """The smallest format for all tables whose AUC and RMSE an export takes; "" for none, or for no AUC."""
+        """The smallest format for all tables that an export takes; "" for none, or where no metric is held to that."""
         fits = [
             cost
             for cost in self.tried
-            if not cost.table and _has_auc(cost.metrics) and _is_within(cost.changes, run=self.run.metrics)
+            if not cost.table and _has_held(cost.metrics) and _is_within(cost.changes, run=self.run.metrics)
         ]
         return min(fits, key=lambda cost: cost.weight_bytes).row_format if fits else ""
 
+    def columns(self) -> tuple[str, ...]:
+        """Headings of the lines that `cells` gives."""
+        headings = ["format", "table", "weights", "times smaller", "label"]
+        for metric in compared_metrics():
+            heading = _heading(metric)
+            headings += [heading] if metric.higher_is_better is None else [heading, f"change of {heading}"]
+        return (*headings, "largest change of a score")
+
     def cells(self) -> list[tuple[str, ...]]:
-        """The lines of the table, as `COLUMNS` name them."""
+        """The lines of the table, as `columns` names them."""
         return [self._cells(cost, label) for cost in (self.run, *self.tried) for label in self.labels]
 
     def byte_columns(self) -> tuple[str, ...]:
@@ -179,7 +178,13 @@ class QuantisationReport:
         changes = self._of(cost.changes, label)
         error = cost.log_loss_error.get(label, math.nan)
         largest = cost.largest_change.get(label, math.nan)
-        spread = f" ± {error:.5f}" if math.isfinite(error) else ""
+        spread = f" ± {error:.5f}" if math.isfinite(error) and changes else ""
+        of_metrics: list[str] = []
+        for metric in compared_metrics():
+            name = metric.name_at(DEFAULT_RANKING_K)
+            of_metrics.append(_shown(metrics, name))
+            if metric.higher_is_better is not None:
+                of_metrics.append(_shown(changes, name, sign="+") + (spread if metric.is_loss else ""))
         before = self.run.weight_bytes if not cost.table else self.table_bytes[cost.table]["run"]
         return (
             cost.row_format or "the run",
@@ -187,15 +192,7 @@ class QuantisationReport:
             size_text(cost.weight_bytes),
             f"{before / max(cost.weight_bytes, 1):.2f}" if cost.row_format else "",
             label if len(self.labels) > 1 else "",
-            _shown(metrics, "auc"),
-            _shown(changes, "auc", sign="+"),
-            _shown(metrics, "log_loss"),
-            _shown(changes, "log_loss", sign="+") + (spread if changes else ""),
-            _shown(metrics, "calibration"),
-            _shown(metrics, "rmse"),
-            _shown(changes, "rmse", sign="+"),
-            _shown(metrics, "full_ndcg@10"),
-            _shown(changes, "full_ndcg@10", sign="+"),
+            *of_metrics,
             f"{largest:.2g}" if math.isfinite(largest) else "",
         )
 
@@ -373,12 +370,25 @@ def _by_label(metrics: dict[str, float], own: str, *, labels: Sequence[str]) -> 
     return {label: metrics[f"{own}/{label}" if len(labels) > 1 else own] for label in labels}
 
 
-def _has_auc(metrics: dict[str, float]) -> bool:
-    return any(math.isfinite(value) for name, value in metrics.items() if name.partition("/")[0] == "auc")
+def compared_metrics() -> list[Metric]:
+    """Return the metrics that the table has a column for."""
+    return [metric for metric in Metric if metric.in_few_bits]
+
+
+def _heading(metric: Metric) -> str:
+    """Return what people call a metric, and of how many places among what."""
+    places = metric.name_at(DEFAULT_RANKING_K).removeprefix(metric.name)
+    return (metric.shown or metric.name) + places + (" of all items" if metric.ranks_all else "")
+
+
+def _has_held(metrics: dict[str, float]) -> bool:
+    """Return whether there is a metric that an export is held to."""
+    known = {name: metric_of(name) for name, value in metrics.items() if math.isfinite(value)}
+    return any(metric is not None and metric.is_held for metric in known.values())
 
 
 def _is_within(changes: dict[str, float], *, run: dict[str, float]) -> bool:
-    """Return whether no AUC falls, and no RMSE rises, further than an export takes; what is NaN is left out."""
+    """Return whether no metric gets worse than an export takes; what is NaN is left out."""
     defined = [name for name in changes if math.isfinite(changes[name])]
     return all(is_kept(name, run=run[name], change=changes[name]) for name in defined)
 

@@ -6,13 +6,13 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from ziggurat.runs.tables.quantisation import FormatCost, QuantisationReport
+from ziggurat.runs.tables.quantisation import FormatCost, QuantisationReport, compared_metrics
 from ziggurat.training.metrics.metric import higher_is_better
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_METRICS = ("log_loss", "auc", "rmse", "full_ndcg@10")
 _MARKS = "os^Dv<>p"
 _LEAST = 1e-7  # of what a logarithmic axis shows
 
@@ -28,7 +28,10 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    metric = next((each for each in _METRICS if any(_name(name) == each for name in report.run.metrics)), "")
+    known = {name.partition("/")[0] for name in report.run.metrics}
+    shown = sorted(compared_metrics(), key=lambda metric: not metric.is_loss)
+    names = [each.name_at(DEFAULT_RANKING_K) for each in shown if each.higher_is_better is not None]
+    metric = next((name for name in names if name in known), "")
     formats = dict.fromkeys(cost.row_format for cost in report.tried)
     marks = dict(zip(formats, itertools.cycle(_MARKS)))
     for cost in report.tried:

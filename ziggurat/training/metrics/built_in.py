@@ -13,6 +13,7 @@ from ziggurat.training.metrics.metric import Judged, Metric, OverRows
 class _Auc(Metric):
     name = "auc"
     shown = "AUC"
+    in_few_bits = True
     decides = True
     is_plotted = True
     is_first_look = True
@@ -34,6 +35,7 @@ class _Auc(Metric):
 class _LogLoss(Metric):
     name = "log_loss"
     shown = "log loss"
+    in_few_bits = True
     higher_is_better = False
     is_loss = True
     is_first_look = True
@@ -55,6 +57,7 @@ class _NormalisedEntropy(Metric):
 
 class _Calibration(Metric):
     name = "calibration"
+    in_few_bits = True
     higher_is_better = None
     is_first_look = True
 
@@ -118,6 +121,7 @@ class _Mrr(_OfRanking):
 class _RootMeanSquaredError(Metric):
     name = "rmse"
     shown = "RMSE"
+    in_few_bits = True
     task = OF_NUMBERS
     higher_is_better = False
     decides = True
@@ -170,6 +174,7 @@ class _OfFullRanking(Metric):
 class _FullRecall(_OfFullRanking):
     name = "full_recall"
     shown = "hit rate"
+    decides = True
     has_places = True
     beside = "full_ndcg"
 
@@ -177,6 +182,7 @@ class _FullRecall(_OfFullRanking):
 class _FullNdcg(_OfFullRanking):
     name = "full_ndcg"
     shown = "NDCG"
+    in_few_bits = True
     has_places = True
     is_first_look = True
 

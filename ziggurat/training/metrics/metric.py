@@ -87,10 +87,11 @@ class Metric(Specification, kind="metric"):
         needs_groups: it looks at the samples of each group (a user) for themselves.
         has_places: it looks at the first k places, and its name says how many.
         ranks_all: it is of a full ranking of all items (`full_ranking.py`), not of scored samples.
-        decides: labels of its task are judged by it unless the settings name another.
+        decides: labels of its task, or full rankings, are judged by it unless the settings name another.
         is_loss: it is what training makes small, in its own unit.
         is_plotted: a report draws it over the steps.
         is_first_look: the line that ends a run has it.
+        in_few_bits: a table of what row formats cost has a column for it.
         beside: name of the metric that a comparison shows beside it; "" for none.
         within_groups: name of the same metric inside each group; "" for none.
         over_rows: the test that compares two models on the same rows.
@@ -109,6 +110,7 @@ class Metric(Specification, kind="metric"):
     is_loss: ClassVar[bool] = False
     is_plotted: ClassVar[bool] = False
     is_first_look: ClassVar[bool] = False
+    in_few_bits: ClassVar[bool] = False
     beside: ClassVar[str] = ""
     within_groups: ClassVar[str] = ""
     over_rows: ClassVar[OverRows] = OverRows.NONE
@@ -171,6 +173,11 @@ class Metric(Specification, kind="metric"):
         del value, tolerance
         return float("inf")
 
+    @property
+    def is_held(self) -> bool:
+        """True if a change of a model's form may not make it worse by more than `most_lost`."""
+        return math.isfinite(self.most_lost(1.0, tolerance=1.0))
+
     def loss_of(self, change: float) -> float:
         """Return how much worse it became.
 
@@ -216,7 +223,7 @@ def judging(task: Task, *, has_groups: bool) -> list[Metric]:
 
 def deciding(task: Task) -> Metric:
     """Return the metric that labels of a task are judged by, unless the settings name another."""
-    return _first(task, lambda metric: metric.decides, what="decides = True")
+    return _first(task, lambda metric: metric.decides and not metric.ranks_all, what="decides = True")
 
 
 def loss_metric(task: Task) -> Metric:
@@ -226,7 +233,12 @@ def loss_metric(task: Task) -> Metric:
 
 def held_in_few_bits(task: Task) -> list[Metric]:
     """Return the metrics of a task that a model in few bits must keep."""
-    return [metric for metric in judging(task, has_groups=False) if math.isfinite(metric.most_lost(1.0, tolerance=1.0))]
+    return [metric for metric in judging(task, has_groups=False) if metric.is_held]
+
+
+def ranking_metric() -> Metric:
+    """Return the metric that models which find items among all are judged by."""
+    return next(metric for metric in Metric if metric.ranks_all and metric.decides)
 
 
 def is_loss(name: str) -> bool:

@@ -27,6 +27,7 @@ from ziggurat.features.tasks import USUAL, Task
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
+from ziggurat.training import metrics
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import best_of
@@ -134,7 +135,7 @@ def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
 
 
 def _stop_metric(config: dict[str, Any]) -> str:
-    return config.get("training", {}).get("early_stop", {}).get("metric", "auc")
+    return config.get("training", {}).get("early_stop", {}).get("metric", metrics.USUAL)
 
 
 def _date(run: RunFolder) -> str:
