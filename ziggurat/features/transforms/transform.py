@@ -13,7 +13,7 @@ transform says which of it is wanted. One of your own derives from `NumericTrans
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ziggurat.errors import ConfigError
 from ziggurat.specification import Specification
@@ -129,9 +129,9 @@ class NumericTransform(Specification, kind="numeric transform"):
         import numpy as np
 
         where = f"numeric transform {self}, {type(self).__module__}.{type(self).__qualname__}"
-        plain = SimpleNamespace(log=np.log, log1p=np.log1p)
+        plain: Any = SimpleNamespace(log=np.log, log1p=np.log1p)
         values = np.concatenate([np.linspace(-7.0, 7.0, 57), [0.0, 1e-9, 1e6, -1e6, 1e30, -1e30]])
-        learned = SimpleNamespace(mean=0.5, sd=2.0, quantiles=(-1.0, 0.0, 2.0))
+        learned: Any = SimpleNamespace(mean=0.5, sd=2.0, quantiles=(-1.0, 0.0, 2.0))
         if self.learns is Learns.QUANTILES:
             found = self.quantiles(values, num_buckets=4)
             is_rising = isinstance(found, np.ndarray) and found.ndim == 1 and bool(np.all(np.diff(found) >= 0))
