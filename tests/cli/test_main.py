@@ -35,6 +35,7 @@ FROZEN = {
     "embeddings": {"--step", "--out", "--model"},
     "tables": {"--samples", "--table", "--model", "--json", "--plot"},
     "quantise": {"--data", "--split", "--formats", "--by-table", "--step", "--model", "--json", "--plot"},
+    "numerics formats": {"--vectors", "--json", "--plot"},
     "importance": {
         *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),

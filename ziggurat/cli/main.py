@@ -13,6 +13,7 @@ from ziggurat.cli.data.data_verbs import DATA
 from ziggurat.cli.data.prepare_verb import PREPARE
 from ziggurat.cli.extensions import installed_verbs, load_extensions
 from ziggurat.cli.interrupts import Interrupts
+from ziggurat.cli.numerics.numerics_verbs import NUMERICS
 from ziggurat.cli.outputs import replacing_is_said
 from ziggurat.cli.parser import VerbParser
 from ziggurat.cli.planning.cluster_verbs import CLUSTER
@@ -48,7 +49,7 @@ EXAMPLES = """examples:
 # In the order of `ziggurat --help`.
 OWN_VERBS = (
     *(DEMO, TRAIN, PREPARE),
-    *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE),
+    *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE, NUMERICS),
     *(EXPORT, RECOMMEND, INDEX, SERVE),
     *(DATA, TOWERS),
     *(PLAN, SIMULATE, CLUSTER, COMPARE, SCALE),

@@ -227,6 +227,12 @@ class BlockFormat:
         return half_way if ties_stay else _fp32_below(half_way)
 
     @property
+    def binades_in_a_block(self) -> float:
+        """The binades from the smallest to the largest magnitude that one first-level scale allows."""
+        below = self.max_second if self.has_power_of_two_scales else math.log2(max(self.max_second, 1))
+        return math.log2(self.element.largest / self.element.smallest) + below
+
+    @property
     def max_second(self) -> int:
         """The largest second-level code: binades that a block within a block may lie lower, or an integer factor."""
         return 2**self.d2 - 1

@@ -71,8 +71,10 @@ def measure_qsnr(
         if spread is not Spread.ONE:
             columns = 1 if spread is Spread.VECTOR else length
             x *= torch.randn(len(x), columns, generator=generator).abs()
+        signal = x.double().square().sum(dim=1)
         for index, format in enumerate(formats):
-            totals[index] += float(noise_ratios(x, quantise(x, format, 1)).sum())
+            noise = torch.linalg.vector_norm(quantise(x, format, 1) - x, dim=1, dtype=torch.float64).square()
+            totals[index] += float((noise / signal).sum())
     return [decibels(total / num_vectors) for total in totals]
 
 
