@@ -171,8 +171,30 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         name = linear_model_name(label.task for label in config.table_schema.labels)
         words = shlex.join([str(folder), "--baseline", *model_words(options)])
         print_line(f"next     better than {name}? ziggurat report {words}")
+    elif next_step := _next_step(config, folder, words=model_words(options)):
+        print_line(f"next     {next_step}")
     _print_files(result)
     return 0
+
+
+def _next_step(config: RunConfig, folder: Path, *, words: Sequence[str]) -> str:
+    """Return a command that uses a run which no linear model is compared with; "" where nothing can be named.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        words: that name the user's own model, where it is one.
+    """
+    from ziggurat.models.contract.reads import finds_items
+
+    schema = config.table_schema
+    own = shlex.join([str(folder), *words])
+    if schema.events is not None and not schema.labels and config.data.train:
+        files = shlex.join(config.data.train)
+        return f"what comes next: ziggurat predict {own} {files} --out {pasted(folder / 'next.parquet')}"
+    if schema.events is None and finds_items(config.model) and schema.items is not None:
+        return f"let it recommend: ziggurat export {own} --out {pasted(folder.with_name(folder.name + '_export'))}"
+    return ""
 
 
 def _print_files(result: RunResult) -> None:

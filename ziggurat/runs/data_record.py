@@ -341,17 +341,20 @@ class KnownFile:
         role: see `RawFile`.
         trained_rows: rows of the run's training split.
         all_rows: of all its splits.
+        of_events: whether these rows are questions that were made of a log of events, not rows of the file.
     """
 
     path: DataPath
     role: str
     trained_rows: int
     all_rows: int
+    of_events: bool = False
 
     def warning(self, run: Path) -> str:
         """Say what to know before the metrics of this file are believed."""
         if self.role == _ALL:
-            rows = f"{self.trained_rows:,} of the {self.all_rows:,} rows of that data were trained on"
+            what = "questions that its events gave" if self.of_events else "rows of that data"
+            rows = f"{self.trained_rows:,} of the {self.all_rows:,} {what} were trained on"
         else:
             rows = "all of it was trained on" if self.role == "train" else "it chose the best step"
         return (

@@ -357,8 +357,9 @@ class Run:
             return False
         paths = RawSource(data, format=self.reading.format).paths
         files = known_files(DataRecord.load(RunFolder(self.folder).data), paths)
+        of_events = self.config.table_schema.events is not None
         for known in files:
-            self.warn(known.warning(self.folder), progress)
+            self.warn(replace(known, of_events=of_events).warning(self.folder), progress)
         return bool(files)
 
     def _warn_of_trained(self, seen: SeenRows, progress: Progress | None) -> None:

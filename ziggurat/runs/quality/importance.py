@@ -269,7 +269,11 @@ def _metric(run: Run, config: ImportanceConfig) -> str:
             expected="a run whose labels an evaluation without full ranking can judge",
             found=f"{run.config.model.kind}, of which full ranking alone says how good it is",
             where="importance",
-            ways_out="a ranker over the same events (recipe movielens_hstu_ranker) has labels to lose",
+            ways_out=(
+                f"how good it is, by full ranking: ziggurat evaluate {pasted(run.folder)} --split test",
+                "train a model with a label to predict, whose importance can be asked for: "
+                "ziggurat data inspect FILE --label COLUMN --write-schema my.toml",
+            ),
         )
     if config.metric == AUTO_METRIC:
         stop = run.config.training.early_stop
