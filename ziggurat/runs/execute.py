@@ -56,7 +56,7 @@ from ziggurat.runs.kept_frames import frames_by_split, keep_frames, with_kept_fr
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.quality.below_chance import BelowChance
-from ziggurat.runs.quality.pairs import gain_of_pairs, plateau_text
+from ziggurat.runs.quality.pairs import fitted_too_long, gain_of_pairs, plateau_text
 from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
@@ -625,8 +625,11 @@ def _with_pairs(
     gain = gain_of_pairs(trainer.model, prepared.valid)
     if gain is None:
         return evaluations, ""
+    records = [(record["step"], record["loss"]) for record in read_records(run.metrics) if record["kind"] == "train"]
+    too_long = fitted_too_long(records, best_step=trainer.position.best_step)
+    gain = dataclasses.replace(gain, fitted_too_long=too_long)
     valid = dataclasses.replace(evaluations["valid"], pairs=gain)
     EVALUATION.write(run.evaluation("valid"), valid.to_json())
-    losses = [record["loss"] for record in read_records(run.metrics) if record["kind"] == "train"]
+    losses = [loss for _, loss in records]
     text = plateau_text(gain, config=config, losses=losses, num_rows=prepared.train.num_rows)
     return {**evaluations, "valid": valid}, text

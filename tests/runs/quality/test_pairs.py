@@ -19,7 +19,7 @@ from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema_io import write_schema
 from ziggurat.models import DeepFMConfig, LogisticRegressionConfig, MLPConfig, build_model
 from ziggurat.recipes.catalogue import table_run
-from ziggurat.runs.quality.pairs import gain_of_pairs, plateau_text
+from ziggurat.runs.quality.pairs import fitted_too_long, gain_of_pairs, plateau_text
 from ziggurat.testing.encoded_examples import FULL, full_table
 from ziggurat.training.evaluation.evaluate import PairsGain
 from ziggurat.training.records.run_folder import RunFolder, read_evaluation
@@ -101,6 +101,22 @@ def test_the_sentence_names_what_is_missing_and_is_silent_where_pairs_add_someth
     assert plateau_text(some, config=config, losses=[0.69] * 4, num_rows=4000) == ""
     unsure = replace(nothing, half_width=0.02)
     assert plateau_text(unsure, config=config, losses=[0.69] * 4, num_rows=4000) == ""
+
+
+def test_a_training_that_learned_its_rows_by_heart_is_not_on_the_plateau() -> None:
+    steps = range(100, 2100, 100)
+    falling = [(step, 0.69 - 0.0002 * max(0, step - 300)) for step in steps]
+    assert fitted_too_long(falling, best_step=300)
+    assert not fitted_too_long(falling, best_step=2000), "the last step is the best: nothing came after it"
+    flat = [(step, 0.69 - 0.00002 * step) for step in steps]
+    assert not fitted_too_long(flat, best_step=300), "a loss that hardly falls has not left the plateau"
+    assert not fitted_too_long([], best_step=0)
+    nothing = PairsGain(metric="auc", value=0.001, half_width=0.002, num_rows=3000, fitted_too_long=True)
+    losses = [loss for _, loss in falling]
+    text = plateau_text(nothing, config=table_run(zg.DLRMConfig(), SCHEMA), losses=losses, num_rows=4000)
+    assert "plateau" not in text
+    assert "holds for the training rows alone" in text
+    assert "Train longer" not in text
 
 
 def trained(*settings: str, out: str) -> None:

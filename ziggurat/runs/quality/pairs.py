@@ -50,6 +50,8 @@ _MOST_BACKGROUNDS, _FEWEST_BACKGROUNDS = 8, 2
 _BATCH = 4096
 _STEPS = 2500  # by which models of few rows have left the plateau
 _FALLS = 0.999
+_FEW_LOSSES = 4
+_FAR_BELOW = 0.8  # of the loss at the best step; on the plateau a loss falls by a few per cent
 
 
 def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
@@ -121,6 +123,13 @@ def plateau_text(gain: PairsGain, *, config: RunConfig, losses: Sequence[float],
     """
     if not gain.is_nothing or is_linear(config.model):
         return ""
+    if gain.fitted_too_long:
+        return (
+            f"pairs of features add nothing to rows that are new ({gain.text()}), although the loss of training fell "
+            "far below that of the best step: what was learned since holds for the training rows alone, and the "
+            "weights of the best step are kept. Longer training does not help; let a few models be tried: "
+            "ziggurat train auto"
+        )
     first, last = _ends(losses)
     still = f"; the loss of training still falls ({first:.4f} to {last:.4f})" if last < first * _FALLS else ""
     ways = " ".join(_settings(config, num_rows=num_rows))
@@ -128,6 +137,21 @@ def plateau_text(gain: PairsGain, *, config: RunConfig, losses: Sequence[float],
         f"still on the plateau of single features: pairs of them add nothing yet ({gain.text()}){still}. "
         f"Train longer and with larger steps: {ways}; or let a few models be tried: ziggurat train auto"
     )
+
+
+def fitted_too_long(losses: Sequence[tuple[int, float]], *, best_step: int) -> bool:
+    """Return whether training went on for long after the best step, and its loss left the plateau meanwhile.
+
+    Args:
+        losses: step and loss of training, in their order.
+        best_step: of the weights that are kept.
+    """
+    until = [loss for step, loss in losses if step <= best_step][-_FEW_LOSSES:]
+    since = [loss for step, loss in losses if step > best_step]
+    if not until or len(since) < _FEW_LOSSES:
+        return False
+    last = since[-max(_FEW_LOSSES, len(since) // 4) :]
+    return float(np.mean(last)) < _FAR_BELOW * float(np.mean(until))
 
 
 def _ends(losses: Sequence[float]) -> tuple[float, float]:

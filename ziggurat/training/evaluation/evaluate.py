@@ -76,12 +76,15 @@ class PairsGain:
         value: of the model minus that of its own sum of single features; above 0: better.
         half_width: half of the 95 % interval.
         num_rows: samples.
+        fitted_too_long: whether the loss of training fell far below what it was at the best step: the weights are off
+            the plateau of single features since, by what holds for the training rows alone.
     """
 
     metric: str
     value: float
     half_width: float
     num_rows: int
+    fitted_too_long: bool = False
 
     @property
     def is_nothing(self) -> bool:

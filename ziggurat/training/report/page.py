@@ -215,6 +215,8 @@ def _error_bar(evaluation: dict[str, Any], name: str) -> str:
 
 def _pairs_text(gain: PairsGain) -> str:
     """Say what features add together, and what it means."""
+    if gain.is_nothing and gain.fitted_too_long:
+        return f"pairs of features add nothing to rows that are new ({gain.text()}), and training went on by heart"
     if gain.is_nothing:
         return f"still on the plateau of single features: pairs of them add nothing yet ({gain.text()})"
     return f"pairs of features add {gain.text()}"
