@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+import polars as pl
 import pytest
 
 from ziggurat.config import from_json, to_json
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import VectorSpec
 from ziggurat.features.kinds import Cells, Feature, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Encoded, Fitted
+from ziggurat.features.labels import Label
 from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Table, table_of
 from ziggurat.features.schema_io import schema_from_toml, schema_to_toml
 
@@ -114,3 +120,43 @@ def test_tables_follow_from_the_features() -> None:
     )
     assert [table_of(each) for each in schema.features] == ["x", "", "y", "l"]
     assert (schema.table("x").min_count, schema.table("y").min_count) == (7, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile(Pair):
+    """Cannot read "bad", and forgets one division by zero."""
+
+    kind: Literal["fragile"] = "fragile"
+
+    def parse(self, cells: Cells) -> Parsed:
+        return np.array([{"bad": None, "zero": 0.0}.get(text, 1.0) / 1.0 for text in cells.series])
+
+    def encode(self, parsed: Parsed, fitted: Fitted) -> Encoded:
+        with np.errstate(divide="ignore"):
+            return np.stack([parsed, 1.0 / np.asarray(parsed)], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("cell", "found", "where"),
+    [
+        (
+            "bad",
+            "TypeError: unsupported operand",
+            "Fragile.parse, feature 'at'; frame, row 37, column 'place'",
+        ),
+        ("zero", "[ 0. inf] for row 37 of the data", "Fragile.encode, feature 'at'"),
+    ],
+)
+def test_a_kind_that_raises_or_encodes_nan_is_named_with_its_feature_and_row(cell: str, found: str, where: str) -> None:
+    schema = Schema(features=(Fragile(name="at", column="place"),), labels=(Label(name="like"),))
+    cells = ["good"] * 100
+    cells[37] = cell
+    frame = pl.DataFrame({"place": cells, "like": [0, 1] * 50})
+
+    def encoded() -> object:
+        return Preprocessing.fit(schema, [RawChunk.of(frame)]).encode(RawChunk.of(frame))
+
+    with pytest.raises(SchemaError) as caught:
+        encoded()
+    assert found in caught.value.found
+    assert where in caught.value.where

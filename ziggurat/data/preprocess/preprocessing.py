@@ -49,7 +49,7 @@ from ziggurat.data.preprocess.values.parsing import ParsedChunk, offsets_of, par
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.errors import SchemaError
+from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.growing import NUM_NUMBERS, Growing
 from ziggurat.features.inputs import (
@@ -303,7 +303,18 @@ class Preprocessing:
         counters.truncated += parsed.truncated.get(name, 0)
         values = parsed.features[name]
         fitted = _FittedFeature(self, feature, row_of_number=row_of_number)
-        encoded = feature.encode(values, fitted)
+        is_own = not type(feature).__module__.startswith("ziggurat.")
+        try:
+            encoded = feature.encode(values, fitted)
+        except ZigguratError:
+            raise
+        except Exception as problem:
+            if not is_own:
+                raise
+            found = f"{type(problem).__name__}: {problem!s:.200}"
+            raise _other_form(feature, found, kind=self._types[name], num_rows=parsed.num_rows) from problem
+        if is_own:
+            _refuse_undefined(feature, encoded, parsed)
         flat = encoded[0] if isinstance(encoded, tuple) else encoded
         counters.ids += len(flat)
         if table_of(feature):
@@ -361,6 +372,22 @@ def _other_form(feature: Feature, found: str, *, kind: pa.DataType, num_rows: in
         found=found,
         where=f"{type(feature).__module__}.{type(feature).__qualname__}.encode, feature {feature.name!r}",
         ways_out=("return arrays of float32, or of the rows that `fitted.rows` gave", "correct the kind"),
+    )
+
+
+def _refuse_undefined(feature: Feature, encoded: Encoded, parsed: ParsedChunk) -> None:
+    """Refuse NaN and infinity of a kind from outside the package: they would be the loss of every batch they are in."""
+    values = encoded[0] if isinstance(encoded, tuple) else encoded
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    place = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))[0])
+    lengths = encoded[1] if isinstance(encoded, tuple) else np.ones(len(values), dtype=np.int64)
+    row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+    raise SchemaError(
+        expected="numbers; a kind says by zeros, or by a column of its own, that a value is missing",
+        found=f"{values[place]} for row {int(parsed.global_rows[row]):,} of the data",
+        where=f"{type(feature).__module__}.{type(feature).__qualname__}.encode, feature {feature.name!r}",
+        ways_out=("return np.nan_to_num(values)", "correct the kind"),
     )
 
 

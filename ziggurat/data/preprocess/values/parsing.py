@@ -38,7 +38,7 @@ from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
-from ziggurat.errors import SchemaError
+from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.kinds import IdLists
 from ziggurat.features.labels import is_number
@@ -159,7 +159,14 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         raise missing_column(chunk.path, missing[0], chunk.columns, others=missing[1:])
     for feature in schema.features:
         cells = FeatureCells(feature, schema=schema, chunk=chunk, texts=texts, faults=faults)
-        values = feature.parse(cells)
+        try:
+            values = feature.parse(cells)
+        except ZigguratError:
+            raise
+        except Exception as problem:
+            if type(feature).__module__.startswith("ziggurat."):
+                raise
+            raise _failed_parse(feature, problem, schema=schema, chunk=chunk) from problem
         _refuse_other_values(feature, values, num_rows=chunk.num_rows)
         parsed.features[feature.name] = values
         if cells.truncated:
@@ -186,6 +193,30 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         else:
             parsed.groups = np.full(chunk.num_rows, NO_GROUP, dtype=np.int64)
     return parsed
+
+
+def _failed_parse(feature: Feature, problem: Exception, *, schema: Schema, chunk: RawChunk) -> SchemaError:
+    """Return the error for a kind from outside the package that raises, with the first row that it cannot parse."""
+    parsed = 0
+    failing = chunk.num_rows
+    while failing - parsed > 1:  # the first `parsed` rows can be parsed, the first `failing` cannot
+        middle = (parsed + failing) // 2
+        part = chunk.filter(np.arange(chunk.num_rows) < middle)
+        texts = canonical_strings(part.frame, [column_of(feature)] if feature.is_id else [])
+        cells = FeatureCells(feature, schema=schema, chunk=part, texts=texts, faults=Faults(chunk=part))
+        try:
+            feature.parse(cells)
+        except Exception:
+            failing = middle
+        else:
+            parsed = middle
+    place = chunk.where(failing - 1, column=column_of(feature)) if chunk.num_rows else str(chunk.path)
+    return SchemaError(
+        expected="a kind that parses every cell, or reads it by the methods of `cells`, which name a bad one",
+        found=f"{type(problem).__name__}: {problem!s:.200}",
+        where=f"{type(feature).__module__}.{type(feature).__qualname__}.parse, feature {feature.name!r}; {place}",
+        ways_out=("correct the kind", "correct the cell", f"leave the feature {feature.name!r} out of the schema"),
+    )
 
 
 def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> None:
