@@ -12,7 +12,7 @@ def _graph() -> grimp.ImportGraph:
     return grimp.build_graph("ziggurat", cache_dir=None)
 
 
-@pytest.mark.parametrize("package", ["embeddings", "parallel"])
+@pytest.mark.parametrize("package", ["embeddings", "files", "ops.row_cache", "parallel", "recipes"])
 def test_modules_of_a_package_import_in_no_circle(package: str) -> None:
     graph = _graph()
     whole = f"ziggurat.{package}"

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ziggurat.errors import DataError, MissingFileError, ZigguratError
+from ziggurat.files.system_text import text_of
 
 MAX_BYTES = 64 << 20  # of a small file
 MAX_DEPTH = 64
@@ -212,11 +213,6 @@ def _why(problem: Exception) -> str:
     if "integer string conversion" in str(problem):
         return f"a number of more than {MAX_DIGITS} digits"
     return str(problem)[:400]
-
-
-def text_of(problem: Exception) -> str:
-    """Return the system's text of a problem, without its number and path."""
-    return (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
 
 
 def _kind_of(mode: int) -> str:

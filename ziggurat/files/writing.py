@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ziggurat.errors import FileError, ZigguratError
-from ziggurat.files.reading import text_of
+from ziggurat.files.system_text import text_of
 
 _LEFT_S = 3600.0
 # Polars and safetensors say what the system refused in errors of their own.

@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Encoding
+from ziggurat.features.schema import Encoding, Schema
+from ziggurat.models import ModelConfig
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.parallel.prioritised.choice import Exchange
-
-if TYPE_CHECKING:
-    from ziggurat.recipes.run_config import RunConfig
 
 _OTHER = 'give the tables another encoding: "vocabulary" or "hashing"'
 
 
-def check_growing(config: RunConfig) -> None:
+def check_growing(schema: Schema, *, model: ModelConfig, exchange: Exchange, context: int) -> None:
     """Refuse settings that growing tables do not go with.
+
+    Args:
+        schema: of the run.
+        model: its config.
+        exchange: between ranks.
+        context: ranks that divide histories.
 
     Raises:
         ConfigError: a model that finds items, events, an optimizer with dense gradients, rows sent ahead, or histories
             that ranks divide.
     """
-    tables = [table.name for table in config.table_schema.tables if table.encoding is Encoding.GROWING]
+    tables = [table.name for table in schema.tables if table.encoding is Encoding.GROWING]
     if not tables:
         return
-    if finds_items(config.model) or config.table_schema.events is not None:
+    if finds_items(model) or schema.events is not None:
         _refuse(
             tables,
             expected="a model that scores samples: its items need no rows but those of the batch",
-            found=f"model {config.model.kind!r}, which finds items among all of them"
-            if config.table_schema.events is None
+            found=f"model {model.kind!r}, which finds items among all of them"
+            if schema.events is None
             else "a schema with [events], whose sequences are made of a fixed catalogue",
             ways_out=(_OTHER, "train a ranker: ziggurat train table_dlrm"),
         )
-    if config.model.embedding.optimizer.is_dense:
+    if model.embedding.optimizer.is_dense:
         _refuse(
             tables,
             expected="an optimizer of touched rows: a row that changes its id begins anew",
-            found=f"--model.embedding.optimizer {config.model.embedding.optimizer}",
+            found=f"--model.embedding.optimizer {model.embedding.optimizer}",
             ways_out=("--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)", _OTHER),
         )
-    if config.parallel.exchange is not Exchange.PLAIN or config.parallel.context > 1:
+    if exchange is not Exchange.PLAIN or context > 1:
         _refuse(
             tables,
             expected="plain exchange and whole histories: rows are known when the step before is done, not earlier",
-            found=f"--parallel.exchange {config.parallel.exchange.value}, --parallel.context {config.parallel.context}",
+            found=f"--parallel.exchange {exchange.value}, --parallel.context {context}",
             ways_out=("leave both out", _OTHER),
         )
 

@@ -211,8 +211,10 @@ class RunConfig:
         schema = self.table_schema
         tables = {table_of(feature) for feature in schema.features} - {""}
         self.tables.check(self.model.embedding, tables=tables)
-        check_growing(self)
-        check_events(self)
+        check_growing(
+            self.table_schema, model=self.model, exchange=self.parallel.exchange, context=self.parallel.context
+        )
+        check_events(self.table_schema, model=self.model)
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         self._check_sessions()
         if schema.labels:

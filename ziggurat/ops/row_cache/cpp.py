@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,10 +18,8 @@ from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.lookup import LookupLayout, Lookups, Step
 from ziggurat.ops.lookup.cpp import CppKernel, part_of, refuse_rows, rule_of, state_pointers
 from ziggurat.ops.lookup.cpp_library import CPart, CRule
+from ziggurat.ops.row_cache.admission import Admission
 from ziggurat.ops.row_formats.cpp import PackedRows, given_noise
-
-if TYPE_CHECKING:
-    from ziggurat.ops.row_cache.ways import Admission, Ways
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "lookup" / "row_cache.cpp",
@@ -29,6 +27,20 @@ _SOURCE = CppSource(
     depends_on=torch.__version__,
     without="go on without: torch finds and moves rows, to the same numbers",
 )
+
+
+class WaysInMemory(Protocol):
+    """The tensors of `Ways` that compiled code reads and writes."""
+
+    tags_SW: Tensor  # noqa: N815  # names with shapes, as in `Ways`
+    stamps_SW: Tensor  # noqa: N815  # names with shapes, as in `Ways`
+    counts_R: Tensor | None  # noqa: N815  # names with shapes, as in `Ways`
+    measures_SW: Tensor | None  # noqa: N815  # names with shapes, as in `Ways`
+
+    @property
+    def num_sets(self) -> int:
+        """Sets of ways."""
+        ...
 
 
 class CWays(Structure):
@@ -90,7 +102,7 @@ def is_available() -> bool:
     return not why_not_cache()
 
 
-def find_rows(ways: Ways, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
+def find_rows(ways: WaysInMemory, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
     """The place of each row in a cache, -1 where it is not held; see `Ways.find`."""
     rows = rows_N.contiguous()
     places = torch.empty_like(rows)
@@ -101,7 +113,7 @@ def find_rows(ways: Ways, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
 
 
 def admit_rows(
-    ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int
+    ways: WaysInMemory, rows_U: Int64[Tensor, "U"], *, step: int
 ) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"], int, int, int]:
     """A way for each row of a step, what left it, and the three numbers of an `Admission`; see `Ways.admit`."""
     rows = rows_U.contiguous()
@@ -125,7 +137,7 @@ def lookup_cached(
     slots: Float[Tensor, "C D"],
     table: PackedRows,
     *,
-    ways: Ways,
+    ways: WaysInMemory,
     layout: LookupLayout,
     lookups: Lookups,
     out: Float[Tensor, "B T"],
@@ -202,7 +214,7 @@ def _given(cached: CachedRows, step: Step) -> Iterator[CPlaced]:
         )
 
 
-def _ways(ways: Ways) -> CWays:
+def _ways(ways: WaysInMemory) -> CWays:
     found = (None if each is None else each.data_ptr() for each in (ways.counts_R, ways.measures_SW))
     return CWays(ways.num_sets, ways.tags_SW.data_ptr(), ways.stamps_SW.data_ptr(), *found)
 

@@ -29,9 +29,9 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from ziggurat.ops.row_cache import cpp
+from ziggurat.ops.row_cache.admission import HIT, NO_WAY, Admission
 
 NUM_WAYS = 32
-HIT, FREE, NO_WAY = -2, -1, -3  # what `Admission.left` says beside rows
 NEVER = 0  # stamp of rows that no step has touched; a row with stamp s that a load may replace has ~s, below zero
 _MOST_COUNT = (1 << 24) - 1  # also of stamps: FP32 of checkpoints holds one more
 _LAST = torch.iinfo(torch.int64).max
@@ -81,31 +81,6 @@ def num_sets(num_rows: int, *, share: float) -> int:
         share: of the rows that it has ways for.
     """
     return max(1, -(-int(num_rows * share + 0.5) // NUM_WAYS))
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Places where the rows of a step go.
-
-    Args:
-        places: the way of each row, as set · 32 + way; -1 for a conflict.
-        left: the row that left it, or `HIT`, `FREE` or `NO_WAY` (a conflict).
-        hits: rows that were held.
-        stored: rows that left for others.
-        conflicts: rows that found no way.
-    """
-
-    places: Int64[Tensor, "U"]
-    left: Int64[Tensor, "U"]
-    hits: int
-    stored: int
-    conflicts: int
-
-    @classmethod
-    def counted(cls, places: Int64[Tensor, "U"], left: Int64[Tensor, "U"]) -> Admission:
-        """An admission, its numbers counted."""
-        kinds = (left == HIT, left >= 0, left == NO_WAY)
-        return cls(places, left, *(int(kind.count_nonzero()) for kind in kinds))
 
 
 class Ways:

@@ -39,7 +39,7 @@ from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, DataError, FileError, ZigguratError
 from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, Seal, ways_to_write
-from ziggurat.files.reading import text_of
+from ziggurat.files.system_text import text_of
 from ziggurat.training.checkpoint.retention import complete_steps
 
 _WAYS_OUT = ("name the folder of a run, such as runs/movielens_dlrm", "restore the file from a copy")

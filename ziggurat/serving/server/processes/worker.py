@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from ziggurat.config import from_json
 from ziggurat.errors import ConfigError, FileError, RequestError, ZigguratError
-from ziggurat.files.reading import text_of
+from ziggurat.files.system_text import text_of
 from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.changed_items.live import FOLLOW_S, LiveItems
