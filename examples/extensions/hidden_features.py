@@ -1,12 +1,13 @@
 """Hide features from a model: what does it lose without them, with all else as it was?
 
 Rows of hidden features are looked up as padding, so they add zeros and learn nothing. The model keeps its shape, its
-weights their names, and one run can hide and show a feature (`names` may change between two steps).
+weights their names.
 
     model.embeddings = HiddenFeatures(model.embeddings, names=("genres",))
     zg.Trainer(model, …)                                  # on one device, or after zg.parallelize on many ranks
 
-`parallelize` spreads the tables behind it, and leaves it where it is. It counts the rows that it hid.
+`parallelize` spreads the tables behind it, and leaves it where it is. It counts the samples that it hid a feature of
+(a step that is one CUDA graph counts when it is recorded), and asks no device for anything.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
 
 from ziggurat.embeddings.contract import Embeddings, EmbeddingsWrapper
 from ziggurat.features.batch import Batch
@@ -29,7 +32,7 @@ class HiddenFeatures(EmbeddingsWrapper):
         names: the features.
 
     Attributes:
-        hidden: rows that were hidden on this rank, by feature.
+        hidden: samples of this rank, by feature.
     """
 
     def __init__(self, inner: Embeddings, *, names: Sequence[str]) -> None:
@@ -48,16 +51,17 @@ class HiddenFeatures(EmbeddingsWrapper):
             if spec.name in self.names:
                 single[index] = PADDING_ROW
                 self.hidden[spec.name] += batch.batch_size
-        values = batch.jagged.values.clone()
+        values = batch.jagged.values
         offsets = batch.jagged.offsets
+        places = torch.arange(len(values), device=values.device)
         for index, spec in enumerate(self.inputs.jagged):
             if spec.name in self.names:
-                begin = int(offsets[index * batch.batch_size])
-                end = int(offsets[(index + 1) * batch.batch_size])
-                values[begin:end] = PADDING_ROW
-                self.hidden[spec.name] += end - begin
+                begin = offsets[index * batch.batch_size]
+                end = offsets[(index + 1) * batch.batch_size]
+                values = torch.where((places >= begin) & (places < end), PADDING_ROW, values)
+                self.hidden[spec.name] += batch.batch_size
         return replace(batch, single=single, jagged=JaggedRows(values, offsets))
 
     def facts(self) -> dict[str, float]:
-        """Add a line to the training log: rows hidden so far."""
+        """Add a line to the training log: samples hidden so far."""
         return super().facts() | {f"hidden/{name}": float(count) for name, count in sorted(self.hidden.items())}
