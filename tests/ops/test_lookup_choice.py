@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,28 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(MissingDependencyError, match="no such luck"):
         cpp_library.load_library(tmp_path / "kernels")
     assert not list((tmp_path / "kernels").iterdir()), "nothing half-made is left"
+
+
+def test_of_two_processes_that_measure_at_once_the_first_decides_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel_or_skip(KernelChoice.CPP)
+    measured: list[str] = []
+
+    def measure(kernels: list[Any], **_: Any) -> dict[str, float]:
+        measured.append("")
+        is_mine = len(measured) == 1
+        if is_mine:  # another process begins later, and is done before
+            choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path)
+        return {each.choice.value: float((each.choice is KernelChoice.TORCH) is is_mine) for each in kernels}
+
+    monkeypatch.setattr("ziggurat.ops.lookup.choose.measure", measure)
+    chosen = choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path)
+    assert len(measured) == 2
+    assert chosen.kernel.choice is KernelChoice.TORCH
+    again = choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path)
+    assert again.kernel.choice is KernelChoice.TORCH
+    assert len(measured) == 2
 
 
 def test_an_unwritable_cache_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +27,7 @@ import torch
 from ziggurat.cache import cache_folder
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format
+from ziggurat.files.first_kept import keep_first
 from ziggurat.ops.machine.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.precision.precision import Precision
 
@@ -98,32 +97,12 @@ def _decide(path: Path, measure: Callable[[], MatmulRates]) -> tuple[Precision, 
         "measurements": len(rates),
     }
     try:
-        _keep_first(path, answer)
+        kept = keep_first(path, answer, file_format=CHOICE, read=lambda: _kept(path))
     except OSError as error:
         return chosen, f"measured here: {_rates(answer)}; the decision could not be kept ({error})"
-    kept = _kept(path)
     if kept is not None and kept[0] is not chosen:  # another process was first
         return kept
     return chosen, f"measured here: {_rates(answer)}; kept for the next starts ({path})"
-
-
-def _keep_first(path: Path, answer: dict[str, str | float | int]) -> None:
-    """Write the answer, unless a readable one is there by now."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=f".{path.stem}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(CHOICE.encode(answer))
-        if path.exists() and _kept(path) is None:
-            temporary.replace(path)  # what is there cannot be read
-            return
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _kept(path: Path) -> tuple[Precision, str] | None:

@@ -31,6 +31,20 @@ def ask(folder: Path, calls: list[str], *, slow: str, shape: str = "8 samples") 
     return fastest("sums", work, shape=shape, kernels=KERNELS, device=CPU, folder=folder)
 
 
+def test_of_two_processes_that_measure_at_once_the_first_decides_for_both(tmp_path: Path) -> None:
+    others: list[Answer] = []
+
+    def torch_is_slow() -> None:
+        if not others:  # another process is done before this one
+            others.append(ask(tmp_path, [], slow="triton"))
+        time.sleep(0.003)
+
+    work: dict[str, Callable[[], object]] = {"triton": lambda: None, "torch": torch_is_slow}
+    mine = fastest("sums", work, shape="8 samples", kernels=KERNELS, device=CPU, folder=tmp_path)
+    assert mine.name == others[0].name == "torch"
+    assert ask(tmp_path, [], slow="torch").name == "torch"
+
+
 def test_the_faster_one_is_found_and_kept_for_its_shape(tmp_path: Path) -> None:
     calls: list[str] = []
     found = ask(tmp_path, calls, slow="triton")

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from ziggurat.cache import cache_folder
-from ziggurat.errors import ConfigError, FileError, MissingDependencyError
+from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.files import Format
+from ziggurat.files.first_kept import keep_first
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.ops.lookup.cpp_library import library_fingerprint
 from ziggurat.ops.lookup.fbgemm import FbgemmKernel
@@ -224,9 +225,12 @@ def _measured(path: Path, setting: KernelSetting, shape: BatchShape, makers: _Ma
     answer = {"kernel": fastest.choice.value, "times_s": times, "not_eligible": reasons}
     reason = "fastest, measured just now"
     try:
-        CHOICE.write(path, answer)
-    except FileError as error:
-        reason += f"; the answer could not be kept ({error.found})"
+        kept = keep_first(path, answer, file_format=CHOICE, read=lambda: _kept(path, setting, makers))
+    except OSError as error:
+        reason += f"; the answer could not be kept ({error})"
+    else:
+        if kept is not None and kept.kernel.choice is not fastest.choice:  # another process was first
+            return kept
     return ChosenKernel(kernel=fastest, reason=reason, times_s=times, not_eligible=reasons)
 
 

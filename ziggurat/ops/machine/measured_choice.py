@@ -8,7 +8,8 @@ one serves that shape from then on:
 
 Measurements differ from run to run, and implementations agree only up to rounding, so an answer is kept in the cache
 folder (`kernels/`) and given again for the same GPU, versions, source of the kernel and shape: the same run repeats bit
-for bit. Delete the file to measure anew. Sizes of batches are rounded up to powers of two, 8,192 at most.
+for bit. Of two processes that measure at the same time the first decides for both. Delete the file to measure anew.
+Sizes of batches are rounded up to powers of two, 8,192 at most.
 
 Nothing is measured while a CUDA graph is captured, since that would end the capture: the first implementation serves
 then, unless an answer is kept. Scratch numbers come from a generator of their own, so no draw of the run changes.
@@ -31,8 +32,8 @@ from pathlib import Path
 import torch
 
 from ziggurat.cache import cache_folder
-from ziggurat.errors import FileError
 from ziggurat.files import Format
+from ziggurat.files.first_kept import keep_first
 from ziggurat.ops.kernel_choice import power_of_two
 
 MEASURED = Format(name="ziggurat.measured_choice", what="a kept choice between implementations")
@@ -210,10 +211,14 @@ def _measured(
         name = first
     if reasons:
         reason += f"; what does not run here: {reasons}"
+    answer = {"name": name, "times_ms": times_ms, "shape": shape, "machine": machine_line(device)}
     try:
-        MEASURED.write(path, {"name": name, "times_ms": times_ms, "shape": shape, "machine": machine_line(device)})
-    except FileError as error:
-        reason += f"; the answer could not be kept ({error.found})"
+        kept = keep_first(path, answer, file_format=MEASURED, read=lambda: _kept(path, contestants))
+    except OSError as error:
+        reason += f"; the answer could not be kept ({error})"
+    else:
+        if kept is not None and kept.name != name:  # another process was first
+            return kept
     return Answer(name=name, times_ms=times_ms, reason=reason)
 
 
