@@ -24,29 +24,17 @@ from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
-    AutoIntConfig,
-    BSTConfig,
-    DCNv2Config,
-    DeepFMConfig,
-    DHENConfig,
-    DIENConfig,
+    MODEL_CONFIGS,
     DINConfig,
     DLRMConfig,
     DNNConfig,
-    FinalMLPConfig,
-    FinalNetConfig,
-    LogisticRegressionConfig,
-    MaskNetConfig,
     MLPConfig,
     ModelConfig,
     Normalization,
-    OneTransConfig,
     RankMixerConfig,
-    TransActConfig,
-    WukongConfig,
-    XDeepFMConfig,
     build_model,
 )
+from ziggurat.models.contract.reads import Reads
 from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.models.sequence.rankers.rankmixer import HistoryPooling
@@ -67,27 +55,11 @@ TABLES = EmbeddingConfig(kernel=KernelChoice.TORCH)
 TINY = MLPConfig(hidden_dims=(8,))
 MODEL = DLRMConfig(embedding_dim=4, bottom=TINY, top=TINY)
 NORMED = dataclasses.replace(MODEL, top=MLPConfig(hidden_dims=(8,), normalization=Normalization.BATCH))
-CLICK_MODELS: tuple[ModelConfig, ...] = (
-    AutoIntConfig(),
-    DCNv2Config(),
-    DHENConfig(),
-    DLRMConfig(),
-    DNNConfig(),
-    DeepFMConfig(),
-    FinalMLPConfig(),
-    FinalNetConfig(),
-    LogisticRegressionConfig(),
-    MaskNetConfig(),
-    WukongConfig(),
-    XDeepFMConfig(),
-)
-HISTORY_MODELS: tuple[ModelConfig, ...] = (
-    BSTConfig(),
-    DIENConfig(),
-    DINConfig(),
-    OneTransConfig(),
-    RankMixerConfig(pooling=HistoryPooling.ATTENTION),
-    TransActConfig(),
+CLICK_MODELS: tuple[ModelConfig, ...] = tuple(cls() for cls in MODEL_CONFIGS if cls.reads is Reads.SAMPLES)
+HISTORY_MODELS: tuple[ModelConfig, ...] = tuple(
+    cls(pooling=HistoryPooling.ATTENTION) if cls is RankMixerConfig else cls()
+    for cls in MODEL_CONFIGS
+    if cls.reads in (Reads.A_HISTORY, Reads.PERHAPS_A_HISTORY)
 )
 
 
