@@ -15,7 +15,6 @@ caller: fit on training rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ def fit_table(
         SchemaError: a column is missing or of the wrong type.
         DataError: a bad row (policy ERROR).
     """
-    return _fit(schema, [_chunk(table, first_row, row_column)], bad_rows or BadRows())
+    return _fit(schema, _chunk(table, first_row, row_column), bad_rows or BadRows())
 
 
 def transform_table(
@@ -77,20 +76,12 @@ def transform_table(
     return preprocessing.encode(_chunk(table, first_row, row_column), bad_rows=bad_rows, with_labels=with_labels)
 
 
-def _fit(schema: Schema, chunks: Iterable[RawChunk], bad_rows: BadRows, *, first_row: int = 0) -> FitState:
+def _fit(schema: Schema, chunk: RawChunk, bad_rows: BadRows) -> FitState:
+    parsed = parse_chunk(schema, chunk, bad_rows=bad_rows)
     fitter = Fitter(schema)
-    lowest = None
-    num_rows = 0
-    for chunk in chunks:
-        parsed = parse_chunk(schema, chunk, bad_rows=bad_rows)
-        fitter.add(parsed)
-        num_rows += parsed.num_rows
-        if parsed.num_rows:
-            least = int(parsed.global_rows.min())
-            lowest = least if lowest is None else min(lowest, least)
-    return FitState(
-        schema=schema, first_row=first_row if lowest is None else lowest, num_rows=num_rows, parts=fitter.parts()
-    )
+    fitter.add(parsed)
+    first_row = int(parsed.global_rows.min()) if parsed.num_rows else 0
+    return FitState(schema=schema, first_row=first_row, num_rows=parsed.num_rows, parts=fitter.parts())
 
 
 def _chunk(table: pa.Table, first_row: int, row_column: str) -> RawChunk:
