@@ -14,7 +14,8 @@ from tests.numerics.tensors import hard_numbers, same_bits
 from ziggurat.errors import NumericsError
 from ziggurat.numerics import BlockFormat, Rounding, quantise, quantise_reference
 from ziggurat.numerics.catalogue import E2M1
-from ziggurat.numerics.kernel import SOURCE, declare, quantise_fast
+from ziggurat.numerics.kernel import SOURCE, declare, pack_fast, quantise_fast, unpack_fast
+from ziggurat.numerics.packing import pack_reference, unpack_reference
 from ziggurat.ops.cpp_build import CppLibrary
 
 INSTRUCTIONS = {
@@ -59,6 +60,25 @@ def test_bits_of_the_reference(format: BlockFormat, instructions: str) -> None:
             found = quantise_fast(x, format, axis, library=library)
             assert found is not None
             assert same_bits(found, quantise_reference(x, format, axis)), (shape, axis)
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@FORMATS
+def test_packed_bits_of_the_reference(format: BlockFormat, instructions: str) -> None:
+    library = build(instructions)
+    for seed, shape in enumerate([(16, 64), (9, 37), (1, 1), (15, 130), (2, 1030)]):
+        x = hard_numbers(format, *shape, seed=seed)
+        if seed == 1:
+            x[3, 20] = torch.nan
+        expected = pack_reference(x, format, 1)
+        count, row_bytes = expected.rows.shape
+        rows = x.view(count, -1)
+        found = pack_fast(rows, format, row_bytes=row_bytes, library=library)
+        assert found is not None
+        assert torch.equal(found, expected.rows), shape
+        unpacked = unpack_fast(found, format, n=rows.shape[1], library=library)
+        assert unpacked is not None
+        assert same_bits(unpacked.view(shape), unpack_reference(expected)), shape
 
 
 def test_builds_differ_in_their_instructions() -> None:

@@ -15,7 +15,7 @@ from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from ziggurat.numerics.block_format import BlockFormat, Rounding, ScaleRule, Scope
@@ -105,6 +105,52 @@ def quantise_fast(
     return None if status else out
 
 
+def pack_fast(
+    rows: Float[Tensor, "R n"], format: BlockFormat, *, row_bytes: int, library: CppLibrary | None = None
+) -> UInt8[Tensor, "R W"] | None:
+    """Return what `pack` does of rows of finite numbers; None where no kernel serves, or a number cannot be held.
+
+    Args:
+        rows: FP32, at least one number.
+        format: of the numbers.
+        row_bytes: W.
+        library: a build of the kernel, for tests.
+    """
+    built = library_for(rows, library or _LIBRARY)
+    if built is None:
+        return None
+    rows = rows.contiguous()
+    count, n = rows.shape
+    out = torch.empty(count, row_bytes, dtype=torch.uint8)
+    given = c_format(format, n=n)
+    threads = torch.get_num_threads()
+    status = built.ziggurat_pack(rows.data_ptr(), out.data_ptr(), count, n, row_bytes, byref(given), threads)
+    return None if status else out
+
+
+def unpack_fast(
+    packed: UInt8[Tensor, "R W"], format: BlockFormat, *, n: int, library: CppLibrary | None = None
+) -> Float[Tensor, "R n"] | None:
+    """Return the numbers of packed rows; None where no kernel serves.
+
+    Args:
+        packed: bits of at least one number a row.
+        format: of the numbers.
+        n: numbers of a row.
+        library: a build of the kernel, for tests.
+    """
+    built = library_for(packed, library or _LIBRARY)
+    if built is None:
+        return None
+    packed = packed.contiguous()
+    count, row_bytes = packed.shape
+    out = torch.empty(count, n)
+    given = c_format(format, n=n)
+    threads = torch.get_num_threads()
+    built.ziggurat_unpack(packed.data_ptr(), out.data_ptr(), count, n, row_bytes, byref(given), threads)
+    return out
+
+
 def block_format_kernel() -> str:
     """Say which implementation rounds to block formats on this CPU, and why; build the kernel if need be."""
     return _LIBRARY.kernel_line()
@@ -116,6 +162,10 @@ def declare(library: ctypes.CDLL) -> None:
     library.ziggurat_block_lanes.argtypes = []
     library.ziggurat_quantise.restype = c_int64
     library.ziggurat_quantise.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(CFormat), c_int64]
+    library.ziggurat_pack.restype = c_int64
+    library.ziggurat_pack.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(CFormat), c_int64]
+    library.ziggurat_unpack.restype = None
+    library.ziggurat_unpack.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(CFormat), c_int64]
 
 
 _LIBRARY = CppLibrary(SOURCE, declare=declare)

@@ -21,6 +21,7 @@ from torch import Tensor
 from ziggurat.numerics import blocks
 from ziggurat.numerics.block_format import BlockFormat
 from ziggurat.numerics.blocks import Blocks
+from ziggurat.numerics.kernel import pack_fast, unpack_fast
 from ziggurat.numerics.quantise import checked, from_rows, refuse_what_does_not_fit, rows_along
 
 _NAN_BITS = 0x7FC00000
@@ -45,11 +46,22 @@ class Packed:
 
 def pack(x: Float[Tensor, "*B"], format: BlockFormat, axis: int, *, name: str = "the tensor") -> Packed:
     """Round a tensor to a format, and return its bits; see `quantise` for arguments and errors."""
-    return pack_reference(x, format, axis, name=name)
+    values = checked(x, axis, name=name)
+    if values.numel():
+        rows = rows_along(values, format, axis)
+        row_bytes = -(-row_bits(format, rows.shape[1]) // 8)
+        found = pack_fast(rows, format, row_bytes=row_bytes)
+        if found is not None:
+            return Packed(rows=found, format=format, shape=values.shape, axis=axis)
+    return pack_reference(values, format, axis, name=name)
 
 
 def unpack(packed: Packed) -> Float[Tensor, "*B"]:
     """Return the FP32 numbers of packed bits."""
+    if packed.shape.numel():
+        found = unpack_fast(packed.rows, packed.format, n=_row_length(packed))
+        if found is not None:
+            return from_rows(found, packed.shape, packed.format, packed.axis)
     return unpack_reference(packed)
 
 

@@ -221,17 +221,18 @@ bool code_slowly(const float* x, int64_t stride, int64_t count, const Format& f,
   const bool is_nan = has_nan && f.d1;
   const Scale scale = scale_of(is_nan ? 0.0f : largest, f);
   sink.begin(scale, is_nan);
-  for (int64_t start = 0; start < count; start += f.d2 ? f.k2 : count) {
-    const int64_t end = std::min(count, start + (f.d2 ? f.k2 : count));
-    int64_t second = 0;
-    if (f.d2) {
-      float below = 0;
-      for (int64_t i = start; i < end && !is_nan; ++i) below = std::max(below, std::fabs(x[i * stride]));
-      second = second_of(below, scale, f);
-      sink.second(second);
-    }
-    const Unit unit = unit_of(scale, second, f);
-    for (int64_t i = start; i < end; ++i) {
+  const int64_t width = f.d2 ? f.k2 : count;
+  const auto second_at = [&](int64_t start) -> int64_t {
+    if (!f.d2) return 0;
+    float below = 0;
+    for (int64_t i = start; i < std::min(count, start + width) && !is_nan; ++i)
+      below = std::max(below, std::fabs(x[i * stride]));
+    return second_of(below, scale, f);
+  };
+  for (int64_t start = 0; start < count && f.d2; start += width) sink.second(second_at(start));
+  for (int64_t start = 0; start < count; start += width) {
+    const Unit unit = unit_of(scale, second_at(start), f);
+    for (int64_t i = start; i < std::min(count, start + width); ++i) {
       const float value = x[i * stride];
       const bool gone = std::isnan(value);
       const double in_units = gone || is_nan ? 0.0 : in_units_of(std::fabs(value), unit, f);
@@ -609,6 +610,179 @@ void quantise_columns(const float* x, float* out, int64_t outer, int64_t n, int6
   }
 }
 
+// ---- bits --------------------------------------------------------------------------------------------------------------
+
+// Writes fields one after the other, the lowest bit of each first, and whole bytes at the end.
+struct BitWriter {
+  uint8_t* to;
+  uint64_t kept = 0;
+  int64_t num_kept = 0;
+  void put(uint64_t field, int64_t width) {
+    kept |= field << num_kept;
+    num_kept += width;
+    if (num_kept < 32) return;
+    std::memcpy(to, &kept, 4);  // processors that run this keep the lowest byte first
+    to += 4;
+    kept >>= 32;
+    num_kept -= 32;
+  }
+  void finish() {
+    for (; num_kept > 0; num_kept -= 8, kept >>= 8) *to++ = uint8_t(kept);
+  }
+};
+
+struct BitReader {
+  const uint8_t* from;
+  const uint8_t* end;
+  uint64_t kept = 0;
+  int64_t num_kept = 0;
+  uint64_t take(int64_t width) {
+    if (num_kept < width) {
+      uint32_t more = 0;
+      std::memcpy(&more, from, std::min<int64_t>(4, end - from));
+      from += 4;
+      kept |= uint64_t(more) << num_kept;
+      num_kept += 32;
+    }
+    const uint64_t field = kept & ((uint64_t(1) << width) - 1);
+    kept >>= width;
+    num_kept -= width;
+    return field;
+  }
+};
+
+inline uint64_t nan_code(const Format& f) { return has_fp32_scale(f) ? kNanBits : (uint64_t(1) << f.d1) - 1; }
+
+inline uint64_t signed_code(int64_t code, bool is_negative, const Format& f) {
+  const uint64_t sign = uint64_t(1) << (f.element_bits - 1);
+  if (f.is_twos_complement) return uint64_t(is_negative ? -code : code) & (2 * sign - 1);
+  return uint64_t(code) | (is_negative ? sign : 0);
+}
+
+struct BitSink {
+  BitWriter& bits;
+  const Format& f;
+  void begin(const Scale& scale, bool is_nan) {
+    if (!f.d1) return;
+    uint64_t code = nan_code(f);
+    if (!is_nan) {
+      code = has_fp32_scale(f) ? bits_as<uint32_t>(scale.number) : uint64_t(scale.exponent + max_scale_exponent(f));
+    }
+    bits.put(code, f.d1);
+  }
+  void second(int64_t code) { bits.put(uint64_t(code), f.d2); }
+  void number(int64_t, int64_t code, bool is_negative, const Unit&, bool is_nan) {
+    if (is_nan && !f.d1) {
+      bits.put((uint64_t(1) << (f.element_bits - 1)) - 1, f.element_bits);
+    } else {
+      bits.put(signed_code(code, is_negative, f), f.element_bits);
+    }
+  }
+};
+
+// Codes of magnitudes that lie on the element's grid.
+inline Ints codes_of(Floats in_units, const Fast& fast) {
+  const Format& f = fast.f;
+  const Ints normal = (bits_as<Ints>(in_units) >> int(23 - f.fraction_bits)) -
+                      (int32_t(f.min_exponent + 126) << f.fraction_bits);
+  if (f.min_exponent == -126) return normal;
+  const float steps = bits_as<float>(int32_t(127 + f.fraction_bits - f.min_exponent) << 23);
+  const float smallest_normal = bits_as<float>(fast.min_exponent_bits);
+  const Floats below = in_units < smallest_normal ? in_units * steps : Floats{};
+  return in_units < smallest_normal ? __builtin_convertvector(below, Ints) : normal;
+}
+
+template <Scales kScales, bool kIsInteger, bool kHasSecond>
+bool pack_row(const float* x, uint8_t* out, int64_t n, const Fast& fast) {
+  const Format& f = fast.f;
+  BitWriter bits{out};
+  bool all_fit = true;
+  const int64_t length = f.d1 ? f.k1 : kChunk;
+  for (int64_t start = 0; start < n; start += length) {
+    const float* from = x + start;
+    const int64_t count = std::min(length, n - start);
+    const int32_t largest_bits = largest_bits_of(from, count);
+    const bool lanes_hold_seconds = !kHasSecond || f.k2 <= kLanes;
+    if (!fast.is_ordinary(largest_bits) || largest_bits == 0 || !lanes_hold_seconds) {
+      BitSink sink{bits, f};
+      all_fit &= code_slowly(from, 1, count, f, sink);
+      continue;
+    }
+    BitSink sink{bits, f};
+    sink.begin(scale_of(bits_as<float>(largest_bits), f), false);
+    // Second-level codes stand before the numbers: they are worked out first.
+    if (kHasSecond) {
+      code_block<kScales, kIsInteger, true>(
+          from, count, largest_bits, fast, [&](int64_t, int64_t some, Floats, Floats, const Lanes& lanes) {
+            const int shift = kScales == kPowers ? 23 : 0;
+            for (int64_t i = 0; i < some; i += f.k2) bits.put(uint64_t(lanes.second[i] >> shift), f.d2);
+          });
+    }
+    code_block<kScales, kIsInteger, kHasSecond>(
+        from, count, largest_bits, fast, [&](int64_t, int64_t some, Floats values, Floats in_units, const Lanes&) {
+          const Ints codes = codes_of(in_units, fast);
+          for (int64_t i = 0; i < some; ++i)
+            bits.put(signed_code(codes[i], bits_as<Ints>(values)[i] < 0, f), f.element_bits);
+        });
+  }
+  bits.finish();
+  return all_fit;
+}
+
+struct PackJob {
+  const float* x;
+  uint8_t* out;
+  int64_t outer, n, row_bytes;
+  const Fast& fast;
+  int threads;
+  std::atomic<bool>& fits;
+
+  template <Scales kScales, bool kIsInteger, bool kHasSecond>
+  void run() const {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < outer; ++row) {
+      if (!pack_row<kScales, kIsInteger, kHasSecond>(x + row * n, out + row * row_bytes, n, fast)) fits = false;
+    }
+  }
+};
+
+void unpack_row(const uint8_t* from, const uint8_t* end, float* out, int64_t n, const Format& f,
+                const std::vector<double>& magnitudes) {
+  BitReader bits{from, end};
+  const uint64_t sign = uint64_t(1) << (f.element_bits - 1);
+  std::vector<int64_t> seconds;
+  const int64_t length = f.d1 ? f.k1 : n;
+  for (int64_t start = 0; start < n; start += length) {
+    const int64_t count = std::min(length, n - start);
+    Scale scale;
+    bool is_nan = false;
+    if (f.d1) {
+      const uint64_t code = bits.take(f.d1);
+      is_nan = code == nan_code(f);
+      if (has_fp32_scale(f)) scale.number = bits_as<float>(uint32_t(code));
+      else scale.exponent = int64_t(code) - max_scale_exponent(f);
+    }
+    const int64_t width = f.d2 ? f.k2 : count;
+    seconds.assign((count + width - 1) / width, 0);
+    if (f.d2) for (auto& second : seconds) second = int64_t(bits.take(f.d2));
+    for (int64_t i = 0; i < count; ++i) {
+      const Unit unit = unit_of(scale, seconds[i / width], f);
+      const uint64_t code = bits.take(f.element_bits);
+      const bool is_negative = code & sign;
+      uint64_t magnitude = code & (sign - 1);
+      if (f.is_twos_complement && is_negative) magnitude = sign - magnitude;
+      const bool gone = is_nan || (!f.d1 && magnitude == sign - 1);
+      const double in_units = magnitudes[magnitude];
+      float value;
+      if (has_fp32_scale(f)) value = std::min(float(in_units) * unit.number, kLargestFloat);
+      else value = float(std::min(in_units * bits_as<double>(uint64_t(1023 + unit.exponent) << 52), double(kLargestFloat)));
+      value = is_negative ? -value : value;
+      if (f.is_twos_complement) value += 0.0f;
+      out[start + i] = gone ? bits_as<float>(uint32_t(kNanBits)) : value;
+    }
+  }
+}
+
 struct QuantiseJob {
   const float* x;
   float* out;
@@ -642,6 +816,30 @@ int64_t ziggurat_quantise(const float* x, float* out, int64_t outer, int64_t n, 
   const int threads = outer * n * inner < (1 << 16) ? 1 : int(num_threads);
   run_for_kind(*format, QuantiseJob{x, out, outer, n, inner, fast, threads, fits});
   return fits ? 0 : 1;
+}
+
+// x: (outer, n), blocks along n; out: outer rows of row_bytes. 1: a number cannot be held; else 0.
+int64_t ziggurat_pack(const float* x, uint8_t* out, int64_t outer, int64_t n, int64_t row_bytes, const Format* format,
+                      int64_t num_threads) {
+  std::atomic<bool> fits{true};
+  const Fast fast(*format);
+  const int threads = outer * n < (1 << 14) ? 1 : int(num_threads);
+  run_for_kind(*format, PackJob{x, out, outer, n, row_bytes, fast, threads, fits});
+  return fits ? 0 : 1;
+}
+
+void ziggurat_unpack(const uint8_t* rows, float* out, int64_t outer, int64_t n, int64_t row_bytes,
+                     const Format* format, int64_t num_threads) {
+  const Format& f = *format;
+  std::vector<double> magnitudes(int64_t(1) << (f.element_bits - 1));
+  for (size_t code = 0; code < magnitudes.size(); ++code) magnitudes[code] = magnitude_of(int64_t(code), f);
+  magnitudes.push_back(magnitude_of(int64_t(magnitudes.size()), f));  // two's complement has one more below zero
+  const int threads = outer * n < (1 << 14) ? 1 : int(num_threads);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t row = 0; row < outer; ++row) {
+    const uint8_t* from = rows + row * row_bytes;
+    unpack_row(from, from + row_bytes, out + row * n, n, f, magnitudes);
+  }
 }
 
 }  // extern "C"
