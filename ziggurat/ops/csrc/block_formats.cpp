@@ -765,20 +765,23 @@ void unpack_row(const uint8_t* from, const uint8_t* end, float* out, int64_t n, 
     const int64_t width = f.d2 ? f.k2 : count;
     seconds.assign((count + width - 1) / width, 0);
     if (f.d2) for (auto& second : seconds) second = int64_t(bits.take(f.d2));
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < count;) {
       const Unit unit = unit_of(scale, seconds[i / width], f);
-      const uint64_t code = bits.take(f.element_bits);
-      const bool is_negative = code & sign;
-      uint64_t magnitude = code & (sign - 1);
-      if (f.is_twos_complement && is_negative) magnitude = sign - magnitude;
-      const bool gone = is_nan || (!f.d1 && magnitude == sign - 1);
-      const double in_units = magnitudes[magnitude];
-      float value;
-      if (has_fp32_scale(f)) value = std::min(float(in_units) * unit.number, kLargestFloat);
-      else value = float(std::min(in_units * bits_as<double>(uint64_t(1023 + unit.exponent) << 52), double(kLargestFloat)));
-      value = is_negative ? -value : value;
-      if (f.is_twos_complement) value += 0.0f;
-      out[start + i] = gone ? bits_as<float>(uint32_t(kNanBits)) : value;
+      const double power = bits_as<double>(uint64_t(1023 + unit.exponent) << 52);
+      for (const int64_t last = std::min(count, i + width); i < last; ++i) {
+        const uint64_t code = bits.take(f.element_bits);
+        const bool is_negative = code & sign;
+        uint64_t magnitude = code & (sign - 1);
+        if (f.is_twos_complement && is_negative) magnitude = sign - magnitude;
+        const bool gone = is_nan || (!f.d1 && magnitude == sign - 1);
+        const double in_units = magnitudes[magnitude];
+        float value;
+        if (has_fp32_scale(f)) value = std::min(float(in_units) * unit.number, kLargestFloat);
+        else value = float(std::min(in_units * power, double(kLargestFloat)));
+        value = is_negative ? -value : value;
+        if (f.is_twos_complement) value += 0.0f;
+        out[start + i] = gone ? bits_as<float>(uint32_t(kNanBits)) : value;
+      }
     }
   }
 }
