@@ -27,9 +27,10 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame
+from ziggurat.data.raw.names import in_terms_of_keys
 from ziggurat.data.raw.source import RawSource
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
@@ -280,7 +281,10 @@ class Run:
     def scores(self, frame: Any) -> np.ndarray:
         """Return probabilities (or values, as float64) of a small frame or dict of raw columns: (rows, labels)."""
         with saying_unknown_ids(self, None):
-            batch = self.preprocessing.batch(as_polars(frame))
+            try:
+                batch = self.preprocessing.batch(as_polars(frame))
+            except (SchemaError, DataError) as error:
+                raise in_terms_of_keys(error, tuple(frame)) if isinstance(frame, Mapping) else error from error
         return next(scores for _, scores in scores_of(self.model, [batch]))
 
     def embeddings(self, feature: str) -> pl.DataFrame:

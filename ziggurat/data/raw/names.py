@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from ziggurat.commands import pasted, python_line
 from ziggurat.data.raw.saved_datasets import saved_files
-from ziggurat.errors import DataError, MissingFileError, SchemaError, nearest_names
+from ziggurat.errors import DataError, MissingFileError, SchemaError, ZigguratError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
@@ -120,6 +120,34 @@ def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
             f"train again without {feature} out of a copy of the schema of {folder}, --out ANOTHER_FOLDER",
         ),
     )
+
+
+def in_terms_of_keys(error: ZigguratError, keys: Sequence[str]) -> ZigguratError:
+    """Return an error of a column or a row in words of the dict of columns that was given; others as they are.
+
+    Args:
+        error: of encoding the columns.
+        keys: of the dict.
+    """
+    name = re.match(r"a column ('.+?')", error.expected)
+    cell = re.search(r"row (\d+), column ('.+')", error.where)
+    if isinstance(error, SchemaError) and name and _OUT_OF_SCHEMA in error.ways_out:
+        return SchemaError(
+            expected=f"the key {name[1]}, which the run was trained on",
+            found=f"keys {', '.join(map(str, keys))}",
+            where="dict to score",
+            ways_out=(
+                f"add the key {name[1]} with a value for each row; None where one is not known: it is missing then",
+            ),
+        )
+    if isinstance(error, DataError) and cell:
+        return DataError(
+            expected=error.expected,
+            found=error.found,
+            where=f"dict to score, key {cell[2]}, value {cell[1]} of the list",
+            ways_out=("correct the value", "None in its place: it is missing then"),
+        )
+    return error
 
 
 def guess_separator(header: str) -> str:
