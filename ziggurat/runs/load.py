@@ -30,7 +30,7 @@ from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.names import in_terms_of_keys
 from ziggurat.data.raw.source import RawSource
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.errors import ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
@@ -45,7 +45,7 @@ from ziggurat.runs.data_record import (
     refuse_other_vocabularies,
     rows_of_split,
 )
-from ziggurat.runs.display import html_of, text_of
+from ziggurat.runs.display import html_of, stored_metrics, text_of
 from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
 from ziggurat.runs.quality.importance import Importance, ImportanceConfig, importance_of
@@ -71,6 +71,7 @@ from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, 
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass, FullRankings
 from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.metrics.accumulator import MetricFunction
+from ziggurat.training.metrics.metric import metric_of
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
@@ -314,7 +315,7 @@ class Run:
         slices: Slicer | None = None,
         full_ranking: FullRankingPass | None = None,
     ) -> Evaluation:
-        return evaluate_batches(
+        found = evaluate_batches(
             self.model,
             batches,
             inputs=self.preprocessing.inputs,
@@ -325,6 +326,24 @@ class Run:
             slices=slices,
             full_ranking=full_ranking,
         )
+        self._warn_of_lost_metrics(found, progress)
+        return found
+
+    def _warn_of_lost_metrics(self, found: Evaluation, progress: Progress | None) -> None:
+        """Name the metrics that the run ended with and that nothing computes any more: those of an extension."""
+        if not self.team.is_first:
+            return
+        stored: dict[str, dict[str, float]] = {}
+        with contextlib.suppress(ZigguratError):  # a damaged record of before takes nothing from these metrics
+            stored = stored_metrics(self)
+        names = dict.fromkeys(name for metrics in stored.values() for name in metrics)
+        lost = [name for name in names if name not in found.metrics and metric_of(name) is None]
+        if lost:
+            self.warn(
+                f"left out: {', '.join(lost)}, which the run was judged by when it was trained and no module that is "
+                "loaded computes: ziggurat --extension MODULE evaluate …, or metrics={name: function} in Python",
+                progress,
+            )
 
     def _full_ranking_of_files(self, progress: Progress | None) -> FullRankingPass:
         """The full ranking of files, which come after the run's training and validation rows."""
