@@ -13,9 +13,11 @@ import ziggurat as zg
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.data.preprocess.splits import SplitConfig
+from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Outcomes, Pooling
 from ziggurat.features.schema_io import write_schema
+from ziggurat.recipes.catalogue import fit_to_rows
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies import first_model, trees
@@ -104,6 +106,17 @@ def test_the_best_one_is_not_trained_twice_where_its_budget_was_its_whole_traini
     assert found.result.evaluations["valid"].metrics["auc"] == found.tried[0].valid
     assert found.result.fit.steps == found.tried[0].steps
     assert zg.load_run(tmp_path / "run").step == found.tried[0].best_step
+
+
+def test_one_of_the_dlrms_starts_with_larger_ids_so_that_validation_says_whether_pairs_matter(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", pairs=0.0)
+
+    def change(config: RunConfig) -> RunConfig:
+        return fit_to_rows(replace(config, data=replace(config.data, train=(str(tmp_path / "rows.parquet"),))))
+
+    found = {each.name: each.config.model.embedding for each in candidates_of(SCHEMA, change=change)}
+    assert (found["dlrm"].init, found["dlrm"].init_std) == (TableInit.NORMAL, 0.05)
+    assert {found[name].init for name in found if name != "dlrm"} == {TableInit.UNIFORM}
 
 
 def test_candidates_follow_the_schema() -> None:

@@ -35,6 +35,7 @@ from typing import Any
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.schema import Outcomes, Schema, table_of
 from ziggurat.models import (
@@ -49,6 +50,7 @@ from ziggurat.models import (
     build_model,
 )
 from ziggurat.models.contract.reads import Reads, reads_of
+from ziggurat.models.dlrm import TopStart
 from ziggurat.recipes.catalogue import table_model, table_run
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
@@ -63,6 +65,7 @@ from ziggurat.training.step.train_step import TrainStep
 
 BUDGET = 2_560_000  # samples of a candidate: fewer, and pairs of thousands of ids have not shown yet
 PENALTY = 1e-3
+LARGER_START = 0.05  # standard deviation of the ids of the candidate `dlrm`, where it has a sum of products
 _PROBED_STEPS = 3
 _FM_DIM = 8
 _FITTED = "dlrm_penalised"
@@ -161,9 +164,26 @@ def candidates_of(
         if name == _FITTED:
             embedding = dataclasses.replace(config.model.embedding, weight_decay=PENALTY)
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding))
+        if name == "dlrm":
+            config = _with_larger_start(config)
         if _fits(config):
             found.append(Candidate(name=name, config=config))
     return found
+
+
+def _with_larger_start(config: RunConfig) -> RunConfig:
+    """Return a run of a DLRM that starts with the sum of its products, with products large enough to learn from.
+
+    At ±1/√rows a table of hundreds of ids starts so small that its products have hardly a gradient. Pairs show sooner
+    with larger starts, and ids that are too rare for pairs learn more noise: validation rows say which it is
+    (docs/experiments, "Do larger starts of ids let a DLRM leave the plateau sooner?").
+    """
+    model = config.model
+    is_sum = isinstance(model, DLRMConfig) and model.top_start is TopStart.SUM_OF_PAIRS
+    if not is_sum or model.embedding.init is not TableInit.UNIFORM:
+        return config
+    embedding = dataclasses.replace(model.embedding, init=TableInit.NORMAL, init_std=LARGER_START)
+    return dataclasses.replace(config, model=dataclasses.replace(model, embedding=embedding))
 
 
 def _fits(config: RunConfig) -> bool:
