@@ -58,14 +58,14 @@ def check_arguments(function: typing.Callable[P, R]) -> typing.Callable[P, R]:
     return check_and_call
 
 
-def _is_one_of(value: Any, classes: tuple[type, ...]) -> bool:
+def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
     if isinstance(value, classes):
         return True
     is_scalar = getattr(value, "ndim", None) == 0  # of numpy or torch
     return is_scalar and any(issubclass(cls, numbers.Number) for cls in classes)
 
 
-def _wrong(function: typing.Callable[..., Any], name: str, value: Any, classes: tuple[type, ...]) -> ConfigError:
+def _wrong(function: typing.Callable[..., Any], name: str, value: object, classes: tuple[type, ...]) -> ConfigError:
     kind = type(value).__name__
     shown = quoted(value) if isinstance(value, str | int | float | list | tuple | dict | None) else ""
     words = " or ".join(dict.fromkeys(_WORDS.get(cls, f"a {cls.__name__}") for cls in classes))
@@ -84,7 +84,7 @@ def _classes_of_arguments(function: typing.Callable[..., Any]) -> dict[str, tupl
     return {name: _classes_of(hint) for name, hint in typing.get_type_hints(function).items()}
 
 
-def _classes_of(hint: Any) -> tuple[type, ...]:
+def _classes_of(hint: object) -> tuple[type, ...]:
     members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     found: list[type] = []
     for member in members:

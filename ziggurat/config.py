@@ -103,14 +103,14 @@ def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]
             yield path, _type_name(hints[entry.name]), _shown(value)
 
 
-def flattened(value: Any, *, prefix: str = "") -> dict[str, str]:
+def flattened(value: object, *, prefix: str = "") -> dict[str, str]:
     """Every leaf of a config (or of plain data) as dotted path with dashes to JSON text: what two configs compare by.
 
     Lists of plain values are one leaf, lists of groups are numbered (`features.3.name`); `kind` and `None` count.
     """
     leaves: dict[str, str] = {}
 
-    def walk(path: str, data: Any) -> None:
+    def walk(path: str, data: object) -> None:
         if isinstance(data, dict) and data:
             for name, item in data.items():
                 walk(f"{path}.{name.replace('_', '-')}" if path else name.replace("_", "-"), item)
@@ -202,7 +202,7 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     raise _group(hint, text, path=path, where=where)
 
 
-def _group(hint: Any, text: str, *, path: str, where: str) -> ConfigError:
+def _group(hint: object, text: str, *, path: str, where: str) -> ConfigError:
     """Return the error for a value that is given to a group of settings: its own settings are the ways out."""
     dotted = path.partition(" ")[0]
     entries = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
@@ -231,7 +231,7 @@ def _named(text: str, path: str, where: str) -> Iterator[tuple[str, str]]:
         yield name, value.strip()
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: object) -> str:
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is Annotated:

@@ -73,7 +73,7 @@ class Specification(metaclass=_Kind):
     kind: ClassVar[str]
     _members: ClassVar[dict[str, Any]]
 
-    def __init_subclass__(cls, *, kind: str = "", **arguments: Any) -> None:
+    def __init_subclass__(cls, *, kind: str = "", **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         if kind:
             cls.kind = kind
@@ -148,7 +148,7 @@ class Specification(metaclass=_Kind):
     def __copy__(self: S) -> S:
         return self
 
-    def __deepcopy__(self: S, memo: dict[int, Any]) -> S:
+    def __deepcopy__(self: S, memo: dict[int, object]) -> S:
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[type[Specification], str]]:
@@ -169,7 +169,7 @@ class Family:
     family: ClassVar[str]
     _kinds: ClassVar[dict[str, type]]
 
-    def __init_subclass__(cls, *, family: str = "", **arguments: Any) -> None:
+    def __init_subclass__(cls, *, family: str = "", **arguments: object) -> None:
         super().__init_subclass__(**arguments)
         if family:
             cls.family = family

@@ -50,7 +50,7 @@ def application(
     cpus: float = 1.0,
     api_key: str = "",
     load_models: tuple[type[Any], ...] = (),
-) -> Any:
+) -> object:
     """An application of Ray Serve that answers from an export.
 
     Args:
@@ -93,7 +93,7 @@ def application(
     ).bind()
 
 
-def _app(folder: Path, config: ServerConfig, *, api_key: str, threads: int, models: tuple[type[Any], ...]) -> Any:
+def _app(folder: Path, config: ServerConfig, *, api_key: str, threads: int, models: tuple[type[Any], ...]) -> object:
     """The app of one replica, in its process."""
     import torch
 

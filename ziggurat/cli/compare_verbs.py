@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
@@ -230,7 +230,7 @@ def _refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: st
 
 
 def _data_named(
-    name: str, schema: str | None, changes: Mapping[str, str], *, own: Sequence[type[Any]] = ()
+    name: str, schema: str | None, changes: Mapping[str, str], *, own: Sequence[type[object]] = ()
 ) -> ComparedData | OwnData:
     """A built-in data set, or the data and settings of a recipe, a config or a table of one's own."""
     from ziggurat.cli.settings import refuse_unknown

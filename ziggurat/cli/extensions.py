@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from ziggurat.cli.named_modules import import_named
 from ziggurat.cli.verb import Verb
@@ -84,7 +83,7 @@ def _points(group: str) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda point: point.name)
 
 
-def _loaded(point: EntryPoint) -> Any:
+def _loaded(point: EntryPoint) -> object:
     """Return what an entry point names; None, and a line on stderr, where it cannot be imported."""
     try:
         return point.load()

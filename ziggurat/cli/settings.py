@@ -195,7 +195,7 @@ def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
     return list(dict.fromkeys([*exact, *first, *same, *alike, *meant, *whole]))[:most]
 
 
-def described(config: Any, *, changed: Any = None) -> list[Setting]:
+def described(config: object, *, changed: object = None) -> list[Setting]:
     """Every setting of a config with its type, default, value and meaning.
 
     Args:

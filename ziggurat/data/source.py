@@ -154,7 +154,7 @@ def _check_budget(loader: Loader) -> None:
     )
 
 
-def state_to_json(state: Any) -> JSON:
+def state_to_json(state: object) -> JSON:
     """A state as plain data.
 
     Raises:

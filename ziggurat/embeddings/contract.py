@@ -76,6 +76,10 @@ class Embeddings(Protocol):
         """True if pooled fields are to be asked for in BF16 where the network computes in it."""
         ...
 
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules that it is made of, itself first."""
+        ...
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """Tables that are ordinary parameters; none elsewhere."""
         ...

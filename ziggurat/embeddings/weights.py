@@ -330,11 +330,11 @@ class TableWeights(nn.Module):
         self._tie_parameters()
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self._tie_parameters()  # copy.deepcopy copies parameters apart from the storages
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         for name in self.places:
             weight = self.parameter(name) if self._are_parameters else table_tensor(self.rows(name))
             destination[f"{prefix}{name}.weight"] = weight if keep_vars else weight.detach()

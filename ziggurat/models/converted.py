@@ -278,10 +278,10 @@ class _Watch(TorchDispatchMode):
         finally:
             self._inside -= 1
 
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
+    def _enter(self, module: nn.Module, inputs: object) -> None:
         self._running.append(module)
 
-    def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+    def _leave(self, module: nn.Module, inputs: object, outputs: object) -> None:
         self._running.pop()
 
 

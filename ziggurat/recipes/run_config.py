@@ -235,7 +235,7 @@ class RunConfig:
             )
 
 
-def with_model(config: RunConfig, models: Sequence[type[Any]]) -> RunConfig:
+def with_model(config: RunConfig, models: Sequence[type[object]]) -> RunConfig:
     """The config with the last of these classes as its model; as it is if its model is of one of them already."""
     if not models or type(config.model) in models:
         return config
@@ -294,12 +294,12 @@ def _with_own_rows(config: RunConfig, *, folder: Path) -> RunConfig:
     return replace(config, data=replace(config.data, **files))
 
 
-def origin_of(cls: type[Any]) -> str:
+def origin_of(cls: type[object]) -> str:
     """Return the origin of a class, as `--model` takes it."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _unknown_model(model: dict[str, Any], file: Path) -> ConfigError:
+def _unknown_model(model: dict[str, object], file: Path) -> ConfigError:
     origin = str(model[_CLASS])
     name = origin.rpartition(":")[2].rpartition(".")[2]
     return ConfigError(

@@ -104,7 +104,7 @@ class Run:
 
     def evaluate(
         self,
-        data: Any,
+        data: object,
         *,
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
@@ -221,13 +221,13 @@ class Run:
 
     def predict(
         self,
-        data: Any,
+        data: object,
         *,
         out: str | Path | None = None,
         keep: Sequence[str] = (),
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
-    ) -> Any:
+    ) -> object:
         """Score raw data: `row` (its position), the kept columns, and a column a label; see `scores/scoring.py`.
 
         Of a run on events: the ten next items of each user of an event log; with labels: a score for each event.
@@ -254,13 +254,13 @@ class Run:
 
     def _predicted(
         self,
-        data: Any,
+        data: object,
         *,
         out: str | Path | None,
         keep: tuple[str, ...],
         bad_rows: BadRowPolicy,
         progress: Progress | None,
-    ) -> Any:
+    ) -> object:
         if self.config.table_schema.events is not None:
             return predict_of_events(self, data, out=out, keep=keep, bad_rows=bad_rows, progress=progress)
         schema = output_schema(self, data, keep=keep)
@@ -273,7 +273,7 @@ class Run:
         found = pl.concat([pl.DataFrame(schema=schema), *frames])
         return len(found) if out is not None else like(found, data) if is_frame(data) else found
 
-    def next_items(self, data: Any, *, k: int = 10, bad_rows: BadRowPolicy = BadRowPolicy.ERROR) -> pl.DataFrame:
+    def next_items(self, data: object, *, k: int = 10, bad_rows: BadRowPolicy = BadRowPolicy.ERROR) -> pl.DataFrame:
         """The `k` items that come next for each user of an event log; see `scores/next_items.py`."""
         check_data(data)
         with saying_unknown_ids(self, None):
@@ -398,7 +398,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = ()) -> Iterator[Run]:
+def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[type[object]] = ()) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
     given = {"run": Path(folder).absolute(), "step": step}

@@ -37,7 +37,7 @@ class Verdict:
     good: bool
 
 
-def verify_run(folder: str | Path, *, models: Sequence[type[Any]] = ()) -> Verdict:
+def verify_run(folder: str | Path, *, models: Sequence[type[object]] = ()) -> Verdict:
     """Check checkpoints and ledger of a run; changes nothing. `models`: see `load_run`."""
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import polars as pl
 
@@ -36,7 +35,7 @@ RANKER, ENCODER = "ranker", "encoder"
 _MOST_ENCODED = 1_000_000  # known users that are encoded when an export is loaded
 
 
-def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tuple[Chain, KnownUsers | None, Info]:
+def load_parts(export: ExportFolder, *, models: Sequence[type[object]] = ()) -> tuple[Chain, KnownUsers | None, Info]:
     """Everything that a `Recommender` is made of.
 
     Args:

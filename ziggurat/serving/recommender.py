@@ -130,14 +130,14 @@ class Recommender:
 
     def recommend(
         self,
-        user: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        user: Mapping[str, object] | Sequence[Mapping[str, object]],
         *,
         k: int = 10,
         filter: str = "",
         exclude_seen: bool | None = None,
         exclude: Sequence[str] = (),
         explain: bool = False,
-    ) -> Any:
+    ) -> object:
         """The k best items of the catalogue for a user, or for each of several.
 
         Args:
@@ -320,7 +320,7 @@ class Recommender:
             for each, question, request in zip(found, questions, requests, strict=True)
         ]
 
-    def _user_notes(self, user: Mapping[str, Any], unknown: UnknownOfRow) -> tuple[str, ...]:
+    def _user_notes(self, user: Mapping[str, object], unknown: UnknownOfRow) -> tuple[str, ...]:
         """Return what a request says of its user that nobody knows: an id, and ids in other columns."""
         of_id = None if self._users is None else self._users.id_column
         given = [name for name, column in self._column_of_user.items() if column in user and column != of_id]
@@ -370,7 +370,7 @@ class Recommender:
     def _leaves_out_seen(self, request: RecommendRequest) -> bool:
         return self._info.exclude_seen if request.exclude_seen is None else request.exclude_seen
 
-    def _asker(self, user: Mapping[str, Any]) -> Question:
+    def _asker(self, user: Mapping[str, object]) -> Question:
         """Describe the asker: the columns of the request, completed by what is known of the user."""
         refuse_unknown(user, self._user_columns, what="user")
         user = in_plain_numbers(user, columns=self._number_columns, written=self.chain.settings.written)
@@ -444,7 +444,7 @@ class Recommender:
         numbers = self._catalogue().numbers(ids) if ids else torch.empty(0, dtype=torch.int64)
         return GivenItems(size=len(request.items), numbers=numbers, rows=given)
 
-    def _id_of(self, item: str | Mapping[str, Any]) -> str:
+    def _id_of(self, item: str | Mapping[str, object]) -> str:
         if isinstance(item, str):
             return item
         catalogue = self.chain.catalogue

@@ -152,7 +152,7 @@ def _cast(text: str, written: WrittenNumbers) -> float | None:
 
 
 def series_of(
-    name: str, values: Iterable[Any], *, dtype: pl.DataType, written: WrittenNumbers = PLAIN_NUMBERS
+    name: str, values: Iterable[object], *, dtype: pl.DataType, written: WrittenNumbers = PLAIN_NUMBERS
 ) -> pl.Series:
     """A column of a catalogue from values of any JSON type, or of the column's own.
 
@@ -201,7 +201,7 @@ def _cell(value: Any, dtype: Any, column: str) -> Any:
     return value
 
 
-def refuse_unknown(row: Mapping[str, Any], known: Iterable[str], *, what: str) -> None:
+def refuse_unknown(row: Mapping[str, object], known: Iterable[str], *, what: str) -> None:
     """Refuse columns that nothing reads: a misspelt name would be a missing value without a word.
 
     Raises:
@@ -218,7 +218,7 @@ def refuse_unknown(row: Mapping[str, Any], known: Iterable[str], *, what: str) -
             )
 
 
-def canonical_id(value: Any, *, column: str = "id") -> str | None:
+def canonical_id(value: object, *, column: str = "id") -> str | None:
     """The canonical text of one id; None where it is missing.
 
     Args:
@@ -286,13 +286,13 @@ class ColumnReader:
         """Return the error for a value that cannot be, to be raised."""
         return _wrong(expected, value, self.column)
 
-    def _list(self, value: Any, *, of: str) -> Sequence[Any]:
+    def _list(self, value: object, *, of: str) -> Sequence[object]:
         if not isinstance(value, list | tuple):
             raise _wrong(f"a list of {of}", value, self.column)
         return value
 
 
-def number_of(value: Any, *, column: str) -> float | None:
+def number_of(value: object, *, column: str) -> float | None:
     """The number that a value of any type that JSON has means; None where it is missing.
 
     Text is read as in files: ASCII digits alone, without anything between them.
@@ -324,7 +324,7 @@ def number_of(value: Any, *, column: str) -> float | None:
     raise _wrong("a number, in text with the digits 0 to 9 and nothing between them", value, column)
 
 
-def _id(value: Any, column: str) -> str | None:
+def _id(value: object, column: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
@@ -354,7 +354,7 @@ def _id(value: Any, column: str) -> str | None:
     raise _wrong("an id: text, a number, true or false", value, column)
 
 
-def _wrong(expected: str, found: Any, column: str) -> RequestError:
+def _wrong(expected: str, found: object, column: str) -> RequestError:
     return RequestError(
         expected=expected,
         found=f"{found!r:.80} ({type(found).__name__})",

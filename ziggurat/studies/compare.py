@@ -268,7 +268,7 @@ def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: Prep
             ) from error
 
 
-def _row_parts(model: ComparedModel, row_test: RowTest) -> Any:
+def _row_parts(model: ComparedModel, row_test: RowTest) -> object:
     """Return what a test over rows takes of one model: its runs scored the same rows."""
     loaded = [test_scores(folder) for folder in model.folders]
     known = ~np.isnan(loaded[0][1])
@@ -287,7 +287,7 @@ def differences(
         over_rows: False where no test over rows is right.
     """
     row_test = row_test_of(metric) if over_rows else None
-    parts: dict[str, Any] = {}
+    parts: dict[str, object] = {}
     if row_test is not None:
         parts = {model.name: _row_parts(model, row_test) for model in models}
     found = {}

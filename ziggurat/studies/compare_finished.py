@@ -156,7 +156,7 @@ class FinishedComparison:
         }
 
 
-def compare_finished(folders: Sequence[Path], *, models: Sequence[type[Any]] = ()) -> FinishedComparison:
+def compare_finished(folders: Sequence[Path], *, models: Sequence[type[object]] = ()) -> FinishedComparison:
     """Put finished runs side by side.
 
     Raises:

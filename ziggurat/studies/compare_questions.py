@@ -53,7 +53,7 @@ class Question:
     notes: tuple[str, ...] = ()
 
 
-def questions_of(models: Sequence[str], data: Any, *, own: Sequence[type[Any]] = ()) -> tuple[Question, ...]:
+def questions_of(models: Sequence[str], data: object, *, own: Sequence[type[object]] = ()) -> tuple[Question, ...]:
     """One question for all models, or two where next-item models and rankers are named together.
 
     Args:
@@ -98,7 +98,7 @@ def _with_texts(found: list[Question]) -> tuple[Question, ...]:
     return tuple(made)
 
 
-def _shared(found: list[Question], data: OwnData, *, own: Sequence[type[Any]]) -> list[Question]:
+def _shared(found: list[Question], data: OwnData, *, own: Sequence[type[object]]) -> list[Question]:
     """Each question with the settings of models that some of its models have, and the metric that is its own."""
     if len(found) < 2:
         return found

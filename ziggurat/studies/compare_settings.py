@@ -74,7 +74,7 @@ def variant(settings: ModelSettings, index: int, *, of_rates: bool = False) -> M
     return replace(settings, model=model, embedding_l2=round(settings.embedding_l2 * factor, 9))
 
 
-def _shift_dropout(config: Any, shift: float) -> Any:
+def _shift_dropout(config: object, shift: float) -> object:
     """Every MLP's dropout moved by `shift`, kept within 0 … 0.8."""
     if isinstance(config, MLPConfig):
         return replace(config, dropout=round(min(0.8, max(0.0, config.dropout + shift)), 6)) if shift else config

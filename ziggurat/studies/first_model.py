@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
@@ -441,6 +440,6 @@ class _Named:
         self._progress.end()
 
 
-def settings_of_models(changes: Mapping[str, Any]) -> list[str]:
+def settings_of_models(changes: Mapping[str, object]) -> list[str]:
     """Settings that belong to one model, and so to no choice between several."""
     return [name for name in changes if name.startswith("model.")]

@@ -59,15 +59,15 @@ def _in_words_of_fit() -> Iterator[None]:
 @check_arguments
 @_in_words_of_fit()
 def fit(
-    data: Any,
+    data: object,
     label: str = "",
     *,
     out: str | Path | None = None,
     model: ModelConfig | None = None,
     schema: Schema | None = None,
-    valid: Any = None,
-    test: Any = None,
-    settings: Mapping[str, Any] | None = None,
+    valid: object = None,
+    test: object = None,
+    settings: Mapping[str, object] | None = None,
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Run:
@@ -185,7 +185,7 @@ def _inspected(data: Any, *, label: str) -> Inspection:
     )
 
 
-def _check(given: dict[str, Any]) -> None:
+def _check(given: dict[str, object]) -> None:
     """Refuse what is neither a frame nor files, and both together."""
     for split, data in given.items():
         name = "data" if split == "train" else split

@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ziggurat.errors import ConfigError
 from ziggurat.recipes.run_config import load_config
@@ -71,7 +70,7 @@ def mean_and_variation(found: Sequence[SamplesToTarget]) -> tuple[float, float] 
     return mean, (statistics.stdev(counts) / mean if len(counts) > 1 else 0.0)
 
 
-def target_json(found: Sequence[SamplesToTarget], *, metric: str, target: float) -> dict[str, Any]:
+def target_json(found: Sequence[SamplesToTarget], *, metric: str, target: float) -> dict[str, object]:
     """Return the samples that runs needed as plain data, with mean and variation where all reached the target.
 
     Args:

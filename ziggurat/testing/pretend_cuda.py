@@ -76,7 +76,7 @@ class PretendCuda(Tensor):
         assert isinstance(values, PretendCuda), "a tensor of the GPU takes the memory of another one there"
         self.host = values.host
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         """The tensor inside."""
         del tensor_contents
         return f"PretendCuda({self.host!r})"
@@ -92,7 +92,7 @@ class PretendCuda(Tensor):
         """Create a tensor on this device, which torch does not know."""
         return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, **options)
 
-    def record_stream(self, s: Any) -> None:
+    def record_stream(self, s: object) -> None:
         """Nothing: memory is given back when nobody names it."""
         del s
 
@@ -304,6 +304,6 @@ def pretend_cuda() -> Iterator[torch.device]:
         torch._C._set_only_lift_cpu_tensors(before)
 
 
-def _memory(device: Any = None) -> tuple[int, int]:
+def _memory(device: object = None) -> tuple[int, int]:
     """Free and all bytes of the device, whose tensors are in the host's memory."""
     return (host := host_memory()).free_bytes, host.total_bytes

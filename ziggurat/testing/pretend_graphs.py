@@ -104,5 +104,5 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     return _tensors(found)
 
 
-def _tensors(given: Any) -> list[Tensor]:
+def _tensors(given: object) -> list[Tensor]:
     return [each for each in tree_leaves(given) if isinstance(each, Tensor)]

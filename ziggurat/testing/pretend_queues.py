@@ -87,7 +87,7 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         del error
 
-    def wait_stream(self, stream: Any) -> None:
+    def wait_stream(self, stream: object) -> None:
         """Nothing: what was asked for before is done."""
         del stream
 
@@ -132,13 +132,13 @@ class Event:
         """Let the host wait until the device has come to it."""
         arrive()
 
-    def elapsed_time(self, other: Any) -> float:
+    def elapsed_time(self, other: object) -> float:
         """Milliseconds between two events."""
         del other
         return 0.0
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device: object = None) -> None:
     """Wait for everything on the device."""
     del device
     Stream().synchronize()

@@ -44,7 +44,7 @@ class _GroupsOfThreads(ThreadLocalWorld):
         self._of_thread = threading.local()
 
     @property
-    def comms(self) -> list[Any]:
+    def comms(self) -> list[object]:
         """Return the calling thread's communicators, which its groups share."""
         if not hasattr(self._of_thread, "comms"):
             self._of_thread.comms = []
@@ -59,8 +59,8 @@ def building() -> Iterator[None]:
 
 
 def run_ranks_as_threads(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 60.0
-) -> list[Any]:
+    function: Callable[..., Any], world_size: int, *arguments: object, timeout_s: float = 60.0
+) -> list[object]:
     """Call `function(rank, *arguments)` on every rank of a gloo group of threads.
 
     Args:
@@ -78,7 +78,7 @@ def run_ranks_as_threads(
     store, timeout = dist.HashStore(), timedelta(seconds=timeout_s)
     failures: list[tuple[int, str]] = []
 
-    def rank_main(rank: int) -> Any:
+    def rank_main(rank: int) -> object:
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -288,7 +288,7 @@ class Feed:
         sizes = [size for size in said if size is not None]
         return empty if batch is None and sizes else batch, sum(sizes), state, batch is None
 
-    def _check(self, batch: Any) -> None:
+    def _check(self, batch: object) -> None:
         """Refuse what a source of the user's own may give, before a step makes numbers of it."""
         if not isinstance(batch, Batch):
             raise DataError(
@@ -302,7 +302,7 @@ class Feed:
         validate_batch(batch, self._inputs, has_rows=self._has_rows, must_have_labels=True)
         self._is_checked = True
 
-    def states(self) -> list[Any]:
+    def states(self) -> list[object]:
         """Return where all ranks' sources stand after the last step as plain data; [] where `Position.rows` says it."""
         return [] if isinstance(self.source, LoaderSource) else self._gather(state_to_json(self._state))
 

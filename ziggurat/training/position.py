@@ -114,7 +114,7 @@ class Position:
             stop: what decides.
         """
         best = next((entry for entry in self.evaluations if entry["step"] == self.best_step), None)
-        entry: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "metrics": metrics}
+        entry: dict[str, object] = {"step": self.step, "epoch": self.epoch, "metrics": metrics}
         entry |= {"extra": True} if is_extra else {}
         improved = _improves(entry, best, stop=stop)
         value = metrics[stop.metric]

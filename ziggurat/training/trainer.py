@@ -175,13 +175,13 @@ class Trainer:
         """Steps of the whole run, if nothing stops it early; 0 where the training data does not know."""
         return self.feed.total_steps(self.position)
 
-    def _require_same_data(self, config: TrainingConfig, *, train: Any, valid: Any) -> None:
+    def _require_same_data(self, config: TrainingConfig, *, train: object, valid: object) -> None:
         """Compare settings and data of all ranks."""
         named = {"loss": loss_name(self.loss), "metrics": ", ".join(self.metrics)}
         datasets = {"train": train, "valid": valid}
         self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
 
-    def _read(self, train: Any, *, valid: Any) -> None:
+    def _read(self, train: object, *, valid: object) -> None:
         """Read this data from now on."""
         self.feed = self.team.feed(train, self.model, self.config)
         self.state.growing = self.team.growing(self.model, seed=self.config.seed)
@@ -571,16 +571,16 @@ class Trainer:
             learning_rate=self.config.learning_rate,
         )
 
-    def _line(self, factor: float) -> dict[str, Any] | None:
+    def _line(self, factor: float) -> dict[str, object] | None:
         """Return the log line of the step that was just made with `factor`, except its loss; None where none is due."""
         position = self.position
         if position.step % self.config.log_every:
             return None
-        line: dict[str, Any] = {"kind": "train", "step": position.step, "epoch": position.epoch}
+        line: dict[str, object] = {"kind": "train", "step": position.step, "epoch": position.epoch}
         line |= {"rows": position.rows, "loss": None, "lr": self.config.learning_rate * factor}
         return line | ({} if self.growing is None else self.growing.report())
 
-    def _timing(self) -> dict[str, Any]:
+    def _timing(self) -> dict[str, object]:
         return self._pace.since_last(self.step.facts()) | self.feed.timing()
 
     def _judge_all(self) -> None:

@@ -101,7 +101,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
         """Create the context that travels from `input_dist` to `output_dist` of one batch."""
         return self._tables.create_context()
 
-    def input_dist(self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor) -> Any:
+    def input_dist(self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor) -> object:
         """Step (a): an awaitable of an awaitable of the ids of this rank's tables.
 
         Raises:
@@ -141,7 +141,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
         token, transfer = self._peer_hop.start(outputs_RO, rows_sent=of_peers, num_rows=sizes[topology.rank])
         return _Arriving(token, transfer)
 
-    def prefetch(self, dist_input: Any, forward_stream: Any = None, ctx: Any = None) -> None:
+    def prefetch(self, dist_input: object, forward_stream: object = None, ctx: object = None) -> None:
         """Fetch rows into the cache of the fused kernel, where TorchRec's pipelines ask for it."""
         self._tables.prefetch(dist_input, forward_stream, ctx)
 

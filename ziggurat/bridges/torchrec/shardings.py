@@ -156,7 +156,7 @@ class TablesInTowers(ShardedEmbeddingBagCollection):
         env: ShardingEnv,
         device: torch.device | None = None,
         permute_embeddings: bool = False,
-        qcomm_codecs_registry: Any = None,
+        qcomm_codecs_registry: object = None,
     ) -> EmbeddingSharding:
         """The sharding of all tables of one type."""
         del qcomm_codecs_registry

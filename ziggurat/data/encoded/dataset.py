@@ -171,7 +171,7 @@ class EncodedWriter:
 
 
 def write_manifest(
-    folder: Path, parts: Sequence[Part], *, inputs: InputSpec, with_labels: bool = True, extra: Mapping[str, Any]
+    folder: Path, parts: Sequence[Part], *, inputs: InputSpec, with_labels: bool = True, extra: Mapping[str, object]
 ) -> None:
     """Make a data set of files that were written one by one; the last thing to be written.
 
@@ -314,7 +314,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise _absent(path) from error
 
 
-def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
+def _check_file(path: Path, entry: Mapping[str, object]) -> None:
     if not path.is_file():
         raise _absent(path)
     size = path.stat().st_size

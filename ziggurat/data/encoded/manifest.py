@@ -19,7 +19,7 @@ def _first_version(manifest: Any) -> Any:
     return {"content": f"manifest {manifest['sha256']}", **body}
 
 
-def _before_lists_stored_once(manifest: Any) -> Any:
+def _before_lists_stored_once(manifest: object) -> object:
     """Version 1: every list stood in its row, which the reader of version 2 takes as it is."""
     return manifest
 

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -160,7 +159,7 @@ class Inspection:
 
 @check_arguments
 def inspect_file(
-    path: Any, *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
+    path: object, *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
 ) -> Inspection:
     """Guess the schema of a Parquet, Arrow, JSON Lines, CSV or TSV file (gzip too), or of a table in memory.
 

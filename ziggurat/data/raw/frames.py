@@ -32,7 +32,7 @@ from ziggurat.files.parquet import write_table
 FRAMES = "a frame (polars, pandas, Arrow, a dict of columns)"
 
 
-def is_frame(data: Any) -> bool:
+def is_frame(data: object) -> bool:
     """Return whether data is a table in memory, and not the names of files."""
     if isinstance(data, pl.DataFrame | pl.LazyFrame | pa.Table | Mapping):
         return True
@@ -40,13 +40,13 @@ def is_frame(data: Any) -> bool:
     return is_structured or hasattr(data, "columns") or hasattr(data, "__arrow_c_stream__")
 
 
-def is_pandas(data: Any) -> bool:
+def is_pandas(data: object) -> bool:
     """Return whether data is a frame of pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
-def as_polars(data: Any, *, where: str = "data to score") -> pl.DataFrame:
+def as_polars(data: object, *, where: str = "data to score") -> pl.DataFrame:
     """Return a table in memory as a polars frame.
 
     Args:

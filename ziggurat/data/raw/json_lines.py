@@ -317,7 +317,7 @@ def parse_line_by_line(
     data: bytes, *, columns: Sequence[str] | None, types: dict[str, pl.DataType], max_bytes: int = sys.maxsize
 ) -> _Lines:
     """Parse whole lines with Python's `json`: the meaning of a file, which the fast way must keep to."""
-    objects: list[dict[str, Any]] = []
+    objects: list[dict[str, object]] = []
     places: list[int] = []
     faults: list[_Fault] = []
     for place, line in enumerate(data.split(b"\n")[:-1]):
@@ -369,7 +369,7 @@ def _too_long(line: bytes, place: int, *, max_bytes: int) -> _Fault:
 def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> tuple[dict[str, Any], _Fault | None]:
     doubled: list[str] = []
 
-    def first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         # The object of the line is read last, after those in it.
         doubled[:] = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         return _first_of_each(pairs)
@@ -400,9 +400,9 @@ def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> t
     return {}, _Fault(place=place, reason=reason, expected=expected, found=shown)
 
 
-def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     """Take the first value of a name that an object in a line has twice, as polars does."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in pairs:
         found.setdefault(name, value)
     return found
@@ -455,7 +455,7 @@ def _as(value: Any, dtype: pl.DataType) -> Any:
     return float(value) if dtype == pl.Float64 else value
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Return the text that a value of JSON is as an id; None for NaN."""
     if isinstance(value, str):
         return value

@@ -80,7 +80,7 @@ class Seal:
     _checked: set[int] = field(default_factory=set)
 
     @staticmethod
-    def find(path: DataPath, *, file: Any = None) -> Seal | None:
+    def find(path: DataPath, *, file: object = None) -> Seal | None:
         """The seal of a file, or None if it has none.
 
         Args:
@@ -134,7 +134,7 @@ def _num_blocks(body_bytes: int) -> int:
     return -(-body_bytes // _BLOCK_BYTES)
 
 
-def _block_crc(file: Any, block: int, body_bytes: int) -> int:
+def _block_crc(file: object, block: int, body_bytes: int) -> int:
     start = block * _BLOCK_BYTES
     return zlib.crc32(_read_at(file, start, min(_BLOCK_BYTES, body_bytes - start)))
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -256,7 +255,7 @@ class LowPrecisionStorage(TableStorage):
             self._arrays = rows.to(device), None if lower is None else lower.to(device)
         self._state = {key: tensor.to(device) for key, tensor in self._state.items()}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Format, rounding and bytes, for the start-up report."""
         return {
             "rows": self.row_format.value,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -161,7 +160,7 @@ class MemoryStorage(TableStorage):
             self._weight = fn(self._weight)
         self._state = {key: fn(tensor) for key, tensor in self._state.items()}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Say whether the system gave huge pages."""
         return {"huge_pages": self._huge_pages, "device": str(self._device)}
 

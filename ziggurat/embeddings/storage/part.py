@@ -97,7 +97,7 @@ class TablePart(Tensor):
         part.offsets = offsets
         return part
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         """Shape and place."""
         del tensor_contents
         return f"{type(self).__name__}({self.rows.shape} at {self.offsets} of {tuple(self.shape)})"

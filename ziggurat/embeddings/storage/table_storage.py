@@ -28,7 +28,6 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -187,7 +186,7 @@ class TableStorage(ABC):
                 ways_out="make the tables with the storage for that device: EmbeddingTables(…, make_storage=…)",
             )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return what the start-up report says beside rows and columns."""
         return {}
 

@@ -45,7 +45,7 @@ class Categorical(Feature):
         """Return the rows of the ids."""
         return fitted.rows(parsed)
 
-    def of_request(self, value: Any, read: RequestReader) -> str | None:
+    def of_request(self, value: object, read: RequestReader) -> str | None:
         """Return the text of the id."""
         return read.id(value)
 

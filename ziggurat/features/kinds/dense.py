@@ -77,7 +77,7 @@ class Dense(Feature):
             return fitted.bucket_rows(parsed)
         return fitted.transformed(parsed)
 
-    def of_request(self, value: Any, read: RequestReader) -> float | None:
+    def of_request(self, value: object, read: RequestReader) -> float | None:
         """Return the number."""
         return read.number(value)
 

@@ -210,7 +210,7 @@ class Feature(Family, ABC, family="kind of feature"):
         return parsed
 
     @abstractmethod
-    def of_request(self, value: Any, read: RequestReader) -> Any:
+    def of_request(self, value: object, read: RequestReader) -> object:
         """Return a value of a request, which is not None, as a cell that `parse` reads."""
 
     @abstractmethod

@@ -50,7 +50,7 @@ class Moments(Feature):
         del fitted
         return parsed.values, parsed.lengths
 
-    def of_request(self, value: Any, read: RequestReader) -> list[int | None]:
+    def of_request(self, value: object, read: RequestReader) -> list[int | None]:
         """Return the times of the list."""
         return read.times(value, feature=self.name, seen=self.seen)
 

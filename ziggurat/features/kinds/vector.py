@@ -35,7 +35,7 @@ class Vector(Feature):
         """Return a vector a row."""
         return cells.vectors(self.dim)
 
-    def of_request(self, value: Any, read: RequestReader) -> list[float | None]:
+    def of_request(self, value: object, read: RequestReader) -> list[float | None]:
         """Return the numbers of the list."""
         return read.numbers(value)
 

@@ -8,7 +8,6 @@ A config of the user's own may leave it out: then nothing is refused, and the mo
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 
 class Reads(StrEnum):
@@ -49,17 +48,17 @@ _WANTED = {
 }
 
 
-def reads_of(model: Any) -> Reads | None:
+def reads_of(model: object) -> Reads | None:
     """Return what a config, or its class, says that its model reads; None where it says nothing."""
     return getattr(model, "reads", None)
 
 
-def finds_items(model: Any) -> bool:
+def finds_items(model: object) -> bool:
     """Return whether a config says that its model finds items among all, and is judged by full ranking."""
     return getattr(model, "finds_items", False)
 
 
-def ranks_rows(model: Any) -> bool:
+def ranks_rows(model: object) -> bool:
     """Return whether a model ranks the rows of a table, as far as its config says."""
     reads = reads_of(model)
     if reads is None:
@@ -67,6 +66,6 @@ def ranks_rows(model: Any) -> bool:
     return reads.is_any_row or reads is Reads.A_HISTORY
 
 
-def is_linear(model: Any) -> bool:
+def is_linear(model: object) -> bool:
     """Return whether a config says that its model is a sum of weights: a floor for other models."""
     return getattr(model, "is_linear", False)

@@ -182,7 +182,7 @@ def _inputs(
 
 def _options(
     offsets: Tensor, biases: tuple[Tensor | None, ...], numbers: tuple[float, float, bool, bool], mask: tuple[int, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     (scale, divisor, softmax, relu), (context, reach) = numbers, mask
     positions, buckets = (0 if weight is None else len(weight) for weight in biases[:2])
     return {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -50,7 +49,7 @@ class RunsSeen:
 
 
 def look_at_runs(
-    run: str | Path, *, ranker: str | Path | None, models: Sequence[type[Any]], progress: Progress
+    run: str | Path, *, ranker: str | Path | None, models: Sequence[type[object]], progress: Progress
 ) -> RunsSeen:
     """Return what the runs are, and the raw files of the first.
 
@@ -117,7 +116,7 @@ def check_asked(seen: RunsSeen, *, value: str, keep: Sequence[str], items: Seque
         ValueModel(value, names=dict.fromkeys((*seen.scores, *numbers)), where="--value")
 
 
-def _products(model: Any, labels: Sequence[str]) -> list[str]:
+def _products(model: object, labels: Sequence[str]) -> list[str]:
     """List what formulas may name of a model that retrieves."""
     has_over_arch = getattr(getattr(model, "over_arch", None), "kind", OverArchKind.NONE) is not OverArchKind.NONE
     of_tasks = getattr(model, "user_vectors", UserVectors.SHARED) is not UserVectors.SHARED

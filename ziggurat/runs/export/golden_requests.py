@@ -41,7 +41,7 @@ def golden_requests(loaded: Recommender, data: dict[str, RunData], *, number: in
     return requests
 
 
-def _first_rows(data: RunData, number: int) -> list[dict[str, Any]]:
+def _first_rows(data: RunData, number: int) -> list[dict[str, object]]:
     if not number:
         return []
     chunk = next(iter(data.samples(num_rows=64 * number)))

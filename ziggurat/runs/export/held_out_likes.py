@@ -287,7 +287,7 @@ def _facts(dataset: EncodedDataset, rows: NDArray[np.int64], *, ranking: FullRan
 
 def _raw_rows(
     data: RunData, rows: NDArray[np.int64], *, split: str, schemas: Sequence[Schema], of_item: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The columns of users of some raw rows, as requests have them."""
     by_files = data.config.split.by is SplitBy.FILES
     source = data.source(getattr(data.config, split)) if by_files else data.source()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -40,8 +39,8 @@ class Found:
 
 
 def write_index(
-    folder: Path, *, catalogue: ItemCatalogue, wanted: Found, models: Sequence[type[Any]]
-) -> dict[str, Any]:
+    folder: Path, *, catalogue: ItemCatalogue, wanted: Found, models: Sequence[type[object]]
+) -> dict[str, object]:
     """Write index and parts into an export that has its encoder; returns facts for its manifest.
 
     Args:
@@ -54,7 +53,7 @@ def write_index(
     encoder = VectorEncoder(load_model(export, ENCODER, models=models), item_columns=catalogue.columns.features)
     vectors = encoder.item_vectors(catalogue.frame)
     index = ItemSearch.build(vectors, items=catalogue.frame)
-    facts: dict[str, Any] = {"clusters": index.index.vectors.num_clusters}
+    facts: dict[str, object] = {"clusters": index.index.vectors.num_clusters}
     most = wanted.num_candidates
     if encoder.over_arch is not None:
         Rescorer.build(encoder.over_arch, vectors=vectors).save(folder / OVER_ARCH_FILE)

@@ -103,7 +103,7 @@ def export_run(
     out: str | Path,
     ranker: str | Path | None = None,
     config: ExportConfig | None = None,
-    models: Sequence[type[Any]] = (),
+    models: Sequence[type[object]] = (),
     progress: Progress | None = None,
 ) -> ExportFolder:
     """Make an export of a run, or of one that retrieves and one that ranks.
@@ -135,7 +135,7 @@ def export_run(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
         data = {part: _data_of(each, runs, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
-        facts: dict[str, Any] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
+        facts: dict[str, object] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
         _write_models(folder, runs, config, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
@@ -277,7 +277,7 @@ def _check_ranker(
     users: KnownUsers | None,
     config: ExportConfig,
     progress: Progress,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Check whether a ranker goes with the run that retrieves, by what it knows of the items and users."""
     if runs.encoder is None or runs.ranker is None or catalogue is None:
         return {}
@@ -293,7 +293,7 @@ def _check_ranker(
     return {"known_by_ranker": {share.what: share.to_json() for share in shares}}
 
 
-def _read_back(folder: Path, runs: _Runs, models: Sequence[type[Any]]) -> Recommender:
+def _read_back(folder: Path, runs: _Runs, models: Sequence[type[object]]) -> Recommender:
     """The export as a server would read it."""
     with ExitStack() as stack:
         if runs.encoder is not None and runs.ranker is not None:
@@ -301,7 +301,9 @@ def _read_back(folder: Path, runs: _Runs, models: Sequence[type[Any]]) -> Recomm
         return Recommender.load(folder, models=models, check=False)
 
 
-def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> dict[str, Any]:
+def _compare(
+    run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress
+) -> dict[str, object]:
     assert loaded.chain.ranker is not None
     progress.begin("compare with the run", total=None)
     parity = compare(run, loaded.chain.ranker, data=data, num_rows=config.parity_rows)
@@ -314,7 +316,7 @@ def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig,
 
 def _compare_vectors(
     run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress
-) -> dict[str, Any]:
+) -> dict[str, object]:
     progress.begin("compare vectors with the run", total=None)
     parity = compare_vectors(run, loaded.chain, data=data, num_rows=config.parity_rows)
     progress.end()

@@ -245,7 +245,7 @@ def _is_free(schema: Schema, feature: Feature) -> bool:
     return schema.table(feature.table_name).encoding.value != "identity"
 
 
-def request_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+def request_rows(frame: pl.DataFrame) -> list[dict[str, object]]:
     """Rows of a frame as a request in JSON would have them."""
     rows = frame_with_decimals(frame).iter_rows(named=True)
     return [{name: plain(value) for name, value in row.items()} for row in rows]

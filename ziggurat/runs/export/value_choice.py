@@ -222,7 +222,7 @@ def _files(run: Run) -> Sequence[tuple[int, str, str]] | None:
     return None if record is None else [(each.num_bytes, each.digest, each.role) for each in record.raw_files]
 
 
-def _say_missing(chain: Chain, *, progress: Progress) -> dict[str, Any]:
+def _say_missing(chain: Chain, *, progress: Progress) -> dict[str, object]:
     """Say of how many items a column of the formula is missing, since the formula takes them for others without a word.
 
     Returns:

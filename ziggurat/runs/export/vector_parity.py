@@ -160,15 +160,15 @@ def _products(model: VectorModel | Any, batch: Batch) -> Float32[Tensor, "B"]:
     return (model.user_vectors(batch).float() * model.item_vectors(batch).float()).sum(1)
 
 
-def _user_vectors(encoder: VectorEncoder, rows: list[dict[str, Any]]) -> Float32[Tensor, "B D"]:
+def _user_vectors(encoder: VectorEncoder, rows: list[dict[str, object]]) -> Float32[Tensor, "B D"]:
     return encoder.user_vectors(encoder.encode_users(rows), torch.arange(len(rows)))
 
 
-def _products_of_rows(encoder: VectorEncoder, rows: list[dict[str, Any]]) -> Float32[Tensor, "B"]:
+def _products_of_rows(encoder: VectorEncoder, rows: list[dict[str, object]]) -> Float32[Tensor, "B"]:
     return (_user_vectors(encoder, rows) * encoder.vectors_of_rows(rows)).sum(1)
 
 
-def _of_answers(chain: Chain, mine: VectorEncoder, items: Tensor, rows: list[dict[str, Any]]) -> float:
+def _of_answers(chain: Chain, mine: VectorEncoder, items: Tensor, rows: list[dict[str, object]]) -> float:
     """The largest difference of an inner product in answers of the index, as the golden requests ask for them."""
     found = chain.recommend([Question(row=row, k=20) for row in rows], effort=Effort.FULL, explain=False)
     differences = [0.0]

@@ -111,7 +111,7 @@ class Baseline:
 
 
 def train_baseline(
-    folder: str | Path, *, models: Sequence[type[Any]] = (), progress: Progress | None = None
+    folder: str | Path, *, models: Sequence[type[object]] = (), progress: Progress | None = None
 ) -> Baseline:
     """Train logistic regression on the rows of a run, in its folder `baseline`, and write the run's report again.
 

@@ -49,13 +49,13 @@ _EVENTS_AT_ONCE = 1 << 18
 
 def predict_of_events(
     run: Run,
-    data: Any,
+    data: object,
     *,
     out: str | Path | None,
     keep: Sequence[str],
     bad_rows: BadRowPolicy,
     progress: Progress | None,
-) -> Any:
+) -> object:
     """Implement `Run.predict` for a run on events: next items of users, or with labels a score for each event.
 
     Raises:

@@ -55,7 +55,7 @@ def next_items_schema(run: Run) -> pl.Schema:
 
 
 def next_items(
-    run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy, progress: Progress | None = None
+    run: Run, data: object, *, k: int, bad_rows: BadRowPolicy, progress: Progress | None = None
 ) -> Iterator[pl.DataFrame]:
     """The first `k` items of each user, user after user; collective on many ranks, each has all of them.
 
@@ -146,7 +146,7 @@ def _answers(
 
 
 def next_items_frame(
-    run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy, progress: Progress | None = None
+    run: Run, data: object, *, k: int, bad_rows: BadRowPolicy, progress: Progress | None = None
 ) -> pl.DataFrame:
     """The answers of `next_items` in one frame."""
     found = next_items(run, data, k=k, bad_rows=bad_rows, progress=progress)
@@ -155,13 +155,13 @@ def next_items_frame(
 
 def predict_next(
     run: Run,
-    data: Any,
+    data: object,
     *,
     out: str | Path | None,
     keep: Sequence[str],
     bad_rows: BadRowPolicy,
     progress: Progress | None,
-) -> Any:
+) -> object:
     """Implement `Run.predict` for a run on events: ten items a user, as a frame or in a file.
 
     Raises:

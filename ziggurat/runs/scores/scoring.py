@@ -190,7 +190,7 @@ def ids_out_of_range(preprocessing: Preprocessing) -> list[IdsOutOfRange]:
     return found
 
 
-def check_data(data: Any) -> None:
+def check_data(data: object) -> None:
     """Refuse what is neither a table nor names of files.
 
     Raises:

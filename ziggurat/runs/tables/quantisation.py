@@ -248,7 +248,7 @@ def quantisation_report(
     folder: str | Path,
     *,
     config: QuantisationConfig | None = None,
-    models: Sequence[type[Any]] = (),
+    models: Sequence[type[object]] = (),
     progress: Progress | None = None,
 ) -> QuantisationReport:
     """Score a run with its tables in formats of fewer bits, and compare.

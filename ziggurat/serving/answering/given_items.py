@@ -131,7 +131,7 @@ def _values(
 
 
 def _values_of_rows(
-    chain: Chain, rows: Sequence[Mapping[str, Any]], tasks: Tensor, further: Mapping[str, Tensor]
+    chain: Chain, rows: Sequence[Mapping[str, object]], tasks: Tensor, further: Mapping[str, Tensor]
 ) -> Float64[Tensor, "n"]:
     """The value of items that were given by their columns."""
     scores = {name: tasks[:, index] for index, name in enumerate(chain.labels)}

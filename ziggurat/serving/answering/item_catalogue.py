@@ -142,7 +142,7 @@ class ItemCatalogue:
         changed.events = np.concatenate([self.events, np.zeros(size - self.frame.height, dtype=self.events.dtype)])
         return changed
 
-    def find(self, ids: Sequence[Any], *, column: str = "id") -> Int64[np.ndarray, " N"]:
+    def find(self, ids: Sequence[object], *, column: str = "id") -> Int64[np.ndarray, " N"]:
         """Numbers of items by their ids; -1 where there is none, or it was deleted."""
         found = self._by_id.numbers(ids, column=column)
         return np.where(self.gone[found] & (found >= 0), -1, found) if self.gone.any() else found
@@ -297,7 +297,7 @@ class KnownUsers:
         return KnownUsers(frame, id_column=id_column, offsets=offsets, items=items)
 
 
-def user_notes(user: Mapping[str, Any], *, users: KnownUsers | None) -> tuple[str, ...]:
+def user_notes(user: Mapping[str, object], *, users: KnownUsers | None) -> tuple[str, ...]:
     """Return notes for somebody who asks for a user: that nobody has the id of the request.
 
     Args:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from jaxtyping import Bool, Float32, Int64
@@ -196,7 +195,7 @@ class ItemSearch:
         return filters
 
 
-def _quoted(value: Any) -> str:
+def _quoted(value: object) -> str:
     if isinstance(value, str):
         return value if value.isalnum() else json.dumps(value, ensure_ascii=False)
     return str(value)

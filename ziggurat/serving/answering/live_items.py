@@ -218,7 +218,7 @@ def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame,
     return dataclasses.replace(chain, catalogue=catalogue, numbers=columns, **parts)
 
 
-def _ids(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _ids(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, object]]) -> list[str]:
     """The canonical ids of rows, each there once."""
     name = catalogue.columns.id
     ids = []
@@ -233,7 +233,7 @@ def _ids(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, Any]]) -> list[st
     return ids
 
 
-def _frame(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, Any]], *, written: WrittenNumbers) -> pl.DataFrame:
+def _frame(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, object]], *, written: WrittenNumbers) -> pl.DataFrame:
     schema = catalogue.frame.schema
     columns = []
     for name in schema:

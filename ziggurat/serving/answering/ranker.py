@@ -74,7 +74,7 @@ class Ranker:
         ranker._row_of_item = grown
         return ranker
 
-    def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
+    def encode_users(self, rows: Sequence[Mapping[str, object]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError."""
         side = self.users
         frame = pl.DataFrame() if side.preprocessing is None else self._frame_of(rows, side.preprocessing.schema)
@@ -120,5 +120,5 @@ class Ranker:
         """Probabilities of binary labels, values of the others."""
         return scores_from_logits(self.packed.model(batch), inputs=self.inputs)
 
-    def _frame_of(self, rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
+    def _frame_of(self, rows: Sequence[Mapping[str, object]], schema: Schema) -> pl.DataFrame:
         return frame_of(rows, schema, joined=self.packed.model.joined_lists)

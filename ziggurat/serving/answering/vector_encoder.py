@@ -71,7 +71,7 @@ class VectorEncoder:
         """The module that scores pairs of the encoder's vectors anew, where the model has one."""
         return getattr(self._model, "over_arch", None)
 
-    def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
+    def encode_users(self, rows: Sequence[Mapping[str, object]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError."""
         assert self.users.preprocessing is not None, "a model of vectors has features of the user"
         frame = frame_of(rows, self.users.preprocessing.schema, joined=self.packed.model.joined_lists)
@@ -104,7 +104,7 @@ class VectorEncoder:
             found.append(self._model.item_vectors(batch).float())
         return torch.cat(found)
 
-    def vectors_of_rows(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N D"]:
+    def vectors_of_rows(self, rows: Sequence[Mapping[str, object]]) -> Float32[Tensor, "N D"]:
         """Vectors of items of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
         assert self.items.preprocessing is not None, "a model of vectors has features of the item"
         return self.item_vectors(frame_of(rows, self.items.preprocessing.schema, joined=self.packed.model.joined_lists))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -39,7 +38,7 @@ def save_aligned(tensors: Mapping[str, Tensor], path: Path) -> None:
         tensors: by name; on the CPU.
         path: the file.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     parts: list[Tensor] = []
     end = 0
 

@@ -183,7 +183,7 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
 
 
 def seal_export(
-    folder: Path, *, sources: Sequence[Source], facts: Mapping[str, Any], made_with: Mapping[str, str]
+    folder: Path, *, sources: Sequence[Source], facts: Mapping[str, object], made_with: Mapping[str, str]
 ) -> ExportFolder:
     """Write the manifest of all files in a folder, over an older one.
 
@@ -272,7 +272,7 @@ def damaged(where: str | Path, *, expected: str, found: str) -> ExportError:
     return ExportError(expected=expected, found=found, where=str(where), ways_out=WAYS_OUT)
 
 
-def _to_json(manifest: Manifest) -> dict[str, Any]:
+def _to_json(manifest: Manifest) -> dict[str, object]:
     files = {name: to_json(entry) for name, entry in manifest.files.items()}
     return {
         "version_of_content": manifest.version_of_content,

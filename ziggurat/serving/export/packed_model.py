@@ -145,7 +145,7 @@ def _packed(table: Tensor, row_format: RowFormat) -> Tensor:
     return packed.view(row_format.file_dtype)
 
 
-def load_model(export: ExportFolder, part: str, *, models: Sequence[type[Any]] = ()) -> PackedModel:
+def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]] = ()) -> PackedModel:
     """Build a model of an export and fill it.
 
     Args:

@@ -171,7 +171,9 @@ class ServerApp:
             watch.end(status, answer=answer)
         return status
 
-    async def _respond(self, path: str, scope: Any, receive: Any, send: Send, watch: Watch | None) -> tuple[int, Any]:
+    async def _respond(
+        self, path: str, scope: object, receive: object, send: Send, watch: Watch | None
+    ) -> tuple[int, Any]:
         if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
             self.metrics.shed.inc()
             seconds = b"%d" % max(1, math.ceil(self.engine.wait_s()))
@@ -235,7 +237,7 @@ class ServerApp:
             request = _READ[path](body, config=self.config)
         return request, self.engine.candidates_of(request)
 
-    def _has_key(self, scope: Any) -> bool:
+    def _has_key(self, scope: object) -> bool:
         """Return whether a request brings the key, or came through the admin socket, which its owner alone may open."""
         if is_admin(scope):
             return True
@@ -249,7 +251,7 @@ class ServerApp:
         return json_response({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        state: dict[str, Any] = {
+        state: dict[str, object] = {
             "ready": not self.draining,
             "version": self.answerer.info().version,
             "effort": self.engine.ladder.effort.value,

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from ziggurat.errors import RequestError
 from ziggurat.serving.answers import Column, Info
@@ -87,5 +86,5 @@ def _few(columns: tuple[Column, ...], *, first: str) -> tuple[Column, ...]:
     return tuple(kept)
 
 
-def _text(data: Any) -> str:
+def _text(data: object) -> str:
     return encode(data).decode()

@@ -163,7 +163,7 @@ def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool
     return paths
 
 
-def example_changes(info: Info) -> dict[str, Any]:
+def example_changes(info: Info) -> dict[str, object]:
     """A change of items that the export takes, as plain data: an item that it has, with the columns that it has."""
     return {"upsert": [example_of(info.item_columns)]}
 
@@ -185,22 +185,22 @@ def _about(info: Info) -> str:
     return " ".join(part for part in (items, labels, order) if part)
 
 
-def example_of(columns: tuple[Column, ...]) -> dict[str, Any]:
+def example_of(columns: tuple[Column, ...]) -> dict[str, object]:
     """The example values of columns, by name."""
     return {column.name: column.example for column in columns if column.example is not None}
 
 
-def example_request(info: Info) -> dict[str, Any]:
+def example_request(info: Info) -> dict[str, object]:
     """A request for recommendations that the export answers, as plain data."""
     return {"user": example_of(info.user_columns), "k": 10}
 
 
-def example_ranking(info: Info) -> dict[str, Any]:
+def example_ranking(info: Info) -> dict[str, object]:
     """A request for a ranking that the export answers, as plain data."""
     return {"user": example_of(info.user_columns), "items": [example_of(info.item_columns)]}
 
 
-def example_explanation(info: Info) -> dict[str, Any]:
+def example_explanation(info: Info) -> dict[str, object]:
     """A question why an item is in an answer; the item is the example of the catalogue, where there is one."""
     request = example_request(info) | ({"filter": info.filter_example} if info.filter_example else {})
     return {"request": request, "item": _example_id(info)}
@@ -221,7 +221,7 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object(properties: dict[str, object], required: list[str]) -> dict[str, object]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
@@ -279,11 +279,11 @@ def _plain(
     return operation
 
 
-def _path_parameter(name: str) -> dict[str, Any]:
+def _path_parameter(name: str) -> dict[str, object]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _columns(columns: tuple[Column, ...]) -> dict[str, Any]:
+def _columns(columns: tuple[Column, ...]) -> dict[str, object]:
     shown = {}
     kinds = Feature.kinds()
     for column in columns:
@@ -295,7 +295,7 @@ def _columns(columns: tuple[Column, ...]) -> dict[str, Any]:
     return {"type": "object", "properties": shown}
 
 
-def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
+def _schemas(info: Info, config: ServerConfig) -> dict[str, object]:
     text = {"type": "string"}
     number = {"type": "number"}
     filters = ", ".join(f"{name} ({kind})" for name, kind in info.filters.items())
@@ -391,7 +391,7 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
     }
 
 
-def _small_answers() -> dict[str, Any]:
+def _small_answers() -> dict[str, object]:
     """Return the schemas of answers with few fields, each with a name for the types of generated clients."""
     text = {"type": "string"}
     ready = {"ready": {"type": "boolean"}, "version": text, "effort": text}
@@ -414,14 +414,14 @@ def _small_answers() -> dict[str, Any]:
     }
 
 
-def _info_schemas() -> dict[str, Any]:
+def _info_schemas() -> dict[str, object]:
     """Return the schemas of what `Info.to_json` says, with the limits of the server."""
     text = {"type": "string"}
     number = {"type": "integer"}
     columns = {"type": "array", "items": _ref("Column")}
     counts = ("live_items", "deleted_items", "unmerged_items", "changes", "merged_changes", "journal_bytes")
     limits = {"max_k": number, "max_items": number, "deadline_ms": {"type": "number"}}
-    properties: dict[str, Any] = {
+    properties: dict[str, object] = {
         "name": text,
         "version": text,
         "made_with": text,

@@ -117,10 +117,10 @@ class _Pages:
         found = await run_in_threadpool(self._history, user)
         return json_response({"items": found})
 
-    def _history(self, user: dict[str, Any]) -> list[dict[str, Any]]:
+    def _history(self, user: dict[str, object]) -> list[dict[str, object]]:
         return self._columns_of(self.answerer.history(user, limit=_MOST_HISTORY))
 
-    def _columns_of(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+    def _columns_of(self, ids: Sequence[str]) -> list[dict[str, object]]:
         """Items with their columns; without columns those that the catalogue has not."""
         found = []
         for id in ids:
@@ -138,12 +138,12 @@ class _Pages:
         explanation = await run_in_threadpool(self.answerer.explain_item, question, data["item"])
         return json_response({"item": data["item"], "explanation": explanation})
 
-    async def _read(self, request: Request, fields: set[str]) -> dict[str, Any]:
+    async def _read(self, request: Request, fields: set[str]) -> dict[str, object]:
         data = read_json(await read_body(request.scope, request.receive, config=self.config))
         if not isinstance(data, dict) or set(data) != fields:
             raise _wrong("an object with " + " and ".join(sorted(fields)), data)
         return data
 
 
-def _wrong(expected: str, data: Any) -> RequestError:
+def _wrong(expected: str, data: object) -> RequestError:
     return RequestError(expected=expected, found=f"{data!r:.80}", where="request, body", ways_out="see /openapi.json")

@@ -85,7 +85,7 @@ def header(scope: Any, name: bytes) -> str:
     return ""
 
 
-async def read_body(scope: Any, receive: Receive, *, config: ServerConfig) -> bytes:
+async def read_body(scope: object, receive: Receive, *, config: ServerConfig) -> bytes:
     """The body of a request.
 
     Raises:
@@ -173,7 +173,7 @@ def read_json(body: bytes) -> Any:
     return data
 
 
-def _has_no_number(data: Any) -> bool:
+def _has_no_number(data: object) -> bool:
     """Return whether a float in plain data is not finite."""
     waiting = [data]
     while waiting:

@@ -23,7 +23,7 @@ except ImportError:  # it only saves time
 _encode_strictly = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-def encode(data: Any) -> bytes:
+def encode(data: object) -> bytes:
     """Plain data as JSON; ValueError for NaN and infinity, which JSON does not have."""
     if orjson is not None:
         try:
@@ -40,7 +40,7 @@ def json_response(data: Any, *, status: int = 200, headers: Mapping[str, str] | 
     return Response(encode(data), status_code=status, media_type="application/json", headers=headers)
 
 
-def error_json(error: ZigguratError, *, kind: str = "") -> dict[str, Any]:
+def error_json(error: ZigguratError, *, kind: str = "") -> dict[str, object]:
     """An error in four parts as plain data."""
     data = error.to_json()
     return {"error": data | {"kind": kind or data["kind"]}}

@@ -6,8 +6,6 @@ whole blocks, and one that corrects for how often an item is drawn counts the it
 
 from __future__ import annotations
 
-from typing import Any
-
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
@@ -18,7 +16,7 @@ from ziggurat.training.negatives import DrawnNegatives
 _ROWS = 65_536
 
 
-def first_look(model: Model, train: Any, *, valid: Any, loader: LoaderConfig) -> FullRankings:
+def first_look(model: Model, train: object, *, valid: object, loader: LoaderConfig) -> FullRankings:
     """Let a model observe its training data, each rank all of it; returns how its splits are ranked.
 
     Args:
@@ -49,7 +47,7 @@ def first_look(model: Model, train: Any, *, valid: Any, loader: LoaderConfig) ->
     return FullRankings(model, train=train, valid=valid)
 
 
-def drawn_negatives(model: Model, train: Any, *, rankings: FullRankings, seed: int) -> DrawnNegatives | None:
+def drawn_negatives(model: Model, train: object, *, rankings: FullRankings, seed: int) -> DrawnNegatives | None:
     """Return the object that draws negatives for the batches of a run; None where the model wants none.
 
     Args:
@@ -73,7 +71,7 @@ def drawn_negatives(model: Model, train: Any, *, rankings: FullRankings, seed: i
     return DrawnNegatives(model, train=train, ranking=rankings.of_training(), seed=seed)
 
 
-def check_blocks(model: Any, *, batch_size: int) -> None:
+def check_blocks(model: object, *, batch_size: int) -> None:
     """Refuse batches that cut the blocks whose samples a loss compares with each other.
 
     Args:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ziggurat.errors import ConfigError, comes_of_signal, nearest_names
 from ziggurat.specification import Specification
@@ -47,7 +47,7 @@ class Hook(Specification, kind="hook"):
         on_every_rank: False: called on the first rank alone.
     """
 
-    name: ClassVar[str] = ""
+    name: str = ""
     on_every_rank: ClassVar[bool] = True
 
     def on_start(self, trainer: Trainer) -> None:
@@ -62,7 +62,7 @@ class Hook(Specification, kind="hook"):
         Also where `fit` begins with no step left, after steps of one's own or with a lower limit than before.
         """
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """See a line of the training log.
 
         Args:
@@ -170,7 +170,7 @@ class Hooks:
         """Call `Hook.on_window`."""
         self._call("on_window")
 
-    def on_record(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    def on_record(self, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """Call `Hook.on_record`."""
         self._call("on_record", record, timing)
 
@@ -200,7 +200,7 @@ class Hooks:
         if first is not None:
             raise first
 
-    def _call(self, moment: str, *arguments: Any, **named: Any) -> None:
+    def _call(self, moment: str, *arguments: object, **named: object) -> None:
         for hook in self._hooks:
             try:
                 getattr(hook, moment)(self._trainer, *arguments, **named)

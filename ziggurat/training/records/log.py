@@ -172,7 +172,7 @@ def check_record(record: Any, *, timing: Any, present_step: int) -> None:
         )
 
 
-def _why_not_plain(value: Any) -> str:
+def _why_not_plain(value: object) -> str:
     """Return why a value cannot stand in the log; "" if it can."""
     try:
         json.dumps(value, ensure_ascii=False).encode()

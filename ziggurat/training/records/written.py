@@ -44,7 +44,7 @@ class WrittenFile:
         self._hash = hashlib.sha256()
         self._num_bytes = 0
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> dict[str, object]:
         """Return what the file holds now, as plain data; read what was appended since the last time."""
         self._read(None)
         return {"bytes": self._num_bytes, "sha256": self._hash.hexdigest(), "since_step": self.since_step}
@@ -100,7 +100,7 @@ class WrittenFiles:
         """Return what both files hold now, for the checkpoint."""
         return {file.path.name: file.mark() for file in self._files}
 
-    def problems(self, marks: Any, *, step: int) -> list[CheckpointError]:
+    def problems(self, marks: object, *, step: int) -> list[CheckpointError]:
         """Return errors for what is not as the checkpoint of `step` has it; empty if all is well. Changes no file.
 
         Args:
@@ -141,7 +141,7 @@ class WrittenFiles:
         return [(file.path.name, file.since_step) for file in self._files if file.since_step]
 
 
-def _bytes_of(mark: Any) -> str:
+def _bytes_of(mark: object) -> str:
     return f"{mark['bytes']:,}" if isinstance(mark, dict) and isinstance(mark.get("bytes"), int) else "?"
 
 

@@ -55,7 +55,7 @@ class Pace:
             return "first step"
         return f"{self.samples_per_s:,.0f} samples/s{self._shown}"
 
-    def since_last(self, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def since_last(self, facts: Mapping[str, object] | None = None) -> dict[str, object]:
         """Since this was last called: samples_per_s; on ranks straggler_share, and busy_s a step by rank.
 
         Args:

@@ -92,7 +92,7 @@ def write_report(folder: str | Path) -> Path:
     return run.report
 
 
-def _evaluations(folder: Path) -> dict[str, Any]:
+def _evaluations(folder: Path) -> dict[str, object]:
     return {path.stem: read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))}
 
 

@@ -12,7 +12,6 @@ import platform
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -317,12 +316,12 @@ def _compile_line(step: TrainStep) -> str:
     return f"{mode.value} ({'; '.join(words)})" if words else mode.value
 
 
-def flat_lines(value: Any, *, prefix: str = "") -> list[tuple[str, str]]:
+def flat_lines(value: object, *, prefix: str = "") -> list[tuple[str, str]]:
     """Nested plain data as (dotted name, text) lines."""
     if isinstance(value, dict):
         return [line for name, item in value.items() for line in flat_lines(item, prefix=f"{prefix}{name} ")]
     return [(prefix.strip(), ", ".join(map(_words, value)) if isinstance(value, list | tuple) else str(value))]
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return " ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, dict) else str(value)

@@ -7,7 +7,6 @@ values and gradients, in either exchange. Waiting for a rank that computes longe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class StepExchange:
             found["exchange, gradients"] = "in one round: clip_norm needs all of them before the update"
         return found
 
-    def since_last(self) -> dict[str, Any]:
+    def since_last(self) -> dict[str, object]:
         """Milliseconds a step that this rank waited for embeddings, and the share of cells that collided."""
         traffic = self._parallel.traffic
         steps = traffic.num_steps

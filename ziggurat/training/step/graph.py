@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -361,5 +360,5 @@ def _signature(batch: Batch, *, has_room: bool) -> Signature:
 def _free_generator(device: torch.device) -> None:
     """Let torch draw random numbers again after a recording that failed, which leaves the generator to the graph."""
     with contextlib.suppress(Exception):  # a torch that cleans up by itself, or has no such call
-        generator: Any = torch.cuda.default_generators[device.index or 0]
+        generator: object = torch.cuda.default_generators[device.index or 0]
         generator.graphsafe_set_state(generator.clone_state())

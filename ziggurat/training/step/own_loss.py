@@ -15,7 +15,6 @@ on as another experiment, and nothing would show it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ def loss_name(loss: LossFunction | None) -> str:
     """Say where the loss function comes from; return "" for the model's own loss."""
     if loss is None:
         return ""
-    named: Any = loss if hasattr(loss, "__qualname__") else type(loss)
+    named: object = loss if hasattr(loss, "__qualname__") else type(loss)
     return f"{named.__module__}:{named.__qualname__}"
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -103,6 +102,6 @@ class RowBacking(ABC):
         """Learn which rows a coming batch needs; a slow backing may begin to read them."""
         del rows_N
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return what the start-up report says beside rows and columns."""
         return {}

@@ -7,7 +7,6 @@ noise of the step in which it leaves: nothing is lost of the updates that it too
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -86,6 +85,6 @@ class LowPrecisionBacking(RowBacking):
         assert tensor is not None, key
         return tensor
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Format, rounding and bytes."""
         return self.rows.describe()

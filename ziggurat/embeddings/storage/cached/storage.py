@@ -30,7 +30,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -243,7 +242,7 @@ class CachedStorage(TableStorage):
         kernel.apply(self._array(WEIGHT), state=self._state_of(step), gradient=renamed, step=step)
         self._store_conflicts(placed, step=step)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Describe the cache and what is behind it for the start-up report; say where it is more than was asked for."""
         held = min(self.ways.num_places, self.num_rows)
         asked = self.cache.share * self.num_rows

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -257,7 +256,7 @@ class DiskRows(RowBacking):
         """Return the initial value of the optimizer's numbers."""
         return self._initial_state[key]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Describe where the rows lie, and how they are read."""
         layout = self._file.layout
         return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -228,7 +227,7 @@ class DiskStorage(TableStorage):
         """Stay; see `TableStorage.move`."""
         super().move(fn)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Describe where the rows lie and how many are held, for the start-up report."""
         cached = self.cached
         held = self._budget.held_text(self, num_places=cached.num_places, num_bytes=cached.num_bytes)

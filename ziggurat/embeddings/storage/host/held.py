@@ -155,7 +155,7 @@ class HeldRows:
                 self._rows.scatter(rows[some], array.index_select(0, at).cpu(), key=key)
         self._is_changed = False
 
-    def _bring(self, rows_N: Int64[Tensor, "N"], computed: Any) -> Exchange | None:
+    def _bring(self, rows_N: Int64[Tensor, "N"], computed: object) -> Exchange | None:
         """Decide and move, in the thread; the exchange, where it has to wait for more places."""
         exchange = self.places.announce(rows_N)
         if self.places.num_needed > len(self.arrays[WEIGHT]):

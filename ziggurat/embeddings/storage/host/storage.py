@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -237,7 +236,7 @@ class HostStorage(TableStorage):
             self._device = probe.device
             self.faults = None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Describe where the rows lie and how many are held on the device, for the start-up report."""
         num_places = self.held.places.ways.num_places
         return {

@@ -82,7 +82,7 @@ class SumTarget:
 
 def _numbers(
     *, learning_rate: float | Tensor, scale: float | Tensor, applies: float | Tensor, step_number: int | Tensor
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Numbers of a step, and which of them are on the device."""
     return {
         "learning_rate": learning_rate,

@@ -195,7 +195,7 @@ class ShardApp:
             return
         await self._starlette(scope, receive, send)
 
-    def _has_key(self, scope: Any) -> bool:
+    def _has_key(self, scope: object) -> bool:
         return hmac.compare_digest(header(scope, b"x-api-key").encode("latin-1"), self._key)
 
     async def _search(self, scope: Any, receive: Any) -> tuple[int, bytes]:

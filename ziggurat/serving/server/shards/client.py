@@ -147,7 +147,7 @@ class ShardClient:
             while shard.idle:
                 shard.idle.pop().close()
 
-    def states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[dict[str, object]]:
         """Number, address and state of each shard: "up", or why it is not asked."""
         return [
             {"shard": each.number, "address": f"{each.host}:{each.port}", "state": each.down or "up"}
@@ -299,7 +299,7 @@ class ShardClient:
                 shard.down = ""
         shard.look_at = time.monotonic() + (shard.pause_s if shard.down else _LOOK_S)
 
-    def _check(self, shard: _Shard, about: dict[str, Any]) -> None:
+    def _check(self, shard: _Shard, about: dict[str, object]) -> None:
         if (about["shard"], about["shards"]) != (shard.number, self.num_shards):
             raise ConfigError(
                 expected=f"shard {shard.number} of {self.num_shards}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_index
@@ -47,7 +46,7 @@ def load_front(
     return loaded
 
 
-def shards_of(answerer: Any) -> ShardClient | None:
+def shards_of(answerer: object) -> ShardClient | None:
     """Return the client that asks the shards of an answerer, or None where the answerer has none."""
     index = getattr(getattr(answerer, "chain", None), "index", None)
     shards = None if index is None else index.shards

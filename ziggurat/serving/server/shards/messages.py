@@ -98,7 +98,7 @@ def decode_change(content: bytes) -> ShardChange:
         raise _damaged(f"{type(problem).__name__}: {problem}"[:200]) from None
 
 
-def _encode(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+def _encode(tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> bytes:
     text = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8).copy()
     return save(dict(tensors) | {_PLAIN: torch.from_numpy(text)})
 

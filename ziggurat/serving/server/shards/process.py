@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
@@ -252,7 +251,7 @@ class ShardKeeper:
         each.seen = time.monotonic()
         each.ready = False
 
-    def _heed(self, each: _Kept, messages: Sequence[dict[str, Any]], now: float) -> None:
+    def _heed(self, each: _Kept, messages: Sequence[dict[str, object]], now: float) -> None:
         for message in messages:
             each.seen = now
             if "ready" in message:
