@@ -64,6 +64,38 @@ def test_kernels_equal_the_reference_under_the_interpreter(first: int, last: int
     assert done.returncode == 0, done.stderr
 
 
+# A window of 16 to 31 events: a tile of 16 rows fits inside, a tile of 32 columns does not.
+WINDOW = """
+import torch
+from dataclasses import replace
+from ziggurat.ops.attention.launches import AttentionLaunch, AttentionPart, launched_as
+from ziggurat.ops.attention.problem import AttentionForm, AttentionMask, JaggedLayout
+from ziggurat.ops.attention.reference import jagged_attention_reference
+from ziggurat.ops.attention.triton import jagged_attention_triton
+
+small = AttentionLaunch(rows=16, columns=16, warps=4, stages=1)
+launches = dict.fromkeys(AttentionPart, small) | {AttentionPart.KEYS: replace(small, columns=32)}
+for reach in (15, 20):
+    generator = torch.Generator().manual_seed(reach)
+    q, k, v = (torch.randn(70, 1, 8, generator=generator, requires_grad=True) for _ in range(3))
+    layout = JaggedLayout(offsets=torch.tensor([0, 70]), mask=AttentionMask(max_attention_length=reach))
+    options = {"layout": layout, "form": AttentionForm.SILU, "scale": 0.3, "divisor": 10.0}
+    found = []
+    with launched_as(launches):
+        for attend in (jagged_attention_triton, jagged_attention_reference):
+            found.append(torch.autograd.grad(attend(q, k, v, **options).square().sum(), (q, k, v)))
+    for name, a, b in zip("qkv", *found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}, reach {reach}: {text}")
+"""
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
+@pytest.mark.slow
+def test_a_window_that_is_shorter_than_a_tile_of_keys_is_masked_in_their_gradients() -> None:
+    done = run_python("-c", WINDOW, interpreted=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="no CUDA device, or no package triton")
 def test_kernels_equal_the_reference_on_a_gpu() -> None:

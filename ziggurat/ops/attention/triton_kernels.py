@@ -91,6 +91,7 @@ def _columns_of_rows(first_row, last_row, history, context, reach, key_start, nu
     num_whole = tl.maximum(whole_end - whole, 0) // tile
     right = whole + num_whole * tile
     num_right = tl.cdiv(tl.maximum(end - right, 0), tile)
+    # Own columns that tiles to the right have already are not read twice.
     own = tl.maximum(tl.maximum(first_row, history) - key_start, right + num_right * tile)
     own_end = tl.where(last_row >= history, _clip(last_row + 1 - key_start, 0, num_keys), 0)
     num_own = tl.cdiv(tl.maximum(own_end - own, 0), tile)
@@ -122,6 +123,8 @@ def _rows_of_columns(
     whole = _clip(last - query_start, left, num_queries)
     end = _clip(end - query_start, 0, num_queries)
     whole_end = _clip(whole_end - query_start, 0, num_queries)
+    # No row sees all of these columns where they are more than `reach` and one: every tile is then at an edge.
+    whole_end = tl.where(whole < whole_end, whole_end, left)
     whole = tl.where(whole < whole_end, whole, left)
     num_left = tl.cdiv(whole - left, tile)
     whole = left + num_left * tile
@@ -246,6 +249,7 @@ def _bucket_of(duration, limits, buckets: tl.constexpr):
     """The bucket of one duration, by the shortest duration of each."""
     size = tl.maximum(duration.to(tl.float32), 1.0)
     nearest = tl.minimum((_log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
+    # The logarithm is approximate: the border itself decides, in whole numbers.
     return nearest - (duration < _read(limits + nearest)).to(tl.int32)
 
 
@@ -328,6 +332,7 @@ def _plus_times(
     base, shift, lowest, highest, fits, are_short = _durations(
         first_asked, last_asked, first_time, last_time, limits, buckets
     )
+    # With no key later than a query, durations fall from left to right and a comparison finds a bucket.
     are_ordered = fits & (first_asked >= last_time)
     if are_ordered & (highest - lowest <= FEW):
         s += _ladder(asked_at, times_at, first_asked, base, shift, lowest, w_time, limits, buckets, FEW)
@@ -353,6 +358,7 @@ def _plus_places(
     nothing.
     """
     ahead = first_column - first_row
+    # No clip needed: every place of the tile lies in w_pos, and no row stands behind the history.
     is_inside = (ahead + columns_tile - 1 <= half) & (rows_tile - 1 - ahead <= half)
     if is_inside & (tl.maximum(last_row, last_column) <= tl.minimum(history, half)):
         s += _read((w_pos + half + ahead - row_index) + column_index)
@@ -442,6 +448,7 @@ def forward_kernel(
     begin = tile * rows_tile
     if begin >= num_queries:
         return
+    # A sequence may be shorter than its context.
     context = tl.minimum(context, history)
     q += first_query * q_row + head * q_head
     k += first_key * k_row + head * k_head
@@ -491,6 +498,7 @@ def forward_kernel(
                 higher = tl.maximum(most, tl.max(s, axis=1))
                 base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that saw nothing yet
                 weights = _exp2(s - base[:, None])
+                # The maximum may have grown: what was summed so far is brought to the new one.
                 shrink = _exp2(most - base)
                 total = total * shrink + tl.sum(weights, axis=1)
                 sums *= shrink[:, None]
@@ -498,6 +506,7 @@ def forward_kernel(
             else:
                 weights = s * _gate(s) if form == "silu" else tl.maximum(s, 0.0)
                 if is_edge:
+                    # Columns behind the last key need no mask: their values were loaded as zeros.
                     weights = tl.where(_is_seen(rows, columns, history, context, reach), weights, 0.0)
             sums = tl.dot(weights.to(values.dtype), values, sums, input_precision=precision)
     if form == "softmax":
@@ -597,6 +606,7 @@ def queries_kernel(
                     seen = seen & (at + across < num_keys)[None, :]
                 slopes = tl.where(seen, slopes, 0.0)
             if keys.dtype == tl.float16:
+                # As in queries_kernel: before it is rounded to FP16.
                 slopes *= inverse  # before it is rounded: n times the gradient may be more than FP16 has
             sums = tl.dot(slopes.to(keys.dtype), keys, sums, input_precision=precision)
     if k.dtype.element_ty != tl.float16:
@@ -673,6 +683,7 @@ def keys_kernel(
             mean = 0.0
             if form == "softmax":
                 logarithms = tl.load(lse + (at + across) * heads, mask=is_there, other=float("inf"))
+                # A row that sees nothing: e^(s − ∞) is 0.
                 logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)
                 sums_of_row = logarithms[None, :]
                 mean = tl.load(delta + (at + across) * heads, mask=is_there, other=0.0)[None, :]
@@ -717,6 +728,7 @@ def _four_sums(a, b, c, d):
     if HAS_PTX:
         size: tl.constexpr = a.shape[0] * a.shape[1]
         tiles = (
+            # A sum of all has no order to keep, so no number has to move to another thread.
             tl.reshape(a, [size], can_reorder=True),
             tl.reshape(b, [size], can_reorder=True),
             tl.reshape(c, [size], can_reorder=True),
@@ -800,6 +812,7 @@ def biases_kernel(
         is_any = (low <= last_column) & (high > first_column)
         is_any = is_any | ((first_row <= last_column) & (first_column <= last_row))
         if is_any:
+            # The same for all heads, so it is computed once and added to each head's products.
             added = _biased(
                 _zeros_like(sums), row_at, at, index[:, None], index[None, :], b, sequences,
                 first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
@@ -915,6 +928,7 @@ def places_kernel(
         apart = key_start - query_start - distance + tile * (lead + 1)
         band = apart // tile - 1
         for piece in tl.static_range(pieces):
+            # In 64 bits: sequences × tiles may pass 2³¹.
             of_piece = d_places + tl.cast(b * pieces + piece, tl.int64) * (tiles + lead) * (2 * tile)
             for further in tl.static_range(2):
                 place = tile * (1 + further) - apart % tile
