@@ -62,6 +62,7 @@ def jagged_attention(
     if q.device.type == "cuda" and not why_not_triton(q, v):
         return jagged_attention_triton(q, k, v, layout=layout, form=form, scale=scale, divisor=divisor, bias=bias)
     if why_not(q):
+        # The check reads offsets, whose values a graph that is being traced does not have.
         if not torch.compiler.is_compiling():
             check_problem(q, k, v, layout=layout, bias=bias)
         options = {"form": form, "scale": scale, "divisor": divisor, "bias": bias}
@@ -77,6 +78,7 @@ def jagged_attention(
         layout.num_targets,
         given.w_pos,
         given.w_time,
+        # Times without weights for them would be saved for the backward pass, and read by nobody.
         given.query_times if given.w_time is not None else None,
         given.key_times if given.w_time is not None else None,
         None if layout.spans is None else layout.spans.stacked(),

@@ -132,26 +132,23 @@ def _declare(library: ctypes.CDLL) -> None:
 _LIBRARY = CppLibrary(_SOURCE, declare=_declare)
 
 
-def _describe(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> tuple[_Problem, list[Tensor]]:
+def _describe(tensors: dict[str, Tensor | None], options: dict[str, float]) -> tuple[_Problem, list[Tensor]]:
     """The problem for the library, and the tensors that must live as long as it."""
     kept: list[Tensor] = []
     problem = _Problem()
     for name, tensor in tensors.items():
         if tensor is None:
             continue
+        # Events and heads may lie any distance apart, the numbers of one head may not.
         if name in ("q", "k", "v"):
             tensor = tensor if tensor.stride(2) == 1 or tensor.shape[2] == 1 else tensor.contiguous()
             setattr(problem, f"{name}_stride", (c_int64 * 2)(*tensor.stride()[:2]))
         else:
             tensor = tensor.contiguous()
+        # The struct has bare addresses: a copy that was made here has to outlive the call.
         kept.append(tensor)
         setattr(problem, name, tensor.data_ptr())
-    q = tensors["q"]
-    v = tensors["v"]
-    assert q is not None
-    assert v is not None
-    numbers = {"heads": q.shape[1], "dim": q.shape[2], "value_dim": v.shape[2], "bf16": q.dtype is torch.bfloat16}
-    for name, value in (numbers | options | {"threads": torch.get_num_threads()}).items():
+    for name, value in (options | {"threads": torch.get_num_threads()}).items():
         setattr(problem, name, int(value) if name in _NUMBERS else value)
     return problem, kept
 
@@ -181,11 +178,22 @@ def _inputs(
 
 
 def _options(
-    offsets: Tensor, biases: tuple[Tensor | None, ...], numbers: tuple[float, float, bool, bool], mask: tuple[int, int]
-) -> dict[str, object]:
-    (scale, divisor, softmax, relu), (context, reach) = numbers, mask
+    q: Tensor,
+    v: Tensor,
+    *,
+    offsets: Tensor,
+    biases: tuple[Tensor | None, ...],
+    numbers: tuple[float, float, bool, bool],
+    mask: tuple[int, int],
+) -> dict[str, float]:
+    scale, divisor, softmax, relu = numbers
+    context, reach = mask
     positions, buckets = (0 if weight is None else len(weight) for weight in biases[:2])
     return {
+        "heads": q.shape[1],
+        "dim": q.shape[2],
+        "value_dim": v.shape[2],
+        "bf16": q.dtype is torch.bfloat16,
         "sequences": len(offsets) - 1,
         "positions": positions,
         "buckets": buckets,
@@ -230,7 +238,10 @@ def attention_op(
     lse = q.new_empty(q.shape[:2] if softmax else (0, 0), dtype=torch.float32)
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
     tensors |= {"result": result, "lse_result": lse}
-    problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
+    options = _options(
+        q, v, offsets=offsets, biases=biases, numbers=(scale, divisor, softmax, relu), mask=(context, reach)
+    )
+    problem, _kept = _describe(tensors, options)
     _LIBRARY.needed().ziggurat_attention_forward(ctypes.byref(problem), _path(path))
     return result, lse
 
@@ -264,12 +275,17 @@ def attention_backward_op(
     dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v))
     padded = 0 if w_pos is None else len(w_pos) + _SLACK
     width = padded + (0 if w_time is None else len(w_time))
+    # A share for each head of a sequence: threads never add to the same number, and the order of the sums is fixed.
     dw = torch.zeros((len(offsets) - 1) * q.shape[1], width)
     sums = torch.zeros(width)
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
     tensors |= {"dq": dq, "dk": dk, "dv": dv, "dw": dw, "grad": grad.to(q.dtype), "out": out, "lse": lse}
-    problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
+    options = _options(
+        q, v, offsets=offsets, biases=biases, numbers=(scale, divisor, softmax, relu), mask=(context, reach)
+    )
+    problem, _kept = _describe(tensors, options)
     _LIBRARY.needed().ziggurat_attention_backward(ctypes.byref(problem), _path(path), sums.data_ptr())
+    # Copies: outputs of a custom operation must not be views of one tensor.
     of_positions = sums[: 0 if w_pos is None else len(w_pos)].clone()
     return dq, dk, dv, of_positions, sums[padded:].clone()
 
@@ -280,6 +296,7 @@ def _path(path: int) -> int:
 
 @attention_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    # `others` begins with the offsets, the fourth input.
     softmax = others[10]
     result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     return result, q.new_empty((q.shape[0], q.shape[1]) if softmax else (0, 0), dtype=torch.float32)
@@ -297,6 +314,7 @@ _NUM_TENSORS = 11  # of the inputs of attention_op
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    # The logarithms are an output only because backward reads them.
     ctx.mark_non_differentiable(output[1])
     ctx.options = inputs[_NUM_TENSORS:]
     ctx.save_for_backward(*inputs[:_NUM_TENSORS], *output)
@@ -333,6 +351,7 @@ def backward_flops(
 def _pairs(keys: Tensor, offsets: Tensor, query_offsets: Tensor | None, targets: Tensor | None, *others: Any) -> int:
     """Pairs of a problem; `others` are the inputs of the operation behind `targets`."""
     del keys
+    # The Triton operation counts by this, too: its inputs stand in the same order up to here.
     mask = AttentionMask(context=others[8], max_attention_length=others[9])
     parts = (
         None if others[4] is None else Spans(query_starts=others[4][0], key_starts=others[4][1], lengths=others[4][2])

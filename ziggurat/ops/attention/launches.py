@@ -109,6 +109,7 @@ def launch_of(part: AttentionPart, kind: AttentionKind, *, shared_bytes: int = H
         shared_bytes: shared memory that a program may have; where the table's launch needs more, fewer stages are
             loaded ahead, then tiles are halved.
     """
+    # What is being measured may be a launch that does not fit: it is taken as it is.
     tried = _TRIED.get({}).get(part)
     if tried is not None:
         return tried
@@ -130,6 +131,7 @@ def needed_bytes(part: AttentionPart, kind: AttentionKind, launch: AttentionLaun
     passing = launch.columns
     if part is AttentionPart.KEYS:
         staying, passing = passing, staying
+    # Forward keeps queries; backward keeps their gradients beside them, or keys and values.
     num_staying = 1 if part is AttentionPart.FORWARD else 2
     scratch = max(launch.rows * launch.columns * 2, _SCRATCH_BYTES)
     return row_bytes * (num_staying * staying + launch.stages * 2 * passing) + scratch
@@ -138,6 +140,7 @@ def needed_bytes(part: AttentionPart, kind: AttentionKind, launch: AttentionLaun
 def _of_table(part: AttentionPart, kind: AttentionKind) -> AttentionLaunch:
     if kind.products == "ieee":
         return _ieee(part, kind)
+    # `benchmarks/attention_gpu.py` times these against their neighbours.
     wide = kind.width >= 128
     if kind.width > 128 or kind.products == "tf32":
         return AttentionLaunch(rows=64 if kind.width <= 64 else 32, columns=32, warps=4, stages=2)

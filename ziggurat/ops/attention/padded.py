@@ -44,6 +44,7 @@ def jagged_attention_padded(
         bias: of position and time.
     """
     assert layout.longest is not None, "the host knows how long sequences may be"
+    # FP64 stays, for checks of gradients; all else is computed in FP32 and rounded once, at the end.
     exact = q.dtype if q.dtype is torch.float64 else torch.float32
     sizes = {"num_lists": len(layout.offsets) - 1, "longest": layout.longest}
     queries_M = padded_places(layout.of_queries, num_rows=len(q), longest=layout.longest)
@@ -51,14 +52,13 @@ def jagged_attention_padded(
     q_BLHd = pad_rows(q.to(exact), queries_M, **sizes)
     k_BLHd, v_BLHd = (pad_rows(each.to(exact), keys_N, **sizes) for each in (k, v))
     seen, columns_BL, history_B1 = _seen(layout, layout.longest)
+    # By position alone a mask would see padding behind the end of a sequence.
     mask_BLL = seen.sees(columns_BL) & inside(layout.offsets, layout.longest).unsqueeze(1)
     scores_BHLL = scale * torch.einsum("bmhd,bnhd->bhmn", q_BLHd, k_BLHd)
     if bias is not None:
-        times = None
-        if bias.w_time is not None:
-            assert bias.query_times is not None
-            assert bias.key_times is not None
-            times = pad_rows(bias.query_times, queries_M, **sizes), pad_rows(bias.key_times, keys_N, **sizes)
+        times = bias.times
+        if times is not None:
+            times = pad_rows(times[0], queries_M, **sizes), pad_rows(times[1], keys_N, **sizes)
         added_BLL = added_bias(
             bias, columns=columns_BL, position=seen.position, history=history_B1, times=times, like=scores_BHLL
         )
@@ -72,6 +72,7 @@ def _seen(layout: JaggedLayout, longest: int) -> tuple[Visible, Tensor, Tensor]:
     """Return what each query sees, positions (B, L) of keys, and the events of histories (B, 1) that are no targets."""
     lengths_B = layout.offsets.diff() if layout.spans is None else layout.spans.lengths
     if layout.spans is None:
+        # Whole sequences are asked from their end: earlier queries were answered before.
         query_starts_B = lengths_B - layout.of_queries.diff()
         key_starts_B = torch.zeros_like(lengths_B)
     else:

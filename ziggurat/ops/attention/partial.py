@@ -132,11 +132,13 @@ def merge(whole: Gathered, part: Gathered, *, rows: slice | Tensor) -> None:
         rows: which.
     """
     if whole.lse is None or part.lse is None:
+        # Pointwise weights have no common denominator: what parts add is added.
         if isinstance(rows, slice):
             whole.out[rows] += part.out
         else:
             whole.out.index_add_(0, rows, part.out.to(whole.out.dtype))
         return
+    # May be a view, as `whole.out[rows]` below is: logarithms are written last, when the shares of both are used up.
     before = whole.lse[rows]
     added = part.lse.to(whole.lse.dtype)
     both = torch.logaddexp(before, added)
@@ -204,26 +206,28 @@ def _gradients_reference(
     exact = qkv[0].dtype if qkv[0].dtype is torch.float64 else torch.float32
     biases = [None if each is None else each.detach().requires_grad_() for each in (bias.w_pos, bias.w_time)]
     leaves = [each.detach().to(exact).requires_grad_() for each in qkv]
+    # Leaves of their own: the caller's tensors may stand in a graph that must not grow.
     own = AttentionBias(w_pos=biases[0], w_time=biases[1], query_times=bias.query_times, key_times=bias.key_times)
     grad = grad.to(exact)
     gathered = whole.out.to(exact)
     with torch.enable_grad():
-        total = sum(each.sum() * 0.0 for each in (*leaves, *biases) if each is not None)
+        # Every leaf stands in the graph, also where there is no sequence: `grad` refuses one that does not.
+        shares = (each.sum() * 0.0 for each in (*leaves, *biases) if each is not None)
+        total = sum(shares, start=grad.new_zeros(()))
         for part in parts_of(layout):
             scores_HMN, mask_MN = part_scores(
                 leaves[0], leaves[1], part=part, layout=layout, scale=settings.scale, bias=own
             )
             slopes_HMN = torch.einsum("mhd,nhd->hmn", grad[part.queries], leaves[2][part.keys])
-            if settings.form is not AttentionForm.SOFTMAX:
+            if whole.lse is None:
                 weights_HMN = pointwise(settings.form, scores_HMN) / settings.divisor
             else:
-                assert whole.lse is not None
                 sums_HM = whole.lse[part.queries].to(exact).T
                 weights_HMN = (scores_HMN.masked_fill(~mask_MN, -torch.inf) - sums_HM.unsqueeze(-1)).exp()
                 mean_MH = (grad[part.queries] * gathered[part.queries]).sum(dim=-1)
+                # The whole result's share of the slope, which no part can know alone.
                 slopes_HMN = slopes_HMN - mean_MH.T.unsqueeze(-1)
             total = total + torch.where(mask_MN, weights_HMN * slopes_HMN, 0.0).sum()
-        assert isinstance(total, Tensor)
         wanted = [*leaves, *(each for each in biases if each is not None)]
         found = iter(torch.autograd.grad(total, wanted))
     dq, dk, dv = (next(found).to(given.dtype) for given in qkv)

@@ -142,6 +142,19 @@ class AttentionBias:
     query_times: Int64[Tensor, "M"] | None = None
     key_times: Int64[Tensor, "N"] | None = None
 
+    @property
+    def times(self) -> tuple[Int64[Tensor, "M"], Int64[Tensor, "N"]] | None:
+        """The times of queries and events; None where there is no bias by time.
+
+        Raises:
+            DataError: there is one, and no times.
+        """
+        if self.w_time is None:
+            return None
+        if self.query_times is None or self.key_times is None:
+            raise _wrong("query_times and key_times beside w_time", "None")
+        return self.query_times, self.key_times
+
 
 def attended_pairs(layout: JaggedLayout) -> int:
     """Count the pairs (query, key) that the masks of all sequences leave: the cost is linear in this count."""
@@ -150,6 +163,7 @@ def attended_pairs(layout: JaggedLayout) -> int:
         seen = visible(part, mask=layout.rule)
         columns = part.keys.stop - part.keys.start
         low, high = (each.sub(part.key_start).clamp(0, columns) for each in (seen.low, seen.high))
+        # Targets stand behind the interval that they see, so their own column counts in addition.
         own = seen.rows - part.key_start
         high = torch.maximum(low, high)
         total += int((high - low).sum() + (((own < low) | (own >= high)) & (own >= 0) & (own < columns)).sum())
@@ -174,6 +188,7 @@ def parts_of(layout: JaggedLayout) -> list[SequencePart]:
     num = len(begins) - 1
     targets = [0] * num if layout.num_targets is None else layout.num_targets.tolist()
     lengths = layout.offsets.diff().tolist()
+    # Without spans the queries are the last events of their sequence.
     starts = [length - (last - first) for length, first, last in zip(lengths, asked[:-1], asked[1:], strict=True)]
     spans = [starts, [0] * num, lengths] if layout.spans is None else layout.spans.stacked().tolist()
     return [
@@ -224,12 +239,14 @@ def seen_of(rows: Int64[Tensor, "*B M"], *, history: Int64[Tensor, "*B 1"], mask
         history: events of the sequence that are no targets.
         mask: of all sequences.
     """
+    # A sequence may be shorter than its context.
     context = history.clamp(max=mask.context)
     last = torch.minimum(rows, history)
     high = torch.where((rows >= context) & (rows < history), rows + 1, history)
     low = torch.zeros_like(rows)
     if mask.max_attention_length:
         shift = (context - 1).clamp(min=0)  # p(i) = i − shift, where that is positive
+        # All of the context has p = 0: who reaches any of it reaches all of it.
         first = last - mask.max_attention_length
         low = torch.where((rows >= context) & (first > shift), first, low)
     return Visible(low=low, high=high, rows=rows, position=last)
@@ -266,6 +283,7 @@ def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias
         if targets.shape != lengths.shape or bool(((targets < 0) | (targets > lengths)).any()):
             raise _wrong("num_targets between 0 and the length of each sequence", f"{targets}, lengths {lengths}")
     if bias is not None:
+        # All targets stand at one position, so they need one number of w_pos together.
         positions = lengths if targets is None else lengths - targets + (targets > 0)
         _check_bias(bias, num_queries=len(q), num_keys=len(k), longest=int(positions.max()) if len(lengths) else 0)
 

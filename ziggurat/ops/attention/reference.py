@@ -75,6 +75,7 @@ def weights_of(
     if form is not AttentionForm.SOFTMAX:
         return torch.where(mask, pointwise(form, scores) / divisor, 0.0)
     sees = mask.any(dim=-1, keepdim=True)
+    # A row that sees nothing keeps its scores: the softmax of −∞ alone is NaN, and `where` would not hide its gradient.
     masked = scores.masked_fill(~mask & sees, -torch.inf)
     return torch.where(sees, torch.softmax(masked, dim=-1), 0.0)
 
@@ -107,11 +108,9 @@ def part_scores(
     scores_HMN = scale * torch.einsum("mhd,nhd->hmn", q[part.queries], k[part.keys])
     columns_N = torch.arange(part.key_start, part.key_start + part.keys.stop - part.keys.start)
     if bias is not None:
-        times = None
-        if bias.w_time is not None:
-            assert bias.query_times is not None
-            assert bias.key_times is not None
-            times = bias.query_times[part.queries], bias.key_times[part.keys]
+        times = bias.times
+        if times is not None:
+            times = times[0][part.queries], times[1][part.keys]
         history = torch.tensor(part.history)
         options = {"columns": columns_N, "position": seen.position, "history": history, "times": times}
         scores_HMN = scores_HMN + added_bias(bias, like=scores_HMN, **options)
@@ -140,6 +139,7 @@ def added_bias(
     added = like.new_zeros(*position.shape, columns.shape[-1])
     if bias.w_pos is not None:
         reach = (len(bias.w_pos) + 1) // 2
+        # Targets are as far away as the first event after the history would be.
         distance = torch.minimum(columns, history).unsqueeze(-2) - position.unsqueeze(-1)
         distance = distance.clamp(-reach + 1, reach - 1)  # no query sees what lies further
         added = added + bias.w_pos.to(like.dtype)[(distance + reach - 1).to(bias.w_pos.device)]

@@ -37,6 +37,7 @@ def time_buckets(durations: Int64[Tensor, "*shape"], *, num_buckets: int) -> Int
 @functools.cache
 def bucket_begins(num_buckets: int) -> Float32[Tensor, "K-1"]:
     """Return where bucket 1, 2, … begins."""
+    # In FP64, rounded once: kernels and reference compare with the very same FP32 numbers.
     exact = [math.exp(BASE * bucket) for bucket in range(1, num_buckets)]
     return torch.tensor(exact, dtype=torch.float64).to(torch.float32)
 
@@ -70,5 +71,6 @@ def bucket_cells(num_buckets: int) -> tuple[Int32[Tensor, "512"], Float32[Tensor
     begins = bucket_begins(num_buckets)
     buckets, after = (torch.bucketize(edge, begins, right=True) for edge in (first, last))
     next_begin = torch.cat([begins, torch.tensor([math.inf])])[buckets]
+    # A cell in which no bucket begins is never passed.
     thresholds = torch.where(after > buckets, next_begin, math.inf)
     return buckets.to(torch.int32), thresholds

@@ -223,7 +223,9 @@ def attention_triton_backward_op(
     lse = lse.contiguous()
     q, k, v, grad, out = (_last_is_dense(each) for each in (q, k, v, grad, out))
     call = _Call(q, v, layout=layout, bias=bias, form=form, scale=scale, divisor=divisor, spans=spans)
+    # Forward checked these inputs; here only what kernels read is put in order.
     dq, dk, dv = (each.new_empty(each.shape) for each in (q, k, v))
+    # Filled by queries_kernel and read by the kernels after it, so the order of launches is not free.
     delta = torch.empty_like(lse)
     launch = call.launch(AttentionPart.QUERIES)
     tiles = call.tiles(launch.rows)
@@ -342,6 +344,7 @@ class _Call:
         if not programs:
             return
         kernel = getattr(kernels_of(ATTENTION_KERNELS), name)
+        # Both are powers of two: bounds of the smaller tile serve the larger one as well.
         tile = min(launch.rows, launch.columns)
         kernel[(programs,)](
             *tensors,
@@ -370,6 +373,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
     # Where all rows see only what is before them, no tile right of the diagonal is seen.
     lead = tiles - 1 if call.context or call.has_spans or has_earlier else 0
     bands = tiles + lead
+    # Few, short sequences would leave most of a GPU idle with one program a diagonal.
     pieces = min(_MOST_PIECES, max(1, _PROGRAMS // (tiles * call.sequences)), tiles)
     shares = call.sequences * pieces
     of_places = torch.zeros(shares * bands * 2 * tile if call.positions else 1, device=device)
@@ -377,6 +381,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
     of_own = torch.zeros(shares * tiles if call.positions and call.has_targets else 1, device=device)
     kernels = kernels_of(ATTENTION_KERNELS)
     q, k, v, grad = inputs[:4]
+    # Gradients of targets are sums of columns, those of other rows sums of diagonals: a launch for each.
     for of_targets in (False, True) if call.positions and call.has_targets else (False,):
         programs = (tiles if of_targets else bands) * shares
         of_time = torch.zeros(programs if call.buckets else 0, max(1, call.buckets), device=device)
@@ -435,6 +440,7 @@ def _shared_bytes(device: torch.device) -> int:
 
 def _precision(q: Tensor) -> str:
     """Return how FP32 is multiplied: as torch is set."""
+    # The interpreter multiplies by numpy, which has no TF32.
     if q.dtype is not torch.float32 or is_interpreted():
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
@@ -453,6 +459,7 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
 def _borders_on(num_buckets: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return where buckets begin, and their shortest durations, padded by as many as kernels look at; made once."""
     begins = torch.cat([torch.zeros(1), bucket_begins(num_buckets)])
+    # The kernels look beyond the last bucket without asking where it is: no duration is as long as these.
     none_begins = torch.full((_MOST_STEPS,), torch.iinfo(torch.int64).max)
     limits = torch.cat([torch.zeros(1, dtype=torch.int64), bucket_limits(num_buckets), none_begins])
     return to_device(begins, device), to_device(limits, device)
