@@ -55,7 +55,9 @@ from ziggurat.ops.machine.measured_choice import machine_line, source_hash
 from ziggurat.ops.table_optimizers import PLAIN_RULE
 
 CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
+# Numbers of an output: with fewer of them every kernel is done before the difference matters.
 _SMALL = 2**15
+# Of all tables of a dim together: 16 MiB of FP32.
 _SCRATCH_NUMBERS = 2**22
 _REPEATS = 5
 _Makers = tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...]
@@ -211,6 +213,7 @@ def _kept(path: Path, setting: KernelSetting, makers: _Makers) -> ChosenKernel |
         reasons = dict(kept["not_eligible"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # measured again
+    # What was fastest may be gone since: a package or a compiler that was removed.
     eligible, _ = _eligible(setting, tuple(maker for maker in makers if maker[0] is choice))
     if not eligible:
         return None
@@ -244,6 +247,7 @@ def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: Batch
     ]
     seconds: dict[str, list[float]] = {kernel.choice.value: [] for kernel in kernels}
     for _ in range(1 + _REPEATS):
+        # In turns, so that a slow moment of the machine does not fall on one kernel alone.
         for kernel in kernels:
             start = time.perf_counter()
             for problem in problems:
@@ -251,6 +255,7 @@ def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: Batch
             if setting.device.type == "cuda":
                 torch.cuda.synchronize(setting.device)
             seconds[kernel.choice.value].append(time.perf_counter() - start)
+    # The first round also makes what a kernel makes once: buffers, plans, pages of memory.
     return {name: min(values[1:]) for name, values in seconds.items()}
 
 
@@ -316,6 +321,7 @@ def synthetic_lookups(layout: LookupLayout, *, shape: BatchShape, generator: tor
     """Rows drawn from a Zipf law of exponent 1, the small rows most often, as fitted vocabularies have them."""
 
     def draw(count: int, num_rows: int) -> Tensor:
+        # n^u with a uniform u has a density of 1 / row: Zipf's law.
         return (num_rows ** torch.rand(count, generator=generator)).long().clamp_(max=num_rows - 1)
 
     size = shape.batch_size
@@ -326,6 +332,7 @@ def synthetic_lookups(layout: LookupLayout, *, shape: BatchShape, generator: tor
     lengths = []
     values = []
     for index in range(layout.num_jagged):
+        # Uniform from nothing to twice the mean.
         longest = 2 * shape.list_length if index in by_index else 0.0
         lengths.append((torch.rand(size, generator=generator) * longest).round().long())
         if index in by_index:

@@ -48,6 +48,7 @@ class CppKernel:
         self._workspace: int | None = self._library.ziggurat_workspace_new()
 
     def __del__(self) -> None:
+        # Not there where the constructor has failed.
         workspace = getattr(self, "_workspace", None)
         self._workspace = None
         if workspace:
@@ -68,6 +69,7 @@ class CppKernel:
         if setting.dtype != torch.float32:
             return f"the tables are {setting.dtype}, and it works in float32"
         largest = max((slot.num_rows for layout in setting.layouts for slot in layout.slots), default=0)
+        # A lookup is sorted as eight bytes: its row and its place, in 32 bits each.
         if largest >= 2**31:
             return f"a table has {largest} rows, and it counts to 2^31"
         kind = setting.rule.kind
@@ -96,6 +98,7 @@ class CppKernel:
         if dtype != torch.float32 or not any(layout.has_mean for layout in layouts):
             return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
         whole = grad.to(dtype).contiguous()
+        # The caller's gradient stays as it is; a copy of it may be changed in place.
         prepared = torch.empty_like(whole) if whole.data_ptr() == grad.data_ptr() else whole
         for layout in layouts:
             status = self._library.ziggurat_divide_means(
@@ -113,6 +116,7 @@ class CppKernel:
         """See `LookupKernel.sum_gradients`."""
         if is_too_large(parts):
             return TorchKernel().sum_gradients(parts)
+        # What was sorted stays in the workspace, where the next call finds it.
         num_unique = self._sort(parts)
         dim = parts[0].layout.dim
         rows = torch.empty(num_unique, dtype=torch.int64)
@@ -124,6 +128,7 @@ class CppKernel:
         """The rows of `sum_gradients`, without their sums; `update_places` may follow. None: too many for it."""
         if is_too_large(parts):
             return None
+        # The walk over these rows waits in the workspace for `update_places`.
         rows = torch.empty(self._sort(parts), dtype=torch.int64)
         self._library.ziggurat_sorted_rows(self._workspace, rows.data_ptr(), torch.get_num_threads())
         return rows
@@ -238,6 +243,7 @@ def is_too_large(parts: Sequence[GradientPart]) -> bool:
 
 def state_pointers(state: dict[str, Tensor]) -> tuple[int | None, int | None]:
     """Return the addresses of the arrays of an optimizer, for C++."""
+    # In the order of the rule's state keys; a rule has none, one or two.
     pointers: list[int | None] = [tensor.data_ptr() for tensor in state.values()]
     first, second, *_ = [*pointers, None, None]
     return first, second

@@ -17,6 +17,7 @@ from ziggurat.ops.cpp_build import CppSource
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "lookup.cpp",
+    # No fused multiply-add: paths for other processors then round the same sums to the same bits.
     flags=("-fopenmp", "-ffp-contract=off", "-fno-math-errno"),
     depends_on=torch.__version__,
     without='choose kernel = "torch" or "auto": every kernel gives the same result up to rounding',
@@ -53,6 +54,7 @@ class CRule(Structure):
     )
 
 
+# Without these ctypes would pass numbers and addresses as 32 bits.
 _PROTOTYPES = {
     "ziggurat_workspace_new": (c_void_p, []),
     "ziggurat_workspace_delete": (None, [c_void_p]),

@@ -65,6 +65,7 @@ def spans_of(gradient: SummedGradient, tables: Sequence[tuple[int, int]]) -> lis
         tables: first row of each in the storage, and how many it has.
     """
     edges = torch.tensor([[first, first + num_rows] for first, num_rows in tables], dtype=torch.int64).view(-1, 2)
+    # One copy to the host for all tables: each copy waits for the device.
     places = torch.searchsorted(gradient.rows, to_device(edges, gradient.rows.device))
     return [slice(first, last) for first, last in places.tolist()]
 
@@ -95,9 +96,11 @@ def rows_of_tables(
     found = []
     for (first, num_rows), count in zip(tables, most, strict=True):
         begin = (rows < first).sum()
+        # As many places as lookups: the host does not know how many of them are distinct.
         places = (begin + torch.arange(count, device=device)).clamp(max=max(num - 1, 0))
         is_mine = (rows[places] < first + num_rows) & (begin + torch.arange(count, device=device) < num)
         sums = torch.where(is_mine.unsqueeze(1), gradient.sums[order[places]], 0.0)
+        # The padding row takes what is left over: its zeros change nothing, however often they are added.
         found.append(SummedGradient(rows=torch.where(is_mine, rows[places], first), sums=sums))
     return found
 
@@ -150,6 +153,7 @@ def apply_cut(
         mean_square: of the gradient over all columns of the table, here or elsewhere.
         step: learning rate and ε; the scale is in the gradients already.
     """
+    # Rows are distinct but for padding, of which all copies write the same.
     accumulated = accumulator[cut.rows] + mean_square
     accumulator.index_copy_(0, cut.rows, accumulated)
     kernel.apply(weight, state={}, gradient=plain_gradient(cut, accumulated=accumulated, step=step), step=PLAIN_STEP)

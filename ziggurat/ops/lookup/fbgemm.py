@@ -181,6 +181,7 @@ class FbgemmKernel:
         part = parts[0]
         layout = part.layout
         lookups = part.lookups
+        # One call updates at once: a row in two parts would be updated twice, each time with half of its gradient.
         if len(parts) > 1 or lookups.batch_size == 0:
             self._reference.update(weight, state=state, parts=parts, step=step)
             return
@@ -208,6 +209,7 @@ class FbgemmKernel:
         )
         learning_rate = torch.tensor(step.learning_rate)
         if step.rule.kind.fbgemm_rule == "rowwise_adagrad":
+            # A copy, since indexing by a tensor makes one: FBGEMM trains the padding row too, and it is put back below.
             padding_sums = state["sum"][plan.first_rows]
             torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
                 *shared,
@@ -251,9 +253,11 @@ def _feature_major(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor
     lengths = []
     if layout.single:
         indices = [slot.index for slot in layout.single]
+        # Where the fields are all there, in order, no row is copied.
         whole = indices == list(range(len(lookups.single)))
         parts.append((lookups.single if whole else lookups.single[indices]).reshape(-1))
         if not layout.jagged:
+            # Lists of one row each.
             return parts[0], torch.arange(len(parts[0]) + 1)
         lengths.append(torch.ones(len(parts[0]), dtype=torch.int64))
     num_jagged = (lookups.offsets.numel() - 1) // size

@@ -31,6 +31,7 @@ def prepare_gradient(
     if len(layouts) == 1 and layouts[0].is_dense_block:
         grad_BFD = grad.to(dtype).reshape(lookups.batch_size, layouts[0].width // layouts[0].dim, layouts[0].dim)
         return (grad_BFD * mean_scale(layouts[0], lookups, dtype=dtype).unsqueeze(-1)).view(grad.shape)
+    # A copy always: the caller's gradient may be read by others, and is divided here in place.
     prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
     for layout in means:
         scale_BF = mean_scale(layout, lookups, dtype=dtype)
@@ -47,11 +48,13 @@ def every_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
     settles for all but absurd gradients: B·T numbers, each output's gradient once. A NaN or an infinity reaches a row
     unless its list is empty or holds padding alone; then None, and the exact sums decide.
     """
+    # Layouts of other dims share one output, and so one gradient: it is scanned once.
     gradients = {part.grad.data_ptr(): part.grad for part in parts if part.grad.numel()}
     ends = [end.double() for grad in gradients.values() for end in torch.aminmax(grad)]
     sizes = [abs(end) for end in torch.stack(ends).tolist()] if ends else [0.0]  # asked for at once
     largest = max(sizes)
     if not all(map(math.isfinite, sizes)):
+        # It may have met padding or an empty list alone, and so have reached no row.
         hidden = any(part.layout.jagged or bool((part.lookups.single == 0).any()) for part in parts)
         return None if hidden else False
     count = sum(part.lookups.values.numel() + part.lookups.single.numel() for part in parts)
@@ -73,6 +76,7 @@ def are_finite_sums(parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
             continue
         low_BF, high_BF = torch.aminmax(_by_field(part), dim=-1)
         largest_BF = torch.where(_reads(part), torch.maximum(-low_BF, high_BF), 0.0)
+        # Compared this way round, NaN is out of bounds.
         bounded = (largest_BF < largest_summand(part, parts)).all()  # false for NaN
         verdict = bounded if verdict is None else verdict & bounded
     return torch.ones((), dtype=torch.bool, device=parts[0].grad.device) if verdict is None else verdict

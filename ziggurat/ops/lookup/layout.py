@@ -84,6 +84,7 @@ class LookupLayout:
     @cached_property
     def packed(self) -> Int64[Tensor, "F 5"]:
         """The slots as numbers (kind, index, first row, rows, column), for compiled kernels."""
+        # Compiled kernels know kinds by their place: 0 single, 1 sum, 2 mean.
         kinds = list(FieldKind)
         rows = [[kinds.index(slot.kind), slot.index, slot.first_row, slot.num_rows, slot.column] for slot in self.slots]
         return torch.tensor(rows, dtype=torch.int64).view(-1, 5)
@@ -105,6 +106,7 @@ class LookupLayout:
         return self._lists[device, num_lists]
 
     @cached_property
+    # Caches of a frozen object: `cached_property` writes past its guard, and equality does not see them.
     def _numbers(self) -> dict[torch.device, LayoutNumbers]:
         return {}
 
@@ -198,12 +200,14 @@ class RowLimits:
     @staticmethod
     def of(layouts: Sequence[LookupLayout], lookups: Lookups) -> RowLimits:
         """The limits of the fields of some layouts."""
+        # What no layout reads is below any limit, so it cannot be at fault.
         most = torch.iinfo(torch.int64).max
         num_lists = (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
         single = [most] * len(lookups.single)
         jagged = [most] * num_lists
         for slot in (slot for layout in layouts if lookups.batch_size for slot in layout.slots):
             limits = single if slot.kind is FieldKind.SINGLE else jagged
+            # Several tables may read one field; a row has to be in all of them.
             limits[slot.index] = min(limits[slot.index], slot.num_rows)
         made = {"dtype": torch.int64, "device": lookups.single.device}
         return RowLimits(single=torch.tensor(single, **made).unsqueeze(1), jagged=torch.tensor(jagged, **made))
@@ -287,6 +291,7 @@ def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, "
     if not lookups.batch_size:
         return replace(lookups, are_checked=True)
     wrong_SB = (lookups.single < 0) | (lookups.single >= limits.single)
+    # In place: the caller's tensor gathers the faults of all lookups, and is read once, later.
     faults |= wrong_SB.any()
     values = lookups.values
     offsets = lookups.offsets
@@ -296,6 +301,7 @@ def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, "
         wrong_N = (values < 0) | (values >= limits.jagged[list_of_values(lookups, step=lookups.batch_size)])
         faults |= ~are_right | wrong_N.any()
         values = values.masked_fill(wrong_N, 0)
+        # All zeros where they are wrong: every list is then empty, and no kernel reads outside.
         offsets = offsets * are_right
     single = lookups.single.masked_fill(wrong_SB, 0)
     return replace(lookups, single=single, values=values, offsets=offsets, are_checked=True)
@@ -303,6 +309,7 @@ def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, "
 
 def list_of_values(lookups: Lookups, *, step: int = 1) -> Int64[Tensor, "N"]:
     """The list that each value belongs to, or the feature with `step` = batch size; right or not, never outside."""
+    # Ends of lists, or of every step-th one: the feature's.
     ends = lookups.offsets[step::step].contiguous()
     places_N = torch.arange(len(lookups.values), device=ends.device)
     return torch.searchsorted(ends, places_N, right=True).clamp_(max=len(ends) - 1)
@@ -324,6 +331,7 @@ def check_rows(layout: LookupLayout, lookups: Lookups) -> None:
         indices = [slot.index for slot in layout.single]
         rows_SB = lookups.single if indices == list(range(len(lookups.single))) else lookups.single[indices]
         limits = torch.tensor([slot.num_rows for slot in layout.single], device=rows_SB.device)
+        # One pass tells right from wrong; which row is wrong is looked for only then.
         low, high = torch.aminmax(rows_SB, dim=1)
         if bool(((low < 0) | (high >= limits)).any()):
             raise_out_of_bounds(layout, lookups)
@@ -369,6 +377,7 @@ def mean_scale(layout: LookupLayout, lookups: Lookups, *, dtype: torch.dtype) ->
     scale_BF = torch.ones(lookups.batch_size, len(layout.slots), dtype=dtype, device=lookups.single.device)
     if layout.has_mean and lookups.batch_size:
         numbers = layout.numbers_on(scale_BF.device)
+        # An empty list is divided by 1: its sum is zero anyway.
         lengths_MB = lookups.offsets.diff().view(-1, lookups.batch_size)[numbers.mean_lists]
         scale_BF[:, numbers.means] = lengths_MB.clamp_(min=1).to(dtype).reciprocal_().t()
     return scale_BF

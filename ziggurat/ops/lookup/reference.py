@@ -57,6 +57,7 @@ class TorchKernel:
             return
         if layout.single and not layout.jagged and layout.is_dense_block and out.dtype == weight.dtype:
             rows = single_rows(layout, lookups).t().reshape(-1)
+            # The commonest case, gathered straight into the output: no block in between, no copy.
             torch.index_select(weight, 0, rows, out=out.view(-1, dim))
             return
 
@@ -75,6 +76,7 @@ class TorchKernel:
         """See `LookupKernel.sum_gradients`."""
         rows, sources = _sorted(parts)
         unique_rows, counts = torch.unique_consecutive(rows, return_counts=True)
+        # Segments of sources, gathered and summed, are an embedding bag over the gradient.
         starts = counts.cumsum(0) - counts
         sums = F.embedding_bag(sources, _vectors(parts), starts, mode="sum")
         for part in parts:
@@ -96,12 +98,14 @@ class TorchKernel:
         change = kind.checked_change(_touched(weight, state=state, gradient=gradient, step=step))
         for key, numbers in change.state.items():
             state[key].index_copy_(0, rows, numbers)
+        # Rows are distinct, so each gets one addition: no order to fix.
         weight.index_add_(0, rows, change.direction, alpha=1.0 if change.factor is None else float(change.factor))
 
     def update(
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
     ) -> None:
         """See `LookupKernel.update`."""
+        # Both mean a host that does not wait for the device, and so cannot know how many rows are distinct.
         is_late = step.applies is not None or parts[0].lookups.are_checked
         summed = sums_of_fixed_size(parts) if is_late else self.sum_gradients(parts)
         self.apply(weight, state=state, gradient=summed, step=step)
@@ -137,6 +141,7 @@ def pool_fields(
     if layout.jagged:
         rows, lengths_JB = jagged_rows(layout, lookups)
         bags = add(rows, F.pad(lengths_JB.reshape(-1).cumsum(0), (1, 0))).view(-1, size, dim)
+        # Checked lookups bring the lists of other layouts along (`jagged_rows`).
         if len(bags) > len(layout.jagged):
             bags = bags[layout.numbers_on(bags.device).jagged]
         blocks.append(bags.transpose(0, 1))
@@ -182,6 +187,7 @@ def _apply_if(
     rows = gradient.rows
     touched = _touched(weight, state=state, gradient=gradient, step=step)
     change = step.rule.kind.checked_change(touched)
+    # Read before anything is written: a row that stands here twice is padding, and both copies write the same.
     before = touched.weight()
     moved = change.direction if change.factor is None else change.direction * change.factor
     weight.index_copy_(0, rows, torch.where(applies, before + moved, before))
@@ -230,6 +236,7 @@ def jagged_rows(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor, "
     shift = torch.repeat_interleave(first_rows.to(device), lengths_JB.sum(dim=1))
     if len(layout.jagged) == len(lengths_JB):
         return lookups.values + shift, lengths_JB
+    # How many rows these are is asked of the device, which unchecked lookups may do.
     mine = shift >= 0
     return lookups.values[mine] + shift[mine], lengths_JB[[slot.index for slot in layout.jagged]]
 
@@ -250,7 +257,9 @@ def _sorted(parts: Sequence[Read]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N
     for part in parts:
         rows, sources = _flatten(part)
         flattened.append((rows, sources + first_source if first_source else sources))
+        # One vector a field and sample, in the order of `_vectors`.
         first_source += part.lookups.batch_size * len(part.layout.slots)
+    # Stable, so that equal rows keep the order of the batch and their sums the same bits.
     rows, order = torch.sort(_cat([rows for rows, _ in flattened]), stable=True)
     return rows, _cat([sources for _, sources in flattened])[order]
 

@@ -93,6 +93,7 @@ def _are_same(one: Read, other: Read) -> bool:
     mine = one.lookups
     theirs = other.lookups
     return (
+        # By identity: comparing the numbers would cost more than sorting them again.
         one.layout is other.layout
         and mine.are_checked == theirs.are_checked
         and mine.single is theirs.single

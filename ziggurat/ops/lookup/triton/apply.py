@@ -36,6 +36,7 @@ class RuleTarget:
         step = self.step
         rule = self.step.rule
         any_tensor = self.weight
+        # A launch needs a tensor for every pointer; the kernel reads none that its rule has not.
         first, second, *_ = [*self.state.values(), any_tensor, any_tensor]
         rounding = "none"
         if self.weight.dtype == torch.int16:
@@ -73,6 +74,7 @@ class SumTarget:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the kernel, which reads no number of a rule."""
+        # As above: sums stand for every tensor that is not read.
         unused: dict[str, Any] = dict.fromkeys(("weight", "first_state", "second_state", "origins"), self.sums)
         unused |= dict.fromkeys(("eps", "weight_decay", "rest1", "rest2"), 0.0)
         unused |= _numbers(learning_rate=1.0, scale=1.0, applies=1.0, step_number=0)
@@ -151,6 +153,7 @@ def _launch(
     target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_runs: int, dim: int, launch: Launch
 ) -> None:
     tile = tile_rows(dim, numbers=launch.numbers)
+    # As many programs as there could be runs: how many there are, only the device knows.
     kernels_of(UPDATE_KERNELS).apply_kernel[(-(-most_runs // tile),)](
         **target.arguments(),
         **lookups,
@@ -160,5 +163,6 @@ def _launch(
         tile=tile,
         unroll=launch.reads_ahead,
         num_warps=launch.warps,
+        # Products and sums are rounded one by one, as the reference rounds them.
         enable_fp_fusion=False,
     )

@@ -45,6 +45,7 @@ class DeviceLayout:
     @staticmethod
     def of(layout: LookupLayout, device: torch.device) -> DeviceLayout:
         """Copy a layout to a device."""
+        # One entry at least: an empty tensor has no address to give to a kernel.
         slot_of_list = torch.full((max(layout.num_jagged, 1),), -1, dtype=torch.int64)
         for position, slot in enumerate(layout.slots):
             if slot.kind is not FieldKind.SINGLE:
@@ -68,6 +69,7 @@ class Kept:
         self._kept: OrderedDict[tuple[int, torch.device], tuple[Any, Any]] = OrderedDict()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Kept:
+        # Objects of a copied model have other identities.
         return Kept()
 
     def get(self, source: Any, device: torch.device, make: Callable[[Any, torch.device], Made]) -> Made:

@@ -118,6 +118,7 @@ class TritonKernel:
             return
         _check_shapes(layout, lookups)
         placed = self._placed(layout, weight.device)
+        # A kernel cannot raise: it sets this, and the host asks once it is done.
         flag = _no_flag(weight.device)
         launch = self._launch(LaunchPart.LOOKUP, weight.device)
         tile = tile_rows(dim, numbers=launch.numbers)
@@ -142,6 +143,7 @@ class TritonKernel:
             num_warps=launch.warps,
             row_format=row_format.triton_layout,
             row_bytes=row_format.row_bytes(dim),
+            # Codes are decoded as the reference does it: product and sum rounded one by one.
             enable_fp_fusion=row_format.triton_layout == NUMBERS,
         )
         _refuse_flagged(flag, [(layout, lookups)])
@@ -154,6 +156,7 @@ class TritonKernel:
             return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
         means = [layout for layout in layouts if layout.has_mean]
         if not means or not lookups.batch_size:
+            # Half of the bytes, and the sums are FP32 all the same.
             return (grad if grad.dtype == torch.bfloat16 else grad.to(dtype)).contiguous()
         prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
         for layout in means:
@@ -176,6 +179,7 @@ class TritonKernel:
 
     def are_finite_sums(self, parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
         """`gradient.are_finite_sums` in one pass over each gradient: the same verdict."""
+        # Programs only ever write false, so it does not matter which comes first.
         verdict = torch.ones((), dtype=torch.bool, device=parts[0].grad.device)
         for part in parts:
             layout = part.layout
@@ -210,6 +214,7 @@ class TritonKernel:
         if not runs:
             return summed
         _refuse_flagged(flag, [(part.layout, part.lookups) for part in parts])
+        # The one wait of this function.
         count = int(runs.count)
         return SummedGradient(rows=summed.rows[:count], sums=summed.sums[:count])
 
@@ -280,6 +285,7 @@ class TritonKernel:
         used = [part for part in parts if _is_used(part)]
         if not used:
             return None, parts[0].grad
+        # Layouts of one output share its gradient: it is there once, and all their sources point into it.
         distinct = {part.grad.data_ptr(): part.grad for part in used}
         places = {}
         first = 0
@@ -290,6 +296,7 @@ class TritonKernel:
         vectors = flat[0] if len(flat) == 1 else torch.cat(flat)
         firsts = [places[part.grad.data_ptr()] for part in used]
         ahead = sorted_before(parts, by=self.choice)
+        # Sorting ahead supposed a gradient of its own for each part; shared ones lie elsewhere.
         if ahead is not None and ahead.made.firsts == tuple(firsts):
             return ahead.made, vectors
         return self._sorted(used, firsts=firsts, flag=flag), vectors
@@ -334,6 +341,7 @@ def _no_flag(device: torch.device) -> Int32[Tensor, "1"]:
 
 def _refuse_flagged(flag: Int32[Tensor, "1"], lookups: Sequence[tuple[LookupLayout, Lookups]]) -> None:
     """Wait for the flag of a kernel, and raise what the reference says of rows that it refused."""
+    # In this order: where rows were checked before, nobody waits for the flag.
     if all(each.are_checked for _, each in lookups) or not int(flag):
         return
     for layout, each in lookups:

@@ -59,8 +59,10 @@ def _numbers_of_rows(
             pair = tl.load(weight + begin + 4 + h, mask=there[:, None] & (h < (dim + 1) // 2), other=0)
             code = tl.interleave(pair & 15, pair >> 4)
             most: tl.constexpr = 15
+        # Correctly rounded, as on a CPU; a GPU's `/` need not be.
         step = tl.div_rn(high - low, tl.full(low.shape, most, tl.float32))
         number = low + step * code.to(tl.float32)
+        # The last code is the end itself, which low + step · most may miss by a rounding.
         return tl.where(code == most, high, number)
 
 
@@ -86,6 +88,7 @@ def lookup_kernel(
     d = tl.arange(0, padded_dim)[None, :]
     own = d < dim
     if has_lists:
+        # A single field reads as lists of one row, so that one loop serves all fields of the launch.
         begin = sample
         end = sample + 1
         ids = single + index * batch_size
@@ -95,13 +98,16 @@ def lookup_kernel(
             at = index * batch_size + sample
             begin = tl.load(offsets + at, mask=inside, other=0).to(tl.int64)
             end = tl.load(offsets + at + 1, mask=inside, other=0).to(tl.int64)
+            # No address is computed from offsets that are wrong: the list counts as empty, and is reported.
             whole = (tl.load(offsets) == 0) & (tl.load(offsets + num_offsets - 1) == num_values)
             wrong = (begin < 0) | (begin > end) | (end > num_values) | (whole == 0)
             begin = tl.where(wrong, 0, begin)
             end = tl.where(wrong, 0, end)
+        # Nothing for samples behind the last.
         end = tl.where(inside, end, begin)
         total = tl.zeros([samples, padded_dim], dtype=tl.float32)
         for first in range(0, tl.max(end - begin, axis=0), unroll):
+            # Unrolled, so that several rows are on their way; they are added one by one, in order.
             for number in tl.static_range(unroll):
                 at = begin + first + number
                 there = at < end

@@ -108,6 +108,7 @@ def sort_runs(
     device = flag.device
     total = sum(_num_lookups(part.layout, part.lookups) for part in parts)
     last = max((slot.first_row + slot.num_rows for part in parts for slot in part.layout.slots), default=0)
+    # Behind all rows: sorting brings what belongs to no run to the end. A radix sort of 32 bits is half the work.
     none = _MOST_32 if last < _MOST_32 else 2**63 - 1
     align = min(each.align for each in layouts)
     sizes = [part.lookups.batch_size * part.layout.width for part in parts]
@@ -115,6 +116,7 @@ def sort_runs(
     rows = torch.empty(total, dtype=torch.int32 if none == _MOST_32 else torch.int64, device=device)
     wide = numbers // align > _MOST_32
     dtype = torch.int64 if wide else torch.int32
+    # Then a lookup's number says where its gradient is, and no array of sources is written, sorted and read.
     alone = len(parts) == 1 and not parts[0].layout.jagged and total <= _MOST_32
     sources = None if alone else torch.empty(total, dtype=dtype, device=device)
     begin = 0
@@ -123,6 +125,7 @@ def sort_runs(
         own = None if sources is None else sources[begin : begin + size]
         _flatten(part, layout, (rows[begin : begin + size], own, flag), numbers=(first, none, align))
         begin += size
+    # Stable: a run is summed in the order of the batch.
     rows, order = torch.sort(rows, stable=True)
     places = _Places(
         sources=sources,
@@ -249,19 +252,23 @@ def _cut(rows: Tensor, order: Tensor, places: _Places, *, none: int, firsts: Seq
     num = len(rows)
     has_long = num > LONG_RUN
     blocks = -(-num // _BLOCK)
+    # No batch of so few lookups can have a long run: its kernels are then compiled without them.
     sizes: dict[str, Any] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": _BLOCK}
     lasts = torch.empty(num, dtype=torch.int32, device=rows.device)
     counts = torch.empty(1 + has_long, blocks, dtype=torch.int32, device=rows.device)
+    # Three bits of the distance a step: the search reads seven places at a time.
     kernels.count_kernel[(blocks,)](rows, counts, lasts, num, none, steps=-(-num.bit_length() // 3), **sizes)
     ends = counts.cumsum(1, dtype=torch.int32)
     starts = torch.empty(num + 1, dtype=torch.int32, device=rows.device)
     rows_of_runs = torch.empty_like(rows)
     chunks = None
     if has_long:
+        # A run's last chunk may be short: one more for each long run that there could be.
         most_chunks = num // CHUNK + num // (LONG_RUN + 1) + 1
         chunks = Chunks(
             first=torch.empty(num, dtype=torch.int32, device=rows.device),
             pieces=torch.empty(most_chunks, 3, dtype=torch.int32, device=rows.device),
+            # Views of the device's counts: nobody reads them on the host.
             count=ends[1, -1:],
             long_run=LONG_RUN,
         )

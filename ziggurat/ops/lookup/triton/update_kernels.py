@@ -35,6 +35,7 @@ def flatten_single_kernel(
     good = (row >= 0) & (row < tl.load(slot + 3))
     if tl.max((good == 0).to(tl.int32), axis=0) > 0:
         tl.store(flag, 1)
+    # Padding and rows of no table go behind all others, where the sort leaves them out of every run.
     found = tl.where(good & (row > 0), tl.load(slot + 2) + row, none)
     at = field.to(tl.int64) * batch_size + sample
     tl.store(rows + at, found.to(rows.dtype.element_ty), mask=inside)
@@ -57,6 +58,7 @@ def flatten_lists_kernel(
         there = further < num_offsets
         begin = tl.load(offsets + further, mask=there, other=0)
         place = tl.where(there & (begin <= at), further, place)
+    # Values behind the last list's end are of no list (`Lookups.filled`).
     listed = inside & (place < num_offsets - 1)
     feature = place // batch_size
     sample = place % batch_size
@@ -121,6 +123,7 @@ def _begins_of_block(rows, num_lookups, none, block: tl.constexpr):
 @triton.jit
 def _is_long(rows, at, row, begins, num_lookups, long_run: tl.constexpr):
     """Find which runs are long: those whose row is still there `long_run` lookups further."""
+    # Sorted: with the row there, all lookups in between have it, too.
     there = begins & (at + long_run < num_lookups)
     return there & (tl.load(rows + at + long_run, mask=there, other=-1).to(tl.int64) == row)
 
@@ -174,12 +177,14 @@ def cut_kernel(
     run = tl.load(ends + number - 1, mask=number > 0, other=0) + tl.cumsum(begins.to(tl.int32), axis=0) - 1
     tl.store(starts + run, at.to(starts.dtype.element_ty), mask=begins)
     tl.store(rows_of_runs + run, row.to(rows_of_runs.dtype.element_ty), mask=begins)
+    # The end of the last run is written by whoever sees that nothing with a row follows.
     following = tl.load(rows + at + 1, mask=is_run & (at + 1 < num_lookups), other=none).to(tl.int64)
     tl.store(starts + run + 1, (at + 1).to(starts.dtype.element_ty), mask=is_run & (following == none))
     place = tl.load(order + at, mask=inside, other=0)
     if has_sources:
         source = tl.load(sources + place, mask=inside, other=0)
     else:
+        # Of single fields there are fewer than 2³¹ lookups here (`alone` in runs.py), and 32 bits divide faster.
         lookup = place.to(tl.int32)
         field = lookup // batch_size
         sample = (lookup - field * batch_size).to(tl.int64)
@@ -248,6 +253,7 @@ def partials_kernel(
             mask = there[:, None] & (d < dim)
             total += tl.load(vectors + source[:, None] + d, mask=mask, other=0.0).to(tl.float32)
         whole = _sum_of_lanes(total)
+        # In 64 bits: chunks times columns may pass 2³¹.
         tl.store(partials + (number + tl.zeros([1, 1], tl.int64)) * dim + d, whole, mask=d < dim)
 
 
@@ -281,6 +287,7 @@ def _mix(z):
 @triton.jit
 def _rounding_bits(origins, num_origins, row, there, step_number, d):
     """16 random bits for each row and column; `ops/row_formats/noise.py` defines them."""
+    # Tables are few and begin in rising order: the last that begins at or before a row is its own.
     origin = row * 0
     for number in range(1, num_origins):
         origin = tl.where(tl.load(origins + number * 4) <= row, number, origin)
@@ -309,6 +316,7 @@ def _sums_of_runs(
     is_long = there & (end - begin > long_run)
     stop = end
     if has_long:
+        # Nothing to sum here: `combine_kernel` has done it.
         stop = tl.where(is_long, begin, end)
     g = tl.zeros([tile, padded_dim], dtype=tl.float32)
     for first in range(0, tl.max(stop - begin, axis=0), unroll):
@@ -337,6 +345,7 @@ def _updated(
         square = _sum_of_columns(tl.where(mask, g * g, 0.0)) / dim
         total = squares + square
         tl.store(first_state + row, total, mask=there)
+        # −size as a tensor, for `div_rn`, which rounds as the reference's division does.
         factor = tl.div_rn(0.0 * total - size, tl.sqrt_rn(total) + eps)
         w = w + g * factor[:, None]
     elif rule == "adam":
@@ -373,6 +382,7 @@ def apply_kernel(
     count = num_runs if is_summed else tl.load(num_runs)
     goes = tl.program_id(0).to(tl.int64) * tile < count
     if rule == "sum":
+        # Sums have a fixed number of rows: also programs without a run write theirs, as zeros.
         goes = tl.program_id(0) >= 0
     if applies_there:
         goes = goes & (tl.load(applies) != 0)
