@@ -31,7 +31,7 @@ KINDS = {
     "Placement": "placements/",
     "RowFormat": "ops/row_formats/",
     "TableOptimizerKind": "ops/table_optimizers/",
-    "WireFormat": "parallel/exchange/wire.py",
+    "WireFormat": "parallel/exchange/wire_formats/",
     "Precision": "precision/",
     "Metric": "training/metrics/",
     "Task": "features/tasks/",

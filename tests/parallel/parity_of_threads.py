@@ -42,7 +42,13 @@ def cases(world_size: int) -> dict[str, Case]:
             found[kind.value] = Case(placed(world_size, kind))
         found[f"{kind.value} towers"] = Case(placed(world_size, kind, TOWERS, world_size // 2), has_modules=True)
     wise = placed(world_size, Placement.TABLE_WISE, TOWERS, world_size // 2)
-    limits = {WireFormat.BF16: 0.02, WireFormat.FP16: 0.005, WireFormat.INT8: 0.05}
+    limits = {
+        WireFormat.BF16: 0.02,
+        WireFormat.FP16: 0.005,
+        WireFormat.INT8: 0.05,
+        WireFormat.MX9: 0.02,
+        WireFormat.MX6: 0.15,
+    }
     for wire, limit in limits.items():
         found[f"wire {wire.value}"] = Case(wise, has_modules=True, wire=wire, limit=limit)
     return found

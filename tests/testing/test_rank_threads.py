@@ -11,7 +11,7 @@ from ziggurat.testing.rank_threads import run_ranks_as_threads
 from ziggurat.testing.ranks import RankFailure
 
 CPU = torch.device("cpu")
-FEW = ("table_wise", "row_wise towers", "data_parallel towers", "wire int8")
+FEW = ("table_wise", "row_wise towers", "data_parallel towers", "wire int8", "wire mx9")
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -627,7 +627,9 @@ def _rank_arguments(parser: argparse.ArgumentParser) -> None:
         "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"
     )
     ranks.add_argument(
-        "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
+        "--wire",
+        metavar="FORMAT",
+        help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8, fp8, mx9, mx6, …",
     )
     ranks.add_argument(
         "--exchange", metavar="WHEN", help="short for --parallel.exchange: plain, prioritised or prioritised_always"

@@ -100,6 +100,15 @@ def test_int8_costs_a_scale_for_each_field_of_a_sample() -> None:
         assert counted["inter-group all-to-all forward"] == (0, numbers + numbers // DIM * 2)
 
 
+@pytest.mark.parametrize(("wire", "bits"), [("mx9", 9), pytest.param("mx6", 6, marks=pytest.mark.slow)])
+def test_formats_in_blocks_cost_their_bits(wire: str, bits: int) -> None:
+    """Fields of 16 numbers are whole blocks, and 12 samples a multiple of 16 bytes."""
+    numbers = BATCH * NUM_FIELDS * DIM // 2
+    for counted in run_ranks(traffic_of_a_step, 4, 1.0, wire):
+        for direction in ("forward", "backward"):
+            assert counted[f"inter-group all-to-all {direction}"] == (0, numbers * bits // 8)
+
+
 # ------------------------------------------------------------------------------------------------------ dense network
 
 

@@ -55,6 +55,7 @@ def test_settings_that_would_not_be_exact_are_refused_on_every_rank():
     wires = (
         WireConfig(between_towers=HALF, backward_rounding=Rounding.STOCHASTIC),
         WireConfig(between_towers=WireFormat.INT8),
+        WireConfig(between_towers=WireFormat.MX9),
     )
     cases = [
         (row_wise, to_json(ParallelConfig(exchange=AHEAD))),
@@ -63,7 +64,13 @@ def test_settings_that_would_not_be_exact_are_refused_on_every_rank():
     ]
     found = run_ranks(refused, 4, cases)
     plain = "--parallel.exchange plain"
-    wanted = ["", f"num_parts = 2; {plain}", f"backward_rounding = stochastic; {plain}", f"int8; {plain}"]
+    wanted = [
+        "",
+        f"num_parts = 2; {plain}",
+        f"backward_rounding = stochastic; {plain}",
+        f"int8; {plain}",
+        f"mx9; {plain}",
+    ]
     assert found == [wanted] * 4
 
 

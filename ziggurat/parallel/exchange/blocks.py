@@ -81,7 +81,7 @@ class BlockExchange:
         widths: what each member sends: the columns of each field, from left to right.
         num_local: how many columns stay on each rank.
         blocks: the output, from left to right.
-        wire: format of the values and of their gradients; a field has a scale of its own where the format has scales.
+        wire: format of the values and of their gradients; fields share no scale.
         backward_rounding: of gradients.
         traffic: counts messages.
         purpose: name of the hop, for counts and errors.
@@ -240,7 +240,7 @@ class BlockExchange:
         unpacked = self._packing.unpack_gradient(came, transfer.rows_sent, dtype=transfer.dtype)
         if unpacked is not None:
             return unpacked
-        if not wire.has_scales:
+        if not wire.packs_rows:
             return wire.decode(came, count=sum(sizes), dtype=transfer.dtype).view(sum(transfer.rows_sent), mine)
         pieces = decode_pieces([wire] * len(sizes), came, sizes=sizes, dtype=transfer.dtype)
         return torch.cat(pieces).view(sum(transfer.rows_sent), mine)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.exchange.wire import WireFormat
+from ziggurat.parallel.exchange.wire_formats import PLAIN
 from ziggurat.parallel.process_groups import communication_device
 from ziggurat.parallel.topology import Topology
 
@@ -99,7 +99,7 @@ class ExchangeMeter:
             topology.world,
             widths=[[number] for number in columns],
             blocks=[Block(number, ((rank, 0),)) for rank, number in enumerate(columns) if number],
-            wire=WireFormat.FP32,
+            wire=PLAIN,
             traffic=Traffic(topology),
             purpose="probe",
         )

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ziggurat.ops.columns import Columns, join_reference, split_reference
 from ziggurat.ops.wire import FieldPlace, WireCode, WirePlaces, pack, unpack, why_not_places, why_not_triton
-from ziggurat.parallel.exchange.wire import SCALE_BYTES, Rounding, Wire, aligned
+from ziggurat.parallel.exchange.wire import Rounding, Wire
+from ziggurat.parallel.exchange.wire_formats.packed_rows import aligned
+from ziggurat.parallel.exchange.wire_formats.scaled import SCALE_BYTES
 
 _MOST_KEPT = 64
-_CODES = {torch.float32: WireCode.FP32, torch.bfloat16: WireCode.BF16, torch.float16: WireCode.FP16}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class RowsForRank:
 
 
 def places_of(parts: Sequence[RowsForRank], *, device: torch.device) -> WirePlaces:
-    """Return the places of fields in messages for some ranks, one after the other; see `Wire` for the form of each."""
+    """Return the places of fields in messages for some ranks, one after the other.
+
+    Rows are packed as `wire_formats/scaled.py` does, whose codes and scales the kernels know.
+    """
     fields = []
     pads = []
     begin = 0
@@ -51,13 +55,13 @@ def places_of(parts: Sequence[RowsForRank], *, device: torch.device) -> WirePlac
         count = part.num_rows * part.wire.num_columns
         end = begin + wire.num_items(count)
         first_scale = begin + aligned(count)
-        scale_pitch = SCALE_BYTES * len(wire.widths) if wire.has_scales else 0
+        scale_pitch = SCALE_BYTES * len(wire.widths) if wire.packs_rows else 0
         for index, (column, width) in enumerate(zip(part.columns, wire.widths, strict=True)):
-            scale = first_scale + SCALE_BYTES * index if wire.has_scales else -1
+            scale = first_scale + SCALE_BYTES * index if wire.packs_rows else -1
             place = begin + number, wire.num_columns, scale, scale_pitch
             fields.append(FieldPlace(part.first_row, part.num_rows, column, width, *place))
             number += width
-        if wire.has_scales and count:
+        if wire.packs_rows and count:
             last = first_scale + part.num_rows * scale_pitch
             pads += [(begin + count, first_scale - begin - count), (last, end - last)]
         begin = end
@@ -179,10 +183,10 @@ class HopPacking:
 
 def _code(wire: Wire, matrix: Tensor) -> WireCode | None:
     """Return the code that the kernels read or write for a wire beside a matrix; None where torch does it."""
-    is_rounded = wire.has_scales or not wire.is_exact(matrix.dtype)
-    if why_not_triton(matrix) or (is_rounded and wire.rounding is Rounding.STOCHASTIC):
+    if why_not_triton(matrix) or (not wire.is_exact(matrix.dtype) and wire.rounding is Rounding.STOCHASTIC):
         return None
-    return WireCode(wire.format.value) if wire.has_scales else _CODES[wire.carried(matrix.dtype)]
+    code = wire.format.kernel_code(matrix.dtype)
+    return WireCode(code) if code else None
 
 
 def _wide_columns(moves: Sequence[Columns], *, part: int, widths: Sequence[int]) -> tuple[int, ...] | None:

@@ -21,7 +21,6 @@ from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Topology, own_group
 
 _PLAIN = "--parallel.exchange plain"
-_WIRES = (WireFormat.FP32, WireFormat.BF16, WireFormat.FP16)
 
 
 def prioritise(
@@ -73,7 +72,7 @@ def prioritise(
         tables,
         sequences=embeddings.list_exchange,
         features=_list_hops(tables, topology=topology, format_=wire.between_towers, traffic=traffic)
-        if wire.between_towers in _WIRES
+        if not wire.between_towers.packs_rows
         else {},
     )
     exchange = PrioritisedExchange(embeddings, hop=cells, lists=lists, local_columns=_local_columns(targets))
@@ -104,14 +103,15 @@ def _check(
             where=where,
             ways_out=("--parallel.num-parts 1", _PLAIN),
         )
-    if format_ not in _WIRES:
+    if format_.packs_rows:
+        able = ", ".join(each.name for each in WireFormat if not each.packs_rows)
         raise ConfigError(
-            expected=f"a wire of {', '.join(each.value for each in _WIRES)} for the hop from tables to samples",
+            expected=f"a wire of {able} for the hop from tables to samples, which sends parts of rows",
             found=format_.value,
             where=where,
             ways_out=("--parallel.wire.between-towers bf16 (with towers: --parallel.wire.in-tower bf16)", _PLAIN),
         )
-    if rounding is Rounding.STOCHASTIC and format_ is not WireFormat.FP32:
+    if rounding is Rounding.STOCHASTIC and not format_.is_exact(torch.float32):
         raise ConfigError(
             expected="gradients that are rounded to nearest: noise depends on the order of messages",
             found=f"backward_rounding = {rounding.value}",

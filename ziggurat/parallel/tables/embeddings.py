@@ -37,7 +37,7 @@ from ziggurat.ops.repeat import expand_lists
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.crossing import Crossing, Leg
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
+from ziggurat.parallel.exchange.wire import PLAIN, WireConfig
 from ziggurat.parallel.tables.host_sums import HostSums, SentPart, sent_parts
 from ziggurat.parallel.tables.ids import IdExchange, LocalIds, PendingIds
 from ziggurat.parallel.tables.sequences import SequenceExchange
@@ -390,7 +390,7 @@ class ShardedEmbeddings(nn.Module):
             self._topology.tower,
             widths=[[1] * len(share.counts) for share in shares],
             blocks=blocks,
-            wire=WireFormat.FP32,
+            wire=PLAIN,
             traffic=traffic,
             purpose="list lengths",
         )

@@ -217,7 +217,7 @@ class SequenceExchange:
             purpose="sequence backward" if backward else "sequence forward",
         )
         sizes = [number * width for number in received]
-        if not wire.has_scales:
+        if not wire.packs_rows:
             return wire.decode(buffer.wait(), count=sum(sizes), dtype=values.dtype)
         return torch.cat(decode_pieces([wire] * len(sizes), buffer.wait(), sizes=sizes, dtype=values.dtype))
 
