@@ -242,11 +242,13 @@ def hooks_named(names: Sequence[str]) -> tuple[Hook, ...]:
     Raises:
         ConfigError: there is none of a name.
     """
+    import ziggurat.training.hooks.probe_products  # noqa: F401  it lists a hook of ours
+
     known = {hook.name: hook for hook in Hook}
     for name in names:
         if name not in known:
             raise ConfigError(
-                expected="a hook that a module lists: " + (", ".join(known) or "none is listed"),
+                expected="a hook that a module lists: " + ", ".join(known),
                 found=repr(name),
                 where=f"command line, --hook {name}",
                 ways_out=[

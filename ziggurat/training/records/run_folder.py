@@ -13,6 +13,7 @@ runs/movielens_dlrm/
   raw/               the rows, where a table in memory was trained on: train.parquet, and valid and test if given
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
   baseline/          logistic regression on the same rows, a run of its own; where it was asked for
+  probe/             statistics of the operands of dense products; where a probe was asked for
   evaluations/       metrics and calibration of each final evaluation
   run.log            all that the run has said, with times: the start-up report, evaluations, warnings
   tensorboard/       for `tensorboard --logdir`
@@ -101,7 +102,8 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 _NAMES = {
     *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
-    *("quarantine", "non_finite", ".lock", "run.log", "raw", "versus_baseline.json"),
+    *("quarantine", "non_finite", ".lock", "run.log", "raw", "probe"),
+    "versus_baseline.json",
 }  # all that a run writes
 
 
@@ -172,6 +174,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def probe(self) -> Path:
+        """The folder of statistics of dense products, where a probe was asked for."""
+        return self.path / "probe"
 
     @property
     def said(self) -> Path:
