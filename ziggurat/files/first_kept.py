@@ -37,10 +37,12 @@ def keep_first(path: Path, answer: Any, *, file_format: Format, read: Callable[[
         with os.fdopen(number, "wb") as file:
             file.write(file_format.encode(answer))
         try:
+            # Not a rename, which would replace the answer of the process that was first.
             os.link(temporary, path)
         except FileExistsError:
             if read() is None:
                 temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    # Not `answer`: another process may have been first.
     return read()

@@ -93,12 +93,14 @@ class Format:
         """Decode what `encode` was given, from its bytes or those of an older version."""
         data = parse_json(text, where=where, what=f"{self.what}, in JSON", error=self.error, ways_out=self.ways_out)
         if not (isinstance(data, dict) and isinstance(data.get("format"), str)):
+            # A file with our checksum had our format, too, unless version 0 wrote it: without one it is damaged.
             if 0 not in self.migrations and isinstance(data, dict) and "sha256" in data:
                 raise self._refusal(f"{self.what} with its format", "a sha256, and no format", where)
             return self._migrated(data, 0, where)
         if data["format"] != self.name:
             raise self._refusal(f"{self.what} (format {self.name!r})", f"format {data['format']!r:.80}", where)
         version = data.get("version")
+        # Not isinstance: to Python, true is an int.
         if type(version) is not int or version < 1:
             raise self._refusal("a version, counted from 1", f"version {version!r:.80}", where)
         if version > self.version:
@@ -108,6 +110,7 @@ class Format:
                 where=where,
                 ways_out=("update Ziggurat", *self.ways_out),
             )
+        # Before any migration: the checksum is that of the layout as it was written.
         self._check_seal(data, where)
         body = {key: value for key, value in data.items() if key not in ("format", "version", "sha256")}
         return self._migrated(body["content"] if body.keys() == {"content"} else body, version, where)

@@ -38,12 +38,14 @@ class FileLock:
         Raises:
             OSError: the system refuses to make the file, or cannot lock files there.
         """
+        # O_NOFOLLOW: through a link in its place, the truncation below would empty somebody else's file.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
+            # Whoever held it deletes the file while giving it back: what was locked here may have no name any more.
             if not self._is_at_its_name(descriptor):
                 return False
             os.ftruncate(descriptor, 0)
@@ -58,6 +60,7 @@ class FileLock:
         """Give the lock back; harmless if it is not held."""
         if not self.is_held:
             return
+        # The name goes before the lock: the other way round, it would be taken away from whoever locks it in between.
         with contextlib.suppress(OSError):  # a name that stays locks nobody out
             self.path.unlink()
         descriptor = self._descriptor

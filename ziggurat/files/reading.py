@@ -71,6 +71,7 @@ def read_bytes(
         return error(expected=expected, found=found, where=where, ways_out=ways_out)
 
     try:
+        # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(expected=what, found="no such file", where=where, ways_out=ways_out) from None
@@ -91,6 +92,7 @@ def read_bytes(
                 raise refuse(f"{what}, of at most {max_bytes:,} bytes", "more")
         return b"".join(blocks)
     except OSError as problem:
+        # Some of our errors are OSErrors as well, so that callers can expect either.
         if isinstance(problem, ZigguratError):
             raise
         raise refuse(f"{what}, readable", text_of(problem)) from problem
@@ -201,6 +203,7 @@ def _check_depth(data: Any) -> None:
                 below.extend(item.values())
             elif isinstance(item, list):
                 below.extend(item)
+            # A decimal digit is 3.3 bits: with 4 for each, no number of MAX_DIGITS digits is refused.
             elif type(item) is int and item.bit_length() > 4 * MAX_DIGITS:
                 raise ValueError(f"a number of more than {MAX_DIGITS} digits")
         level = below
@@ -210,6 +213,7 @@ def _check_depth(data: Any) -> None:
 def _why(problem: Exception) -> str:
     if isinstance(problem, RecursionError):
         return f"nested more than {MAX_DEPTH} deep"
+    # Python's own limit of 4,300 digits, which tomllib meets before `_check_depth` sees the number.
     if "integer string conversion" in str(problem):
         return f"a number of more than {MAX_DIGITS} digits"
     return str(problem)[:400]

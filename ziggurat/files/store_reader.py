@@ -115,7 +115,7 @@ def asked(call: Callable[[], T], *, where: str, what: str) -> T:
                 "%s: %s failed (%s); attempt %d of %d follows", where, what, _said(error), attempt + 1, ATTEMPTS
             )
             pause(wait_before(attempt))
-    raise AssertionError
+    raise AssertionError  # not reached: the last attempt returns or raises
 
 
 def refuse_at_once(error: Exception, *, where: str) -> None:
@@ -252,6 +252,7 @@ class StoreReader(io.RawIOBase):
                 self._window = self._fetch(position, end)
                 self._window_start = position
                 offset = 0
+                # A look at the beginning of a file stays cheap; whoever reads on gets long reads.
                 self._window_bytes = min(self._window_bytes * 4, _WINDOW_BYTES)
             parts.append(self._window[offset : offset + stop - position])
             position += len(parts[-1])
@@ -266,6 +267,7 @@ class StoreReader(io.RawIOBase):
         else:
             data = self._part(start, stop) if places else b""
         self._unverified += len(data)
+        # A digest grows in order alone: after a seek it stays where it is, and nothing is compared at the end.
         if self._in_order and start == self._hashed:
             self._digest.update(data)
             self._hashed = stop
@@ -284,6 +286,7 @@ class StoreReader(io.RawIOBase):
         while position < stop:
             try:
                 data = bytes(self._file.read_at(stop - position, position))
+                # It counts only where nothing came: the end of an answer before the end of the object.
                 problem: Exception | str = f"the store served {position:,} of {self.version.num_bytes:,} bytes"
             except _OURS:
                 raise
@@ -294,6 +297,7 @@ class StoreReader(io.RawIOBase):
             parts.append(data)
             position += len(data)
             if data:
+                # A single byte is progress: only failures in a row count.
                 failures = 0
                 continue
             failures += 1
@@ -318,6 +322,7 @@ class StoreReader(io.RawIOBase):
         found = self._digest.hexdigest()
         if not stated or stated == found or self._access.tags.are_no_md5:
             return
+        # Equal bytes twice are no fault of the wire: then what the store stated was no MD5.
         again = hashlib.md5(usedforsecurity=False)
         for start in range(0, self.version.num_bytes, _PART_BYTES):
             again.update(self._part(start, min(start + _PART_BYTES, self.version.num_bytes)))

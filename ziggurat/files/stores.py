@@ -36,6 +36,7 @@ _SECRET = re.compile(r"secret|token|password|signature|credential|access.?key|ac
 _GLOB = re.compile(r"[*?\[]")
 _BY_PYARROW = ("gs", "gcs", "abfs", "abfss", "hdfs")
 _S3 = ("s3", "s3a", "s3n")
+# The last is read by pyarrow itself. It stands here as part of the cache's key: another key opens the store anew.
 _ENVIRONMENT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID")
 _COPY_BYTES = 8 << 20
 
@@ -136,6 +137,7 @@ class StoreFile:
 
     def _copy(self) -> Path:
         """A whole copy of the present version on this machine."""
+        # Opened before the copy is looked for: the copy's name holds the version that the store has now.
         with StoreReader(self._access(), in_order=True) as reader:
             what = f"{self.url} {reader.version.num_bytes} {reader.version.tag}"
             digest = hashlib.sha256(what.encode()).hexdigest()[:16]
@@ -205,6 +207,7 @@ def files_at(url: str, *, is_wanted: Callable[[str], bool], copies: str = "") ->
         return [file(each) for each in listed(whole, recursive=False) if is_wanted(PurePosixPath(each).name)]
     folder = key[: key.rfind("/", 0, match.start()) + 1]
     pattern = _glob_expression(key)
+    # Only a pattern that reaches below this folder needs the whole tree listed.
     names = listed(opened.inner + folder, recursive="/" in key[len(folder) :])
     if opened.inner + key in names:
         return [file(opened.inner + key)]  # its name has such characters
@@ -259,6 +262,7 @@ class _Opened:
 
 def _split(url: str) -> _Split:
     scheme, rest = url.split("://", 1)
+    # In the address of a web page, what follows "?" is part of its name.
     options = None if scheme.lower() in ("http", "https") else _OPTIONS.search(rest)
     cut = options.start() if options else len(rest)
     return _Split(scheme=scheme.lower(), rest=rest[:cut], query=rest[cut:])
@@ -306,6 +310,7 @@ def _s3(bucket: str, options: Mapping[str, str], environment: Mapping[str, str])
     endpoint = options.get("endpoint_override") or environment["AWS_ENDPOINT_URL_S3"] or environment["AWS_ENDPOINT_URL"]
     region = options.get("region") or environment["AWS_REGION"] or environment["AWS_DEFAULT_REGION"]
     scheme = options.get("scheme") or (endpoint.split("://", 1)[0] if "://" in endpoint else "https")
+    # This asks AWS over the network; a server of one's own has no such answer.
     if not endpoint and not region:
         region = asked(lambda: fs.resolve_s3_region(bucket), where=f"s3://{bucket}", what="find the bucket's region")
     return fs.S3FileSystem(
@@ -335,6 +340,7 @@ def _by_fsspec(scheme: str, authority: str, query: str) -> _Opened:
                 "copy the files to this machine",
             ),
         ) from error
+    # Packages of fsspec differ in whether the bucket is part of a file's key: a key that is made up shows it.
     plain = f"{scheme}://{authority}/key"
     stripped = filesystem._strip_protocol(plain)
     rest = f"{authority}/key" if stripped.endswith(f"{authority}/key") else "key"
@@ -351,6 +357,7 @@ def _look(filesystem: Any, key: str) -> Version:
 
     handler = getattr(filesystem, "handler", None)
     if isinstance(handler, fs.FSSpecHandler):
+        # fsspec keeps listings: an object that was replaced since would look unchanged.
         handler.fs.invalidate_cache()
         info = handler.fs.info(key)
         etag = str(info.get("ETag") or info.get("etag") or "")

@@ -18,10 +18,12 @@ from pathlib import Path
 from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files.system_text import text_of
 
+# A process of another machine that shares the disk cannot be seen from here; one that lives writes within an hour.
 _LEFT_S = 3600.0
 # Polars and safetensors say what the system refused in errors of their own.
 _WRITERS = ("polars", "safetensors", "safetensors_rust")
 _REFUSED = re.compile(r"I/?O error|os error \d+", re.IGNORECASE)
+# Of Linux's fcntl.h and fs.h; Python has no names for them.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -65,6 +67,7 @@ def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = File
             yield temporary
             sync(temporary)
             os.replace(temporary, target)
+            # The new name is safe from a power cut only when the folder is on the disk, too.
             sync(target.parent)
     finally:
         with suppress(OSError):
@@ -122,6 +125,7 @@ def publish(temporary: Path, folder: Path) -> None:
 
     A folder that is there is replaced in one step, so that at every instant the old or the new one is at its path.
     """
+    # Content before names: the other way round, a power cut could leave the new name on empty files.
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     if not folder.exists():
@@ -155,6 +159,7 @@ def _exchanged(one: Path, other: Path) -> bool:
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
+    # EINVAL: a file system that knows the call, but not the exchange.
     if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
     raise OSError(number, os.strerror(number), str(other))
@@ -162,6 +167,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 def temporary_beside(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
+    # Cut, so that the rest still fits the 255 bytes of a file's name.
     return path.with_name(f".{path.name[:120]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
@@ -187,7 +193,7 @@ def _is_old(folder: Path) -> bool:
 
 def _runs(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 is not sent: it only asks
     except ProcessLookupError:
         return False
     except PermissionError:  # it is somebody else's
