@@ -61,6 +61,7 @@ def place_tables(
     load_of = [0.0] * world_size
     size_of = [0] * world_size
     chosen: dict[str, int] = {}
+    # The name comes last: every rank that asks must find the same order.
     for name in sorted(loads, key=lambda name: (-loads[name], -sizes[name], name)):
         rank = min(homes.get(name, range(world_size)), key=lambda rank: (load_of[rank], size_of[rank], rank))
         load_of[rank] += loads[name]

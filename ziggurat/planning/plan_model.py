@@ -309,6 +309,7 @@ def states_of(
     devices = [device for each in assignments for device in each.devices]
     encodings = cost_model.encode(shards)
     states = np.zeros((problem.num_devices, encodings.shape[1]), dtype=np.float32)
+    # Not `states[devices] += …`, which would count one shard of a device that has several.
     np.add.at(states, devices, encodings)
     return states
 

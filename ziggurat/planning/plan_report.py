@@ -111,6 +111,7 @@ class PlanReport:
             ]
             lines.append(tuple(line))
         found = [heading, *lines]
+        # Positions in the heading: "rows in" and "tower".
         left_out = {*(() if has_formats else (2,)), *(() if has_towers else (5,))}
         return [tuple(each for index, each in enumerate(line) if index not in left_out) for line in found]
 

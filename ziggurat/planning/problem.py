@@ -144,6 +144,7 @@ class PlanningProblem:
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
+        # Counting is quadratic in the tables: only where a name is twice.
         twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         _expect(not twice and bool(names), "tables with different names", f"twice: {', '.join(twice)}", "tables")
         _expect(self.num_devices >= 1, "one device or more", f"{self.num_devices}", "num_devices")
@@ -151,7 +152,7 @@ class PlanningProblem:
         _expect(len(self.memory_bytes) in (1, self.num_devices), "one number, or one a device", found, "memory_bytes")
         found = f"{len(self.allowed)} entries for {len(self.tables)} tables"
         _expect(len(self.allowed) in (0, len(self.tables)), "nothing, or one entry a table", found, "allowed")
-        for table, devices in zip(self.tables, self.allowed, strict=False):
+        for table, devices in zip(self.tables, self.allowed, strict=False):  # () allows everything
             fits = devices is None or (bool(devices) and all(0 <= d < self.num_devices for d in devices))
             expected = f"devices from 0 to {self.num_devices - 1}"
             _expect(fits, expected, f"{devices}", f"allowed, table {table.name!r}")
@@ -199,6 +200,7 @@ class PlanningProblem:
     def shards(self, table: int, assignment: Assignment) -> tuple[ShardProfile, ...]:
         """The shards of an assignment, in the order of its devices."""
         parts = len(assignment.devices)
+        # The largest part stands for each, so that memory is never counted too low.
         return (self.tables[table].shard(assignment.placement, num_parts=parts),) * parts
 
     def to_plan(self, assignments: Sequence[Assignment], *, towers: Towers | None = None, tower_size: int = 0) -> Plan:

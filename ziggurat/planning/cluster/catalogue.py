@@ -25,7 +25,6 @@ from ziggurat.typed import Reader
 
 DEVICES_PER_HOST = 8
 _GB = 1e9
-_GLOO = ("efficiency", "latency_s", "message_s")
 _ASSUMED = {
     "device.gather_efficiency": "scattered rows against long reads",
     "device.row_overhead_bytes": "index, offset and the rest of two 32-byte sectors",
@@ -142,6 +141,7 @@ def local_cluster(ranks: int) -> Cluster:
     `ziggurat cluster probe` measures the rates.
     """
     cores = os.cpu_count() or 1
+    # Ranks beyond the number of cores take turns on them.
     share = min(1.0, cores / ranks)
     memory = host_memory().total_bytes
     rates = "a core of a server CPU of 2020; `ziggurat cluster probe` measures yours"
@@ -249,7 +249,7 @@ def named_cluster(name: str) -> Cluster:
         f"{number} devices",
         f"cluster {name!r}",
     )
-    devices = min(number, DEVICES_PER_HOST)
+    devices = min(number, DEVICES_PER_HOST)  # fewer are one host that is not full
     return dataclasses.replace(KINDS[kind], name=name, hosts=number // devices, devices_per_host=devices)
 
 
@@ -275,6 +275,7 @@ def _merged(data: dict[str, Any], sources: dict[str, str]) -> tuple[dict[str, An
         else:
             whole[key] = value
             changed.add(key)
+    # A number that the file changes has lost its source.
     kept = {
         each.constant: f"{each.origin.value}: {each.text}" for each in start.sources if each.constant not in changed
     }

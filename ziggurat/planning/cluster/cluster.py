@@ -6,7 +6,7 @@
        inside   the link of a device to the others of its host    (NVLink, shared memory)
        between  the link of a device, or of a whole host, to other hosts    (a port a device, or one a host)
 
-    named_cluster("h100x64")       64 devices, 8 a host                         both are in `cluster_catalogue.py`
+    named_cluster("h100x64")       64 devices, 8 a host                         both are in `catalogue.py`
     load_cluster("cluster.toml")   unknown names are errors that say the nearest known one
 
 A prediction is worth what its constants are worth, so each carries where it comes from: `measured` on the machine,
@@ -257,6 +257,7 @@ class Cluster:
 
     def between_bytes_per_s(self) -> float:
         """Return the bytes per second that each device gets of the link between hosts when all devices send."""
+        # In an all-to-all the devices of a host send at the same time.
         shared = self.devices_per_host if self.between.port is Port.HOST else 1
         return self.between.effective_bytes_per_s / shared
 
@@ -309,6 +310,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
 def _shown(name: str, value: float) -> str:
     if name.endswith("row_overhead_bytes"):
         return f"{value:g} B"
+    # Longer endings first: "flop_per_s" ends in "_s", too.
     for suffix, unit, scale in (
         ("flop_per_s", "TFLOP/s", 1e12),
         ("bytes_per_s", "GB/s", 1e9),

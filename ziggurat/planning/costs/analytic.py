@@ -147,14 +147,17 @@ class AnalyticCosts:
         placement = shard.placement
         rows = self.num_samples * shard.pooling_factor
         touched_here, touched_anywhere = self._touched(shard)
+        # A copy serves the samples of its own rank, a shard those of all ranks.
         samples = self.num_samples / shard.num_parts if placement.is_copied else self.num_samples
         out = float(samples * table.num_features * shard.dim)
         gather_per_s = device.memory_bytes_per_s * device.gather_efficiency
         row_bytes = table.row_format.row_bytes(shard.dim)
         state_bytes = table.state_bytes_per_row(shard.dim)
         read = rows * (row_bytes + device.row_overhead_bytes)
+        # A copy updates each row that any rank touched once; a shard is priced as if all rows read were different.
         touched = touched_anywhere if placement.is_copied else rows
         updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)
+        # Lists send their lengths along, a number for each sample.
         lists = table.num_features if table.pooling_factor != table.num_features else 0
         step = StepBytes(
             ids=_ID_BYTES * (rows + self.num_samples * lists),
@@ -194,6 +197,7 @@ class AnalyticCosts:
         inside_s = near.latency_s + messages[0] * near.message_s + inside / near.effective_bytes_per_s
         if not messages[1]:
             return inside_s
+        # Both links carry at the same time.
         return max(inside_s, far.latency_s + messages[1] * far.message_s + between / self.cluster.between_bytes_per_s())
 
     def all_reduce_s(self, num_bytes: float, *, group_size: int = 0) -> float:
@@ -208,7 +212,9 @@ class AnalyticCosts:
         hosts = max(1, size // same)
         if size == 1 or not num_bytes:
             return 0.0
-        inside_s = near.latency_s * (same > 1) + 2 * num_bytes * (same - 1) / same / near.effective_bytes_per_s
+        inside_s = 0.0
+        if same > 1:
+            inside_s = near.latency_s + 2 * num_bytes * (same - 1) / same / near.effective_bytes_per_s
         if hosts == 1:
             return inside_s
         if far.port is Port.HOST:
@@ -269,6 +275,7 @@ class AnalyticCostModel:
         costs = self.costs
         near = costs.cluster.inside.effective_bytes_per_s / 1e9  # MB / (GB/s) = ms
         far = costs.cluster.between_bytes_per_s() / 1e9
+        # Behind the milliseconds stand pairs (inside, between): of ids, of columns sent, of gradients gathered.
         near_ms = local[:, :, 1::2] / near
         far_ms = local[:, :, 2::2] / far
         moved = np.maximum(near_ms, far_ms) if costs.cluster.hosts > 1 else near_ms
@@ -276,6 +283,7 @@ class AnalyticCostModel:
         sent = moved[..., 1]
         gathered = moved[..., 2]
         sent = np.maximum(sent, sent.mean(axis=1, keepdims=True))
+        # Ids are exchanged among all ranks, columns and their gradients within the hop.
         latency_ms = _MS * (
             costs.hop_s(inside=0, between=0) * 2 + costs.hop_s(inside=0, between=0, group_size=costs.world_size)
         )

@@ -51,7 +51,10 @@ NUM_HIDDEN = 32
 NUM_SIZES = 3  # of a call: Σa, rows, distinct numbers
 SMALL = 1e-4  # of a call: nothing
 SUM_SCALE = 8.0
-_COLUMNS_SCALE, _STARTS_SCALE, _DEVICES_SCALE = 512.0, 5.0, 8.0
+# They bring the inputs of the exchange models to about 1.
+_COLUMNS_SCALE = 512.0
+_STARTS_SCALE = 5.0
+_DEVICES_SCALE = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,7 @@ class LearnedCostModel:
     def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S H"]:
         """h, the number of lookups, columns to send, and the sizes of the call that the shard belongs to."""
         known: dict[ShardProfile, int] = {}
+        # Equal parts of one table occur many times: the networks see each of them once.
         index = [known.setdefault(shard, len(known)) for shard in shards]
         distinct = list(known)
         if not distinct:
@@ -149,6 +153,7 @@ class LearnedCostModel:
         count = states[:, NUM_HIDDEN]
         columns = states[:, NUM_HIDDEN + 1]
         calls = states[:, NUM_HIDDEN + 2 :].reshape(len(states), NUM_CLASSES, NUM_SIZES)
+        # A sum of floats that moves add to and take from: 0.5 tells a device without tables from one with a table.
         alone_ms = np.where(count[:, None] > 0.5, calls[:, :, 0], 0.0)
         inputs = np.concatenate(
             [
@@ -214,6 +219,7 @@ class LearnedCostModel:
         stem = _stem(path)
         data = CARD.read(f"{stem}.json")
         content = read_bytes(f"{stem}.safetensors", what=CARD.what, error=ConfigError, ways_out=CARD.ways_out)
+        # None: an older file, which says nothing of the weights.
         if data.pop("weights_sha256", None) not in (None, sha256_of(content)):
             raise _damaged(stem, "weights that do not belong to the JSON file")
         try:

@@ -115,6 +115,7 @@ class _LookupModel(nn.Module):
         self.group1 = nn.Linear(NUM_SIZES + NUM_HIDDEN + 2, config.group_width)
         self.group2 = nn.Linear(config.group_width, 1)
         self.log_work_ms = nn.Parameter(torch.zeros(NUM_WORK))
+        # The training begins at the plain sum of the tables: exp(tanh(0)) = 1.
         nn.init.zeros_(self.group2.weight)
         nn.init.zeros_(self.group2.bias)
         self._is_additive = is_additive
@@ -235,6 +236,7 @@ def _groups(measurements: Measurements) -> _Groups:
             entries.append((group, columns[key]))
     counts = torch.zeros(len(measurements.lookups), len(shards))
     index = torch.tensor(entries).t()
+    # `accumulate`: groups are drawn with replacement, so a table may stand in one twice.
     counts.index_put_((index[0], index[1]), torch.ones(index.shape[1]), accumulate=True)
     reuse = np.mean([shard.table.reuse for shard in shards], axis=0)
     features = shard_features(shards, num_samples=draw.num_samples, default_reuse=reuse)
@@ -250,6 +252,7 @@ def _split(measurements: Measurements, config: LearningConfig) -> tuple[Tensor, 
     first_unknown = number
     if number > 2 * a_pool:
         last = (number - 1) // a_pool * a_pool
+        # A last pool that was hardly begun is too small a test: then the one before it is held out with it.
         first_unknown = last if number - last >= config.held_out * number / 2 else last - a_pool
     order = torch.randperm(first_unknown, generator=torch.Generator().manual_seed(config.seed))
     num_held_out = max(1, int(config.held_out * number))
@@ -267,8 +270,10 @@ def _fit_lookup(
 
     def loss(rows: Tensor) -> Tensor:
         mine = counts[rows]
+        # Of all tables only those of this batch pass through the network.
         used = mine.sum(dim=0) > 0
         found = model(scaled[used], data.tables.some(used), mine[:, used])
+        # In logarithms: 0.05 is 5 % off.
         return F.huber_loss(found, wanted[rows], delta=0.05)
 
     _minimise(model, loss, number=len(train), steps=config.steps, config=config)

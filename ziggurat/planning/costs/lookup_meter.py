@@ -72,10 +72,11 @@ class LookupMeter:
         self._kernel = kernel
         self._rounds = rounds
         self._clock = clock
-        self._weights = torch.empty(arena_mib << 18)
+        self._weights = torch.empty(arena_mib << 18)  # MiB of FP32 numbers
+        # Before the first touch, which decides the size of pages; and that touch must not fall into a measurement.
         advise_huge_pages(self._weights)
         self._weights.zero_()
-        self._sums = torch.zeros(self._weights.numel() // 4)
+        self._sums = torch.zeros(self._weights.numel() // 4)  # one for each row, and rows have 4 columns or more
 
     def measure(self, tables: Sequence[tuple[TableDraw, int]]) -> LookupTimes:
         """Time one group: tables of the pool, each with its number of columns."""
@@ -87,6 +88,7 @@ class LookupMeter:
                 outs = [self._look_up(part) for part in batch]
                 between = self._clock()
                 for part, out in zip(batch, outs, strict=True):
+                    # The result stands in for its gradient: the time does not hang on the numbers.
                     gradient = GradientPart(layout=part.layout, lookups=part.lookups, grad=out)
                     self._kernel.update(part.weight, state={"sum": part.sums}, parts=[gradient], step=_STEP)
                 forward[index] = min(forward[index], between - start)

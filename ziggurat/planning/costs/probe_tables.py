@@ -32,7 +32,8 @@ from ziggurat.typed import checked
 
 NUM_REUSE_BINS = 17
 _SCRAMBLE = 1_000_000_007  # a prime above any number of rows here: multiplying by it permutes the rows
-_MOST_SKEW, _MOST_ROWS = 1.4, 60.0
+_MOST_SKEW = 1.4
+_MOST_ROWS = 60.0  # of a sample, in the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,7 @@ def draw_pool(config: DrawConfig, number: int) -> tuple[TableDraw, ...]:
 
 def draw_group(config: DrawConfig, pool: Sequence[TableDraw], index: int) -> tuple[tuple[int, int], ...]:
     """Draw group number `index`: (position in its pool, columns) for each of its tables."""
+    # 1: of groups, beside the 0 of tables. The number is part of the seed, so no group depends on those before it.
     generator = np.random.default_rng([config.seed, 1, index])
     while True:
         size = int(generator.integers(1, config.max_tables + 1))
@@ -127,6 +129,7 @@ def draw_rows(
 ) -> Int64[np.ndarray, "n"]:
     """Rows with probabilities ∝ rank^-skew, ranks in an order given by `offset`. Row 0, padding, is left out."""
     usable = num_rows - 1
+    # At 0 the formula below divides by 0; near it, it has the same limit.
     exponent = 1.0 - skew if abs(1.0 - skew) > 1e-3 else 1e-3
     # The inverse of the distribution function of a continuous power law from 1 to usable + 1.
     ranks = (((usable + 1.0) ** exponent - 1.0) * generator.random(count) + 1.0) ** (1.0 / exponent)

@@ -74,6 +74,7 @@ def shard_features(
 
 def width_class(dims: Int[np.ndarray, "S"]) -> Int[np.ndarray, "S"]:
     """Return the class of tables that one kernel call looks up: those of equal columns; 8 classes, by powers of two."""
+    # 4 columns are class 0.
     return np.clip(np.round(np.log2(np.maximum(dims, 1))) - 2, 0, NUM_CLASSES - 1).astype(np.int64)
 
 

@@ -142,6 +142,7 @@ class Annealer:
         num = config.num_chains or (24 if space.num_devices <= 16 else 2)
         self.rng = np.random.default_rng(seed)
         self.chains = Chains(space, [starts[i % len(starts)] for i in range(num)], rng=self.rng)
+        # A row of zeros behind the last kind: the index −1, no kind, adds nothing.
         self._encodings = np.vstack([space.encodings, np.zeros_like(space.encodings[:1])])
         self._bytes = np.append(space.bytes, 0.0)
         cost_model = space.cost_model
@@ -180,6 +181,7 @@ class Annealer:
                 return best
             config = self.config
             share = min(1.0, done / 0.9)
+            # The last tenth accepts no loss.
             warmth = hot * min(1.0, config.cold / hot) ** share if done < 0.9 else 1e-9
             accepted = self.step(warmth * self.scale)
             best.evaluations += max(1, config.num_offers // len(self.states)) * len(self.states)
@@ -207,9 +209,13 @@ class Annealer:
         offers[found.row, found.device] = local
         fine = self._fines(found)
         guess = self._estimate(offers) if self._estimate else self._objective(self.space.cost_model.exchange(offers))
+        # A loss of x passes with probability exp(−x / T): the draw comes before x, and judges the guess and the exact
+        # price.
         threshold = -temperature * np.log(self.rng.random(len(chain)))
         gain = guess - self.guess[chain] + fine - self._fine[chain]
         passes = (found.valid & (gain < threshold)).reshape(len(self.states), num)
+        # The first that passes, not the cheapest: a batch is then worth about as much as single offers one after the
+        # other.
         first = passes.argmax(axis=1) + np.arange(len(self.states)) * num
         chosen = first[passes.any(axis=1)]
         if not len(chosen):
@@ -221,7 +227,9 @@ class Annealer:
         device_ms = device_ms[good]
         self._take(found, chosen, offers=offers, delta=delta)
         mine = chain[chosen]
-        self.device_ms[mine], self.guess[mine], self._fine[mine] = device_ms, guess[chosen], fine[chosen]
+        self.device_ms[mine] = device_ms
+        self.guess[mine] = guess[chosen]
+        self._fine[mine] = fine[chosen]
         return mine.tolist()
 
     def _take(self, found: Candidates, chosen: Int[np.ndarray, " A"], *, offers: np.ndarray, delta: np.ndarray) -> None:
@@ -247,6 +255,7 @@ class Annealer:
 
     def _fine_of(self, overflow: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
         missing = overflow / self._mean_room
+        # 0.01: the last bytes that do not fit must still cost something.
         return self.scale * self.config.fine * self._severity * np.where(overflow > _SMALL, missing + 0.01, 0.0)
 
     def _objective(self, device_ms: Float32[np.ndarray, "N P"]) -> Float32[np.ndarray, " N"]:

@@ -20,6 +20,7 @@ import numpy as np
 from ziggurat.planning.search.greedy import grid
 from ziggurat.planning.search.space import SearchSpace, Shard
 
+# As in NeuroShard's algorithms.
 _WIDTH = 3
 _CANDIDATES = 10
 _ROUNDS = 10

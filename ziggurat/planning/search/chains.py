@@ -23,8 +23,9 @@ from ziggurat.placements import by_columns
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
-_FEW_DEVICES, _DRAWS = 8, 3
-_WEIGHTS = (0.36, 0.36, 0.13, 0.13, 0.02)
+_FEW_DEVICES = 8
+_DRAWS = 3
+_WEIGHTS = (0.36, 0.36, 0.13, 0.13, 0.02)  # of the changes, in the order of `Change`
 
 
 class Change(IntEnum):
@@ -152,6 +153,7 @@ class Chains:
         chain = np.repeat(np.arange(chains), num)
         total = len(chain)
         weights = np.array(_WEIGHTS) * [1, 1, self._any_cut, self._any_cut, self._any_option]
+        # A draw that rounds to 1 would fall behind the last kind.
         change = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(total)).clip(max=4)
         slot = self._random_slots(chain)
         self._refocus(chain, slot, worst=worst, focus=focus)
@@ -256,6 +258,8 @@ class Chains:
         cut = np.flatnonzero(self.count[chain, tables] > 1)
         if len(cut):
             most = int(self.count[chain[cut], tables[cut]].max())
+            # A table with fewer parts reads into the block behind it, which `mine` masks; only the end of the array
+            # must hold.
             index = np.minimum(self.first[tables[cut], None] + np.arange(most), len(self.slot_table) - 1)
             mine = (self.slot_table[index] == tables[cut, None]) & (index != slot[cut, None])
             free[cut] = ~(mine & (self.device[chain[cut, None], index] == device[cut, None])).any(axis=1)
@@ -339,6 +343,7 @@ class Chains:
 
     def _other_devices(self, tables: Int[np.ndarray, " N"], held: Int[np.ndarray, "N K"]) -> Int[np.ndarray, "N P"]:
         """Devices in random order; first those that the table may go to and has no part on."""
+        # Draws are below 1: the key 2 sorts a device behind all that may be chosen.
         keys = self.rng.random((len(tables), self.space.num_devices))
         if self._limited:
             keys[~self.space.allowed[tables]] = 2.0
@@ -404,12 +409,15 @@ class Chains:
         elif change == Change.SPLIT:
             new = self.first[table] + self.count[chain, table]
             levels[slot] += 1
-            devices[new], levels[new] = found.target[index], levels[slot]
+            devices[new] = found.target[index]
+            levels[new] = levels[slot]
             self.count[chain, table] += 1
         else:
             last = self.first[table] + self.count[chain, table] - 1
             levels[slot] -= 1
-            devices[other], levels[other] = devices[last], levels[last]
+            # The last part moves into the gap, so that the parts of a table stay the first of its block.
+            devices[other] = devices[last]
+            levels[other] = levels[last]
             devices[last] = -1
             self.count[chain, table] -= 1
 
@@ -418,13 +426,15 @@ class Chains:
         self.device[chain, block] = -1
         if not assignment.placement.is_searched:
             number = [option for option, _ in self.space.options[table]].index(assignment)
-            self.option[chain, table], self.count[chain, table] = number, 0
+            self.option[chain, table] = number
+            self.count[chain, table] = 0
             return
         num = len(assignment.devices)
         slots = self.first[table] + np.arange(num)
-        self.option[chain, table], self.count[chain, table] = -1, num
+        self.option[chain, table] = -1
+        self.count[chain, table] = num
         self.device[chain, slots] = assignment.devices
-        self.level[chain, slots] = num.bit_length() - 1
+        self.level[chain, slots] = num.bit_length() - 1  # parts are a power of two
 
 
 def _shuffled(devices: Int[np.ndarray, "N K"], rng: np.random.Generator) -> Int[np.ndarray, "N K"]:

@@ -183,6 +183,7 @@ def _fill(
         if not fits.any():
             return None
         load = filling.own_ms(kind) if rule is Rule.FUSED else filling.loads
+        # lexsort takes its last key first: the least load, and on ties the fewest bytes.
         device = int(np.lexsort((filling.held, np.where(fits, load, np.inf)))[0])
         filling.add(kind, [device], columns=columns, load=float(weights[index]))
         plan.append(Shard(table=table, level=level, device=device))
@@ -199,6 +200,7 @@ def _weights(space: SearchSpace, rule: Rule, shards: Sequence[tuple[int, int]]) 
         return dims
     if rule in (Rule.LOOKUP, Rule.SIZE_LOOKUP):
         reads = dims * np.array([tables[table].pooling_factor for table, _ in shards])
+        # At least 1: a table of a few rows must not weigh nothing.
         rows = np.log10([max(10, tables[table].num_rows) for table, _ in shards])
         return reads * (rows if rule is Rule.SIZE_LOOKUP else 1.0)
     return space.cost_model.local(space.encodings[kinds])[:, 0].astype(np.float64)

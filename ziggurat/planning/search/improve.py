@@ -35,7 +35,9 @@ from ziggurat.planning.search.search import search
 
 _LEAST = 4  # ranks that are tried as a new home of a whole table
 _POWER = 16
-_GREEDY_SHARE, _SEARCH_SHARE = 0.3, 0.75  # of the budget, until then; the rest improves what both found
+# Of the budget, until then; the rest improves what both found.
+_GREEDY_SHARE = 0.3
+_SEARCH_SHARE = 0.75
 _MIN_GAIN = 1e-6
 
 
@@ -92,6 +94,7 @@ class Places:
             devices = tuple(sorted(least[:parts]))
             found.append(Assignment(placement=by_columns(len(devices)), devices=devices))
         found += problem.spread_options(table)
+        # The place with most room, in case none of the cheapest has enough.
         found += [_whole(problem, table, max(least, key=lambda device: int(self.free[device])))]
         return [each for each in dict.fromkeys(found) if self.fits(table, each)]
 
@@ -127,6 +130,7 @@ class Places:
 def norm(costs: Float[np.ndarray, "N P"]) -> Float[np.ndarray, " N"]:
     """‖c‖ of several plans; see the module's docstring."""
     most = costs.max(axis=1)
+    # Divided by the largest: 16th powers of milliseconds would leave what FP32 holds.
     safe = np.maximum(most, 1e-30)
     return most * np.power(np.mean(np.power(costs / safe[:, None], _POWER), axis=1), 1 / _POWER)
 
@@ -158,6 +162,7 @@ def improve(places: Places, *, until: Callable[[], bool]) -> bool:
             own = places.take(table)
             options = places.options(table)
             prices = norm(places.costs_with(table, options)) if options else np.array([])
+            # Less than this is rounding, by which a table could go to and fro for ever.
             if len(prices) and prices.min() < best * (1 - _MIN_GAIN):
                 own = options[int(prices.argmin())]
                 best = float(prices.min())
@@ -192,6 +197,7 @@ def best_plan(problem: PlanningProblem, cost_model: CostModel, *, budget_s: floa
     for table, assignment in enumerate(answer.assignments):
         annealed.put(table, assignment)
     found = [annealed] if greedy is None else [annealed, greedy]
+    # The first gets half of the time that is left, so that the second has some.
     settled = [
         improve(places, until=after(0.5 * (1 + _SEARCH_SHARE) if number == 0 else 1.0))
         for number, places in enumerate(found)

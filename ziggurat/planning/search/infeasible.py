@@ -208,6 +208,7 @@ def _least_devices(problem: PlanningProblem, need: float) -> int:
     if problem.allowed or len(problem.memory_bytes) > 1 or problem.room_bytes[0] <= 0:
         return 0
     first = max(int(np.ceil(need / problem.room_bytes[0])), problem.num_devices + 1)
+    # Greedy packing may need more than the bytes say: some numbers from the lower bound up.
     for num_devices in sorted({first, first + 1, first + 2, -(-first * 5 // 4), -(-first * 3 // 2), 2 * first}):
         if _fits(dataclasses.replace(problem, num_devices=num_devices)):
             return num_devices

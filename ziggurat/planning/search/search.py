@@ -162,6 +162,7 @@ def _rest(budget_s: float, config: SearchConfig, clock: Callable[[], float], beg
 
 
 def _anneal(space: SearchSpace, config: SearchConfig, *, seed: int, budget: Budget) -> tuple[Best, str]:
+    # By cost, and by bytes, which packs more tightly where memory is short.
     starts = [starting_plan(space, largest_first=first) for first in (False, True)]
     if space.num_devices == 1:
         best = Best(assignments=starts[0], evaluations=1)
@@ -184,6 +185,7 @@ def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable
     if shards is None:
         return Best()
     whole = all(shard.level == 0 for shard in shards)
+    # The cost is any finite number: whoever asked prices the plan.
     return Best(cost_ms=0.0, shards=tuple(shards), assignments=whole_tables(space, shards) if whole else None)
 
 

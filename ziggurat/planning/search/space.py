@@ -116,6 +116,7 @@ class SearchSpace:
         self, kinds: Int[np.ndarray, " N"], devices: Int[np.ndarray, " N"]
     ) -> tuple[Float32[np.ndarray, "P H"], Float[np.ndarray, " P"]]:
         """State and bytes of every device that has these kinds."""
+        # Summed in FP64, so that the order of the shards does not show in FP32.
         states = np.zeros((self.num_devices, self.encodings.shape[1]))
         held = np.zeros(self.num_devices)
         np.add.at(states, devices, self.encodings[kinds])
@@ -156,6 +157,7 @@ class SearchSpace:
         """Return the cost of each whole table alone on the first device: the order in which greedy rules take them."""
         states = np.zeros((self.num_tables, self.num_devices, self.encodings.shape[1]), dtype=np.float32)
         states[:, 0] = self.encodings[self.column_kind[:, 0]]
+        # In parts: for all tables at once, the states are tables × devices × H numbers.
         return np.concatenate(
             [device_costs(self.cost_model, part)[:, 0] for part in np.array_split(states, 1 + len(states) // 256)]
         )

@@ -34,9 +34,12 @@ from ziggurat.planning.simulator.step_work import NetworkWork, StepWork, TowerWo
 from ziggurat.planning.simulator.timeline import Resource, SimulatedTask, Span, Timeline, run_tasks
 from ziggurat.typed import checked
 
-_PASSES_FORWARD, _PASSES_BACKWARD = 4.0, 8.0  # bytes a number: FP32, read or written once; twice that backward
+_PASSES_FORWARD = 4.0  # bytes a number: FP32, read or written once
+_PASSES_BACKWARD = 8.0  # twice that
 _OPTIMIZER_BYTES = 28.0  # a dense weight: gradient, weight and two moments of Adam read, the last three written
-_LOOKUP_LAUNCHES, _HOP_LAUNCHES, _OPTIMIZER_LAUNCHES = 4, 6, 6
+_LOOKUP_LAUNCHES = 4
+_HOP_LAUNCHES = 6
+_OPTIMIZER_LAUNCHES = 6
 
 
 class Overlap(StrEnum):
@@ -131,6 +134,7 @@ class StepSimulator:
         spans = run_tasks(builder.tasks())
         end_s = max(span.end_s for span in spans)
         least_s = self.cluster.device.step_s
+        # The devices wait for the program that starts their operations.
         if self.cluster.device.launch is Launch.AHEAD and end_s < least_s:
             spans += (Span(SimulatedTask("rest", Resource.COMPUTE, least_s - end_s), end_s, least_s),)
         return Timeline(spans, self.cluster)
@@ -158,6 +162,7 @@ def compute_s(device: Device, part: NetworkWork, *, batch_size: float, settings:
     rates = {MatmulFormat.TF32: device.tf32_flop_per_s, MatmulFormat.BF16: device.bf16_flop_per_s}
     rate = (rates.get(settings.matmul) or device.fp32_flop_per_s) * device.matmul_efficiency
     found = []
+    # A layer has two products backward, for the gradients of its inputs and of its weights.
     for flop, passes, times in (
         (part.forward_flop, _PASSES_FORWARD, 1),
         (part.backward_flop, _PASSES_BACKWARD, 2),
@@ -225,6 +230,7 @@ class _Step:
         if not self.work.towers:
             lookup = self._compute("lookup", lookup_s + self._pack_s())
             return self._last_hop(after=(lookup,), seconds=self.hop_s)
+        # Half of the packing: the other half is the unpacking, behind the hop.
         inner_s = self._packing_s(self._tower_bytes()) / 2
         lookup = self._compute("lookup", lookup_s + inner_s)
         hop = self._tower_hop(after=(lookup,), seconds=self.hop_s)
@@ -299,6 +305,7 @@ class _Step:
         groups = self.cluster.world_size // self.group_size
         each = len(self.work.towers) // groups
         cut = [self.work.towers[index * each : (index + 1) * each] for index in range(groups)]
+        # The output decides between modules without products, which only pass columns on.
         return list(max(cut, key=lambda towers: sum(t.network.forward_flop + t.output_dim for t in towers)))
 
     def _tower_seconds(self, share: float) -> tuple[float, float]:

@@ -246,6 +246,7 @@ def _numbers(module: nn.Module) -> int:
 def _num_parameters(modules: Iterable[nn.Module]) -> int:
     seen: dict[int, int] = {}
     for module in modules:
+        # By identity: a weight that two layers share counts once.
         for parameter in module.parameters(recurse=False):
             seen[id(parameter)] = parameter.numel()
     return sum(seen.values())

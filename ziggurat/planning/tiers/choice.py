@@ -30,7 +30,8 @@ from ziggurat.planning.tiers.rungs import Rung, TieredTable
 _TIME_LIMIT_S = 2.0
 _SHOWN = 3
 _REPRICED = 3
-_SETTING, _SETTING_OF_PLANS = "--tables.memory-limit", "--memory-limit"
+_SETTING = "--tables.memory-limit"
+_SETTING_OF_PLANS = "--memory-limit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,7 @@ def choose_rungs(problem: TierProblem, *, way_out: str = "") -> Choice:
         ConfigError: no rungs fit; says which rung of which table would.
     """
     shares = list(itertools.product(problem.cache_shares, problem.held_shares))
+    # Up to five problems have the whole time each; more share ten seconds.
     time_limit_s = _TIME_LIMIT_S / max(1.0, len(shares) / 5)
     found = [_best(problem, cache, held, time_limit_s=time_limit_s) for cache, held in shares]
     fitting = [each for each in found if each is not None]
@@ -124,10 +126,12 @@ def greedy_rungs(problem: TierProblem, *, cache_share: float, held_share: float 
         held_share: of rows on a disk.
     """
     options = problem.options(cache_share, held_share)
-    chosen = [min(range(len(each)), key=lambda i, t=t, each=each: (t.cost(each[i]), t.num_bytes(each[i])))
-              for t, each in zip(problem.tables, options, strict=True)]  # fmt: skip
     sizes = [[t.num_bytes(rung) for rung in each] for t, each in zip(problem.tables, options, strict=True)]
     costs = [[t.cost(rung) for rung in each] for t, each in zip(problem.tables, options, strict=True)]
+    chosen: list[int] = []
+    for cost, size in zip(costs, sizes, strict=True):
+        prices = list(zip(cost, size, strict=True))  # of rungs that cost the same, the smallest
+        chosen.append(prices.index(min(prices)))
     total = sum(size[index] for size, index in zip(sizes, chosen, strict=True))
     while total > problem.limit_bytes:
         steps = [
@@ -164,6 +168,7 @@ def solved_rungs(
     count = len(variables)
     cost = np.array([tables[index].cost(rung) for index, rung in variables])
     bytes_ = np.array([tables[index].num_bytes(rung) for index, rung in variables], dtype=np.float64)
+    # In shares of the limit and of the highest cost: numbers far from 1 cost a solver digits.
     unit = max(float(problem.limit_bytes), 1.0)
     one_each = csr_matrix((np.ones(count), ([index for index, _ in variables], range(count))))
     solved = milp(
@@ -227,6 +232,7 @@ def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]
     """Bytes for rows of disk or host that the limit has room for, 0 if that is too little; bytes of those written."""
     taken = sum(table.num_bytes(rungs[table.name]) for table in problem.tables)
     taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in below)
+    # All tables of a dim lie in one storage.
     storages = {table.dim for table in below}
     whole = sum(table.all_held_bytes for table in below)
     room = problem.limit_bytes - taken

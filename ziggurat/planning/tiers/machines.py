@@ -160,6 +160,7 @@ def _step(
         rows = table.rows_missed(device_share)
         missed_bytes += rows * table.num_bytes / max(table.profile.num_rows, 1)
         host_rows += rows
+        # Hosts hold what devices hold, too: the larger of the two shares is not read from disks.
         disk_rows += table.rows_missed(max(device_share, host_share)) if tiers is Tiers.DISKS else 0.0
     step_s = base_s + batch_size * 2 * missed_bytes / host.link_bytes_per_s
     if disk_rows:
@@ -182,5 +183,6 @@ def _harmonic(count: int) -> float:
     """Sum of i^−1.05 for i = 1 … n, the rest of a long one by its integral."""
     total = sum(i**-ZIPF for i in range(1, min(count, _EXACT_TERMS) + 1))
     if count > _EXACT_TERMS:
+        # The integral from the middle before a term to the middle behind it is nearly the term.
         total += ((_EXACT_TERMS + 0.5) ** (1 - ZIPF) - (count + 0.5) ** (1 - ZIPF)) / (ZIPF - 1)
     return total

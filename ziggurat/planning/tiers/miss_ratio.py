@@ -33,7 +33,7 @@ from ziggurat.data.mixing import splitmix64
 from ziggurat.planning.tiers.stack_distances import stack_distances
 
 _PARTS = 8  # of the standard error
-_HASH_BITS = 24
+_HASH_BITS = 24  # of a row's hash, that choose the sample; those above choose its parts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +79,10 @@ class RowTrace:
             share: of rows to keep, by hash.
         """
         counted = batches[counted_from:]
-        kept = [(rows[keep], lookups[keep]) for rows, lookups in batches for keep in (is_sampled(rows, share=share),)]
+        kept: list[tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]] = []
+        for rows, lookups in batches:
+            is_kept = is_sampled(rows, share=share)
+            kept.append((rows[is_kept], lookups[is_kept]))
         nothing = np.empty(0, dtype=np.int64)
         return RowTrace(
             num_rows=num_rows,
@@ -150,6 +153,7 @@ class MissRatioCurve:
         if cache_rows >= min(2 * trace.most_touches, trace.num_rows):
             hit_N = (self.distances >= 0) & (self.distances < cache_rows * trace.share)
             return _misses(trace, hit_N)
+        # In smaller caches the rows of a batch keep each other out, which distances cannot say.
         size = round(cache_rows * trace.share)
         if size not in self._simulated:
             self._simulated[size] = _misses(trace, simulated_hits(trace, cache_rows=size)[trace.first_counted :])
@@ -213,6 +217,7 @@ def simulated_hits(trace: RowTrace, *, cache_rows: int) -> Bool[np.ndarray, " N"
         hit_N[begin:end] = is_cached[names]
         stamps[names] = number
         missed = names[~is_cached[names]]
+        # Rows of the present batch stay: its step needs them all at once.
         evictable = np.flatnonzero(stamps[members] < number)
         count = min(len(evictable), max(0, len(missed) - (cache_rows - len(members))))
         gone = evictable[np.argsort(stamps[members[evictable]], kind="stable")[:count]]

@@ -198,6 +198,7 @@ class TieredTable:
         if not rung.cache_share:
             return once
         missed = self.misses(rung)
+        # A miss moves two rows: one comes, and one goes to make room.
         return (1.0 - missed) * _HIT_TIME + missed * (_HIT_TIME + 2.0 * once)
 
     def cost(self, rung: Rung) -> float:

@@ -70,6 +70,7 @@ class InteractionSums:
                 )
             present_BF = lengths_BF > 0
             unit_BFD = chunk_BFD / torch.where(present_BF, lengths_BF, 1.0).unsqueeze(2)
+            # Rounding may pass 1.
             cosines_BFF = torch.bmm(unit_BFD, unit_BFD.transpose(1, 2)).abs_().clamp_(max=1.0)
             self._sums += cosines_BFF.sum(0, dtype=torch.float64).to(self._sums.device)
             present = present_BF.to(dtype=torch.float64, device=self._sums.device)
@@ -91,6 +92,7 @@ class InteractionSums:
                 ways_out="add batches of the training data first",
             )
         mean = self._sums / self._counts.clamp(min=1)
+        # A product of matrices may round (i, j) and (j, i) differently.
         return ((mean + mean.T) / 2).fill_diagonal_(1.0)
 
 

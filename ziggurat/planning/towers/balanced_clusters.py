@@ -41,6 +41,7 @@ def balanced_clusters(
     centres = _first_centres(points, num_clusters=num_clusters, generator=generator)
     assignment = np.full(len(points), -1)
     for _ in range(_MAX_ITERATIONS):
+        # In few dimensions the differences themselves, which are exact; in many they would be M · T · d numbers.
         costs = ((points[:, None] - centres) ** 2).sum(axis=2) if points.shape[1] <= 4 else _squared(points, centres)
         before = assignment
         assignment = _assign(costs, limits=limits)
@@ -59,6 +60,7 @@ def _assign(costs: Floats, *, limits: Limits) -> Indexes:
     assignment = np.zeros(len(costs), dtype=np.int64)
     for item in np.argsort(-(limits.loads / limits.upper).max(axis=1), kind="stable"):
         over = np.maximum((held + limits.loads[item]) / limits.upper - 1, 0.0).sum(axis=1)
+        # Rounded, so that the noise of a division does not outweigh the costs.
         cluster = int(np.lexsort((costs[item], np.round(over, 12)))[0])
         assignment[item] = cluster
         held[cluster] += limits.loads[item]
@@ -81,6 +83,6 @@ def _first_centres(points: Floats, *, num_clusters: int, generator: np.random.Ge
             item = int(np.searchsorted(np.cumsum(nearest), generator.random() * total, side="right"))
         else:  # all items lie on a centre: any that is left will do
             item = int(np.setdiff1d(np.arange(len(points)), chosen)[0])
-        chosen.append(min(item, len(points) - 1))
+        chosen.append(min(item, len(points) - 1))  # by rounding, a draw may fall behind the last
         nearest = np.minimum(nearest, _squared(points, points[chosen[-1:]])[:, 0])
     return points[chosen].copy()

@@ -174,10 +174,11 @@ def limits_of(
     asked = mean * (1 + tolerance)
     lower = 0.0
     if balance is BalanceBy.COUNT:
+        # 1e-9: (1 + tolerance) · mean may round to just below a whole number.
         asked = max(math.ceil(mean), math.floor(asked + 1e-9))
         lower = min(math.floor(mean), math.ceil(mean * (1 - tolerance) - 1e-9))
     heaviest = float(np.bincount(longest_first(load, num_towers=num_towers), weights=load, minlength=num_towers).max())
-    upper = max(asked, heaviest, 1e-12)
+    upper = max(asked, heaviest, 1e-12)  # not 0: `violation` divides by it
     columns = [(load, lower, upper)]
     if memory_limit_bytes:
         columns.append((items.num_bytes, 0.0, float(memory_limit_bytes)))

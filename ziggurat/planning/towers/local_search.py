@@ -44,6 +44,7 @@ class Partition:
     ) -> None:
         self.assignment = assignment.copy()
         self.limits = limits
+        # Pairs inside an item go wherever it goes: they count in no sum of distances to others.
         self._inner = distances.diagonal().copy()
         self._distances = distances - np.diag(self._inner)
         self._item_counts = counts
@@ -124,7 +125,7 @@ class Partition:
         home = int(self.assignment[item])
         count = self._item_counts[item]
         load = self.limits.loads[item]
-        if self._num_items[home] < 2:
+        if self._num_items[home] < 2:  # its tower would be empty
             return np.full(len(self._within), np.inf), np.full(len(self._within), np.inf)
         left = (self._within[home] - self._sums[item, home] - self._inner[item]) / (self._counts[home] - count)
         joined = (self._within + self._sums[item] + self._inner[item]) / (self._counts + count)
@@ -143,6 +144,7 @@ class Partition:
         items = np.arange(len(away))
         row = self._distances[item]
         change = self._item_counts - self._item_counts[item]
+        # The sums still have the distance to the item that leaves, so `row` goes off.
         here = self._sums[:, home] - self._sums[item, home] - row + self._inner - self._inner[item]
         there = self._sums[item, away] - self._sums[items, away] - row - self._inner + self._inner[item]
         within = self._within

@@ -220,7 +220,7 @@ def _search(distances: Tensor, *, plane: Plane, items: Items, limits: Limits, co
     """The cheapest partition that fits, after polishing the cheapest half of the candidates."""
     membership = items.membership(len(distances))
     between = membership.T @ distances.numpy() @ membership
-    np.fill_diagonal(between, between.diagonal() / 2)
+    np.fill_diagonal(between, between.diagonal() / 2)  # each pair inside an item stood there twice
     partitions = []
     for candidate in _candidates(distances, plane=plane, items=items, limits=limits, config=config):
         partition = Partition(
@@ -233,6 +233,7 @@ def _search(distances: Tensor, *, plane: Plane, items: Items, limits: Limits, co
         raise no_room(items, num_towers=config.num_towers, memory_limit_bytes=config.memory_limit_bytes)
     partitions.sort(key=lambda partition: partition.cost)
     if config.refine is Refine.SWAPS:
+        # Two spaces gave two candidates a restart: this is the cheaper half.
         for partition in partitions[: config.restarts]:
             partition.polish()
     return min(partitions, key=lambda partition: partition.cost).assignment

@@ -123,8 +123,10 @@ def _descend(start: Tensor, distances: Tensor, *, config: PlaneConfig, scale: fl
 def _stress_and_gradient(points: Tensor, distances: Tensor) -> tuple[float, Tensor]:
     """Sum over ordered pairs, and its gradient 4·Σ_j (1 − Dist_ij / d_ij)(x_i − x_j); no F·F·d tensor is made."""
     squares = points.square().sum(1)
+    # Rounding may make a square negative.
     apart = torch.addmm(squares.unsqueeze(1) + squares, points, points.T, alpha=-2).clamp_(min=1e-12).sqrt_()
     apart.fill_diagonal_(0)
     rest = apart - distances
+    # After `rest`, which needs the zeros: no division by zero, and 0 / 1 pulls nowhere.
     pull = rest / apart.fill_diagonal_(1)
     return float(rest.square_().sum()), 4 * (pull.sum(1, keepdim=True) * points - pull @ points)

@@ -46,6 +46,7 @@ def write_picture(partition: TowerPartition, path: str | Path) -> Path:
             where=str(path),
             ways_out="give another name",
         )
+    # Without a date and random names, the same partition gives the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with mpl.rc_context({"svg.hashsalt": "ziggurat"}):
         write_figure(partition_figure(partition), path, dpi=130, metadata=metadata)

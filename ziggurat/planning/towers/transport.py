@@ -89,6 +89,7 @@ class _Flow:
         while True:
             through = np.where(self.arcs < _NEVER, distance[:, None] + self.arcs, _NEVER)
             shortest = through.min(axis=0)
+            # A sum with an arc that is not there stays above half of _NEVER.
             better = shortest < np.minimum(distance, _NEVER // 2)
             if not bool(better.any()):
                 break
