@@ -26,6 +26,7 @@ from ziggurat.features.items import Repeats
 from ziggurat.files import Format
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
 from ziggurat.serving.answering.item_search import LESS, ItemSearch
+from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
 from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.answering.rescorer import Rescorer
 from ziggurat.serving.answering.sides import EncodedSide
@@ -39,7 +40,10 @@ from ziggurat.typed import Count
 
 CHAIN_FILE = "chain.json"
 CHAIN = Format(name="ziggurat.export_chain", what="the chain of an export", error=ExportError, ways_out=WAYS_OUT)
-RETRIEVAL, OVER_ARCH = "retrieval", "over_arch"  # names in formulas
+# Names in formulas.
+RETRIEVAL = "retrieval"
+OVER_ARCH = "over_arch"
+_ASKED = "that is asked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +192,34 @@ class Chain:
         """Tasks of the ranker."""
         return () if self.ranker is None else self.ranker.labels
 
+    @property
+    def needed_catalogue(self) -> ItemCatalogue:
+        """The items, for whoever cannot do without; raises RequestError where there are none."""
+        if self.catalogue is None:
+            raise no_catalogue(_ASKED)
+        return self.catalogue
+
+    @property
+    def needed_index(self) -> ItemSearch:
+        """The index, for whoever cannot do without; raises RequestError where there is none."""
+        if self.index is None:
+            raise no_index(_ASKED)
+        return self.index
+
+    @property
+    def needed_encoder(self) -> VectorEncoder:
+        """The encoder, for whoever cannot do without; raises RequestError where there is none."""
+        if self.encoder is None:
+            raise no_index(_ASKED)  # an export has both or neither
+        return self.encoder
+
+    @property
+    def needed_ranker(self) -> Ranker:
+        """The ranker, for whoever cannot do without; raises RequestError where there is none."""
+        if self.ranker is None:
+            raise no_ranker(_ASKED)
+        return self.ranker
+
     def recommend(self, questions: Sequence[Question], *, effort: Effort, explain: bool) -> list[Candidates]:
         """The best items of each question.
 
@@ -197,6 +229,7 @@ class Chain:
         if effort is Effort.POPULAR:
             return self._popular(questions)
         by_value = effort is not Effort.RETRIEVAL_ONLY
+        # The least effort shows no scores of the ranker, so none are computed below, either.
         orders = self.orders_by_tasks or not by_value
         found = self.candidates(questions, effort=effort, with_tasks=orders)
         best = [
@@ -223,15 +256,14 @@ class Chain:
             effort: anything but popular items.
             with_tasks: let the ranker score them.
         """
-        assert self.catalogue is not None
-        assert self.index is not None
+        index = self.needed_index
         vectors = self.task_vectors(questions) if questions else torch.empty(0, 1, 0)
         wanted = [self._num_found(question.k, effort) for question in questions]
         items, products, plans, missing = self._found(questions, vectors, wanted, effort)
         of_tasks: list[Tensor | None] = [None] * len(items)
         if self.encoder is not None and self.encoder.tasks:
             for i, mine in enumerate(items):
-                of_tasks[i] = self.index.vectors_of(mine) @ vectors[i].T
+                of_tasks[i] = index.vectors_of(mine) @ vectors[i].T
             products = [each.mean(dim=1) for each in of_tasks if each is not None]
         is_whole = effort is not Effort.RETRIEVAL_ONLY
         again: list[Tensor | None] = [None] * len(items)
@@ -268,18 +300,18 @@ class Chain:
         wanted, and an answer must not depend on who else asks. All vectors of a user ask in the same search, as many
         items each; what any of them finds is found, and inner products are those of the first.
         """
-        assert self.catalogue is not None
-        assert self.index is not None
         if not questions:
             return [], [], [], []
+        num_items = len(self.needed_catalogue)
+        index = self.needed_index
         answers: dict[int, tuple[Tensor, Tensor, str, tuple[int, ...]]] = {}
         for most in set(wanted):
             places = [place for place, each in enumerate(wanted) if each == most]
             num = vectors_BVD.shape[1]
             asked = [questions[place] for place in places for _ in range(num)]
-            found = self.index.search(
+            found = index.search(
                 vectors_BVD[places].flatten(0, 1),
-                k=min(most, len(self.catalogue)),
+                k=min(most, num_items),
                 filters=[question.filter for question in asked],
                 exclude=[question.exclude for question in asked],
                 fewer_probes=effort is not Effort.FULL,
@@ -290,6 +322,7 @@ class Chain:
                 mine = numbers[numbers >= 0]
                 best = scores[numbers >= 0]
                 if num > 1:
+                    # Several vectors of a user may find the same item.
                     mine = mine.unique()
                     best = scores[0]
                 answers[place] = mine, best, found.plans[row * num], found.missing
@@ -311,28 +344,29 @@ class Chain:
     @stage("user vectors")
     def user_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B D"]:
         """The vector of the user of each question, the mean where each task has its own."""
-        assert self.encoder is not None
-        return self.encoder.user_vectors(*self._users(self.encoder, questions, self.known.encoder))
+        encoder = self.needed_encoder
+        return encoder.user_vectors(*self._users(encoder, questions, self.known.encoder))
 
     @stage("user vectors")
     def task_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B V D"]:
         """All vectors of the user of each question: one, or one for each task."""
-        assert self.encoder is not None
-        return self.encoder.task_vectors(*self._users(self.encoder, questions, self.known.encoder))
+        encoder = self.needed_encoder
+        return encoder.task_vectors(*self._users(encoder, questions, self.known.encoder))
 
     @stage("ranker")
     def rank(self, questions: Sequence[Question], items: Sequence[Tensor]) -> list[Float32[Tensor, "n L"]]:
         """Scores of the tasks, for some items of the catalogue and each user."""
-        assert self.ranker is not None
+        ranker = self.needed_ranker
         counts = torch.tensor([len(mine) for mine in items])
-        users, numbers = self._users(self.ranker, questions, self.known.ranker)
+        users, numbers = self._users(ranker, questions, self.known.ranker)
         pairs = (numbers.repeat_interleave(counts), torch.cat(list(items)))
-        return list(self.ranker.score_pairs(users, pairs=pairs).split(counts.tolist()))
+        return list(ranker.score_pairs(users, pairs=pairs).split(counts.tolist()))
 
     def _users(
         self, part: Ranker | VectorEncoder, questions: Sequence[Question], known: EncodedSide | None
     ) -> tuple[EncodedSide, Int64[Tensor, "B"]]:
         """Encoded users, and which of them asks each question."""
+        # Where each request gives an id alone, its columns are those that were encoded ahead.
         if known is not None and all(question.known >= 0 for question in questions):
             return known, torch.tensor([question.known for question in questions])
         users = part.encode_users([question.row for question in questions])
@@ -342,6 +376,7 @@ class Chain:
 
     def _ordered(self, found: Candidates, *, k: int, by_value: bool) -> Candidates:
         """The best k of some candidates, by value; of equal ones the earlier item."""
+        # By number first: the stable sort of values then leaves equal ones in the order of the catalogue.
         items, order = found.items.sort()
         tasks = found.tasks[order]
         named = {RETRIEVAL: found.retrieval, OVER_ARCH: found.over_arch} | self.products_of_tasks(found.of_tasks)
@@ -378,22 +413,22 @@ class Chain:
 
     def _popular(self, questions: Sequence[Question]) -> list[Candidates]:
         """The most frequent items that pass; no model is asked."""
-        assert self.catalogue is not None
-        assert self.index is not None
-        order = np.argsort(-self.catalogue.events, kind="stable")
-        passing = self.index.passing(
+        events_of_items = self.needed_catalogue.events
+        order = np.argsort(-events_of_items, kind="stable")
+        passing = self.needed_index.passing(
             filters=[question.filter for question in questions], exclude=[question.exclude for question in questions]
         )
         found = []
         for question, mask in zip(questions, passing, strict=True):
             items = torch.from_numpy(order[mask.numpy()[order]][: question.k].astype(np.int64))
-            events = torch.from_numpy(self.catalogue.events.astype(np.float64))[items]
+            events = torch.from_numpy(events_of_items.astype(np.float64))[items]
             found.append(Candidates(items=items, values=events, tasks=torch.empty(len(items), 0)))
         return found
 
 
 def numbers_of(frame: pl.DataFrame, *, names: Sequence[str]) -> dict[str, Tensor]:
     """Columns of a catalogue as numbers that a formula can read; NaN where one is missing."""
+    # A copy: torch wants memory that may be written, and that of polars may not.
     return {name: torch.from_numpy(frame[name].cast(pl.Float64).to_numpy().copy()) for name in names}
 
 

@@ -83,7 +83,7 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
     Raises:
         ZigguratError: one of them cannot be answered; nobody is then.
     """
-    assert chain.ranker is not None, "the recommender refuses before"
+    ranker = chain.needed_ranker
     none = torch.empty(0, len(chain.labels))
     known = [none] * len(given)
     if any(len(each.numbers) for each in given):
@@ -92,7 +92,7 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
     sizes = [len(each.rows) for each in given]
     unknown = list[UnknownOfRow]()
     with placed_in_request(lambda row, column: _place(given, row, column)):
-        new = (chain.ranker.score_rows(whole, unknown=unknown) if whole else none).split(sizes)
+        new = (ranker.score_rows(whole, unknown=unknown) if whole else none).split(sizes)
     ends = list(itertools.accumulate(sizes))
     further = _further(chain, questions, given)
     tasks = list(zip(known, new, strict=True))
@@ -148,7 +148,7 @@ def _further(chain: Chain, questions: Sequence[Question], given: Sequence[GivenI
     names = {RETRIEVAL, OVER_ARCH, *tasks} & set(chain.value.names)
     if not names or chain.encoder is None:
         return [{} for _ in given]
-    assert chain.index is not None
+    index = chain.needed_index
     users_BVD = chain.task_vectors(questions)
     users = users_BVD.mean(dim=1)
     rows = [row for each in given for row in each.rows.values()]
@@ -159,7 +159,7 @@ def _further(chain: Chain, questions: Sequence[Question], given: Sequence[GivenI
     for name in sorted(names - {OVER_ARCH}):
         of_name = users if name == RETRIEVAL else users_BVD[:, tasks.index(name)]
         for i, (user, each, mine) in enumerate(zip(of_name, given, new, strict=True)):
-            found[i][name] = (chain.index.vectors_of(each.numbers) @ user, mine @ user)
+            found[i][name] = (index.vectors_of(each.numbers) @ user, mine @ user)
     if OVER_ARCH in names:
         assert chain.rescorer is not None, "checked when the export is loaded"
         known = chain.rescorer.scores(users, [each.numbers for each in given])

@@ -67,10 +67,12 @@ class NumberOfId:
             RequestError: a value is no id; names the column.
         """
         kept = self._kept
+        # Texts alone: as keys of a dict, 1 and True are equal, and they are different ids.
         found = [kept.get(each, -1) if type(each) is str else -1 for each in ids]
         if -1 not in found:
             return np.array(found, dtype=np.int64)
         numbers = self.looked_up([canonical_id(each, column=column) for each in ids])
+        # Emptied at once: what is asked often is soon there again.
         if len(kept) + len(ids) > _MOST_KEPT:
             kept.clear()
         kept.update(
@@ -81,6 +83,7 @@ class NumberOfId:
     def looked_up(self, texts: Sequence[str | None]) -> Int64[np.ndarray, " N"]:
         """Numbers of canonical texts, without what is kept."""
         rows = self._found.rows(Ids.of(pl.Series(list(texts), dtype=pl.String))).astype(np.int64)
+        # Reserved rows (padding, unknown, missing) become −1.
         return np.maximum(rows - NUM_RESERVED_ROWS, -1)
 
 
@@ -107,8 +110,7 @@ class ItemCatalogue:
     """
 
     def __init__(self, frame: pl.DataFrame, *, columns: ItemColumns, gone: np.ndarray | None = None) -> None:
-        ids = canonical_text(frame[columns.id])
-        assert ids is not None, "checked when the catalogue was made"
+        ids = _texts_of_ids(frame, columns.id)
         self.columns = columns
         self.events = frame[EVENTS].to_numpy() if EVENTS in frame.columns else np.zeros(frame.height, dtype=np.int64)
         self.frame = frame_with_decimals(frame.drop(EVENTS, strict=False))
@@ -133,6 +135,7 @@ class ItemCatalogue:
             gone: numbers of items that are deleted, also such that only get a number.
         """
         size = max(self.frame.height, int(numbers.max()) + 1 if len(numbers) else 0)
+        # For each number its row in the old frame, or in the new rows behind it.
         place = np.arange(size)
         place[numbers.numpy()] = np.arange(self.frame.height, self.frame.height + len(numbers))
         is_gone = np.concatenate([self.gone, np.zeros(size - self.frame.height, dtype=bool)])
@@ -145,6 +148,7 @@ class ItemCatalogue:
     def find(self, ids: Sequence[object], *, column: str = "id") -> Int64[np.ndarray, " N"]:
         """Numbers of items by their ids; -1 where there is none, or it was deleted."""
         found = self._by_id.numbers(ids, column=column)
+        # −1 reads the last item here, so `found >= 0` decides as well.
         return np.where(self.gone[found] & (found >= 0), -1, found) if self.gone.any() else found
 
     def rows_ever(self, ids: Sequence[str]) -> Int64[np.ndarray, " N"]:
@@ -230,6 +234,19 @@ class ItemCatalogue:
         return ItemCatalogue(frame.drop(GONE, strict=False), columns=columns, gone=gone)
 
 
+def _texts_of_ids(frame: pl.DataFrame, column: str) -> pl.Series:
+    """Return the canonical texts of a column of ids; raises ExportError for values that are none."""
+    ids = canonical_text(frame[column])
+    if ids is None:
+        raise ExportError(
+            expected=f"ids in column {column!r}",
+            found=f"values of the type {frame[column].dtype}",
+            where="items or users of the export",
+            ways_out=WAYS_OUT,
+        )
+    return ids
+
+
 def sample_numbers(total: int, most: int) -> Int64[Tensor, "n"]:
     """Numbers of some of so many, the same ones each time."""
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most]
@@ -246,8 +263,7 @@ class KnownUsers:
     """
 
     def __init__(self, frame: pl.DataFrame, *, id_column: str, offsets: Int64[Tensor, "U+1"], items: Tensor) -> None:
-        ids = canonical_text(frame[id_column])
-        assert ids is not None
+        ids = _texts_of_ids(frame, id_column)
         self.frame = frame_with_decimals(frame)
         self.id_column = id_column
         self.ids = ids.rechunk()

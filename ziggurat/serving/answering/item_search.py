@@ -180,6 +180,7 @@ class ItemSearch:
         fits = len(order) == num_items - num_gone and bool((order.diff() > 0).all())
         if index.filters is None or not fits or (len(order) and not 0 <= int(order[0]) <= int(order[-1]) < num_items):
             raise damaged(path, expected=f"an index of {num_items - num_gone:,} items", found=f"one of {len(order):,}")
+        # Deleted items keep their numbers, though the index lacks them.
         index.reserve(num_items)
         return ItemSearch(index)
 

@@ -115,6 +115,7 @@ def folded(changes: Iterable[ItemChanges], *, id_column: str) -> tuple[ItemChang
                 went[id] = None
         for row in change.upsert:
             id = canonical_id(row.get(id_column))
+            # An item that went meanwhile begins anew; of others, columns that are left out stay as they were put.
             puts[id] = {**({} if id in went else puts.get(id, {})), **row}
             went.pop(id or "", None)
     return ItemChanges(upsert=tuple(puts.values()), delete=tuple(gone)), tuple(went)
@@ -157,12 +158,12 @@ def change_items(chain: Chain, changes: ItemChanges, *, went: Sequence[str] = ()
         RequestError: a row without an id or with a wrong column, an id twice.
         DataError: a row that the models cannot read.
     """
-    catalogue = chain.catalogue
-    assert catalogue is not None, "the recommender refuses before"
+    catalogue = chain.needed_catalogue
     wanted = [canonical_id(each) or "" for each in changes.delete]
     found = catalogue.find(wanted)
     gone = {id: number for id, number in zip(wanted, found.tolist(), strict=True) if number >= 0}
     ids = _ids(catalogue, changes.upsert)
+    # With deleted ones: an item that comes back gets its old number.
     numbers = catalogue.rows_ever(ids)
     is_there = (catalogue.find(ids) >= 0) & ~torch.isin(
         torch.from_numpy(numbers), torch.tensor([*gone.values()])
@@ -186,21 +187,19 @@ def change_items(chain: Chain, changes: ItemChanges, *, went: Sequence[str] = ()
         gone=[number for number in gone.values() if number not in stays] + sorted(went_numbers),
     )
     chain = dataclasses.replace(chain, changes=dataclasses.replace(chain.changes, num=chain.changes.num + 1))
-    assert chain.catalogue is not None
     outcome = ChangedItems(
         added=len(ids) - len(known),
         changed=len(known),
         deleted=len(gone),
         unknown=tuple(each for each, id in zip(changes.delete, wanted, strict=True) if id not in gone),
-        num_items=chain.catalogue.num_items(),
+        num_items=chain.needed_catalogue.num_items(),
     )
     return chain, outcome
 
 
 def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame, gone: list[int]) -> Chain:
     """The chain whose catalogue has these rows, and these items no longer."""
-    assert chain.catalogue is not None
-    catalogue = chain.catalogue.changed(numbers, rows=rows, gone=gone)
+    catalogue = chain.needed_catalogue.changed(numbers, rows=rows, gone=gone)
     index = chain.index
     ranker = chain.ranker
     rescorer = chain.rescorer

@@ -79,8 +79,7 @@ class MergedItems:
         Raises:
             FileError: the system refuses.
         """
-        catalogue = chain.catalogue
-        assert catalogue is not None
+        catalogue = chain.needed_catalogue
         num_items = len(catalogue)
         num_gone = len(catalogue) - catalogue.num_items()
         about = Merge(
@@ -144,9 +143,8 @@ class MergedItems:
         Raises:
             ExportError: the index is damaged.
         """
-        catalogue = chain.catalogue
+        catalogue = chain.needed_catalogue
         index = chain.index
-        assert catalogue is not None
         if index is not None:
             name = catalogue.columns.id
             ids = {canonical_id(each) for change in later for each in change.delete}

@@ -63,11 +63,11 @@ class Ranker:
             numbers: known ones, or those that follow.
             frame: their rows.
         """
-        assert self._encoded_items is not None, "encode_items comes first"
-        old = self._encoded_items.batch
+        old = self._known_items().batch
         new = encode_frame(self.items, frame).batch
         rows = torch.arange(old.batch_size) if self._row_of_item is None else self._row_of_item
         grown = torch.cat([rows, rows.new_zeros(max(0, int(numbers.max()) + 1 - len(rows)))])
+        # Rows of earlier states stay where they are, and `grown` says which row is an item's now.
         grown[numbers] = torch.arange(old.batch_size, old.batch_size + len(numbers))
         ranker = copy.copy(self)
         ranker._encoded_items = EncodedSide(inputs=self.items.inputs, batch=stacked([old, new]))
@@ -85,13 +85,13 @@ class Ranker:
         self, users: EncodedSide, *, pairs: tuple[Int64[Tensor, "P"], Int64[Tensor, "P"]]
     ) -> Float32[Tensor, "P L"]:
         """Scores of pairs (number of the user, number of the item in the catalogue)."""
-        assert self._encoded_items is not None, "encode_items comes first"
+        known_items = self._known_items()
         if self._row_of_item is not None:
             pairs = (pairs[0], self._row_of_item[pairs[1]])
         found = []
         for first in range(0, len(pairs[0]), CHUNK_PAIRS):
             chunk = (pairs[0][first : first + CHUNK_PAIRS], pairs[1][first : first + CHUNK_PAIRS])
-            found.append(self.score_batch(join(self.inputs, users=users, items=self._encoded_items, pairs=chunk)))
+            found.append(self.score_batch(join(self.inputs, users=users, items=known_items, pairs=chunk)))
         return torch.cat(found) if found else torch.empty(0, len(self.labels))
 
     def score_rows(
@@ -119,6 +119,10 @@ class Ranker:
     def score_batch(self, batch: Batch) -> Float32[Tensor, "B L"]:
         """Probabilities of binary labels, values of the others."""
         return scores_from_logits(self.packed.model(batch), inputs=self.inputs)
+
+    def _known_items(self) -> EncodedSide:
+        assert self._encoded_items is not None, "encode_items comes first"
+        return self._encoded_items
 
     def _frame_of(self, rows: Sequence[Mapping[str, object]], schema: Schema) -> pl.DataFrame:
         return frame_of(rows, schema, joined=self.packed.model.joined_lists)

@@ -81,6 +81,7 @@ class ShardItems:
         change = self.change
         digest = hashlib.sha256()
         for tensor in (change.numbers, change.vectors, change.gone):
+            # The shape, too: the same bytes may be divided among rows in several ways.
             digest.update(f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
         digest.update(repr(change.items.rows()).encode())
         return digest.hexdigest()[:32]

@@ -182,6 +182,7 @@ def _take(values: Tensor, offsets: Int64[Tensor, "B+1"], chosen: Int64[Tensor, "
     lengths = offsets.diff()[chosen]
     ends = lengths.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
+    # Place p of the result lies p − (begin of its list there) behind the begin of that list in `values`.
     at = torch.arange(total) + (starts - (ends - lengths)).repeat_interleave(lengths, output_size=total)
     return values[at], lengths
 

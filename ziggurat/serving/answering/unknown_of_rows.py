@@ -35,6 +35,7 @@ def unknown_of_rows(batch: Batch, inputs: InputSpec) -> list[UnknownOfRow]:
     ids_FB = torch.ones_like(unknown_FB)
     if inputs.jagged:
         offsets = batch.jagged.offsets
+        # Running sums: the difference of two of them is the count of a list.
         ends = offsets_of((batch.jagged.values == UNKNOWN_ROW).long())
         unknown_FB = torch.cat([unknown_FB, ends[offsets].diff().view(-1, size)])
         ids_FB = torch.cat([ids_FB, offsets.diff().view(-1, size)])

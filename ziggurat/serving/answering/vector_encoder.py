@@ -81,6 +81,7 @@ class VectorEncoder:
     @torch.no_grad()
     def user_vectors(self, users: EncodedSide, numbers: Int64[Tensor, "N"]) -> Float32[Tensor, "N D"]:
         """Vectors of some encoded users."""
+        # The same empty item stands beside every user.
         pairs = (numbers, torch.zeros_like(numbers))
         return self._model.user_vectors(join(self.inputs, users=users, items=self._nothing, pairs=pairs)).float()
 

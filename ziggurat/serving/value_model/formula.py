@@ -126,7 +126,10 @@ class _FormulaReader:
                 what = "a closing quote" if self._text[at] == '"' else "numbers, names and operators"
                 raise self._wrong(at, what, repr(self._text[at : at + 20]))
             kind = found.lastgroup or ""
-            tokens.append(_Token(kind, found[kind], found.start(kind) - (kind == "quoted")))
+            at = found.start(kind)
+            if kind == "quoted":
+                at -= 1  # its opening quote
+            tokens.append(_Token(kind, found[kind], at))
             position = found.end()
             if len(tokens) > MAX_TOKENS:
                 raise self._wrong(position, f"at most {MAX_TOKENS} numbers, names and operators", "more")
@@ -223,6 +226,7 @@ class _FormulaReader:
         if self._take("**"):
             self._require(base, start, "a number before **", condition=False)
             with self._deeper():
+                # `_signed`, since ** binds from the right and takes 2 ** -1.
                 return Call("**", (base, self._number(self._signed, "a number after **")))
         return base
 
@@ -245,7 +249,7 @@ class _FormulaReader:
             if not self._take(")"):
                 raise self._wrong(self._token.at, "a closing parenthesis", self._shown())
             return node
-        self._next -= 1
+        self._next -= 1  # so that the error shows this token
         raise self._wrong(token.at, "a number, a name or a parenthesis", self._shown())
 
     def _named(self, token: _Token) -> Node:
