@@ -275,6 +275,7 @@ class _Parts:
                 )
         try:
             self._take_up()
+        # After Ctrl-C, too: the process may live on, and the folder must not stay locked.
         except BaseException:
             self._lock.release()
             raise
@@ -310,6 +311,7 @@ class _Parts:
             ParquetFile(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
         ):
             for number in range(self._num_parts):
+                # oldest: polars would give its strings as views, and the file's columns are none.
                 table = self._checked(number).to_arrow(compat_level=pl.CompatLevel.oldest())
                 writer.write_table(table.cast(columns))
 

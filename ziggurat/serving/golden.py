@@ -114,6 +114,7 @@ def _difference(kept: list[list[Any]], answer: Recommendations | Ranked) -> str:
     found = {item.id for item in answer.items}
     lowest = kept[-1][1] if kept else 0.0
     for name, score in kept:
+        # Either of the two scores may be off by the bound.
         if name not in found and score > lowest + 2 * _bound(score):
             return f"item {name!r} with score {score:.7g} is gone"
     return ""

@@ -116,6 +116,7 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
     ranker = chain.ranker
     encoder = chain.encoder
     sides = [side for part in (ranker, encoder) if part is not None for side in (part.users, part.items)]
+    # Users and items stand there by turns.
     user_schemas = [side.preprocessing.schema for side in sides[::2] if side.preprocessing is not None]
     item_schemas = [side.preprocessing.schema for side in sides[1::2] if side.preprocessing is not None]
     user_columns = _columns(user_schemas, None if users is None else users.frame)
@@ -158,5 +159,6 @@ def _columns(schemas: Sequence[Schema], frame: pl.DataFrame | None) -> tuple[Col
             example = None
             if frame is not None and name in frame.columns and frame.height:
                 example = plain(frame[name][0])
+            # Where both models have a column, one entry is enough for both.
             found.setdefault(name, Column(name=name, kind=feature.kind, example=example))
     return tuple(found.values())

@@ -71,6 +71,7 @@ class Recommender:
     def __init__(self, export: ExportFolder, *, chain: Chain, users: KnownUsers | None, info: Info) -> None:
         self.export = export
         self.chain = chain
+        # Held by who changes it alone: who answers takes the chain once, and a chain never changes.
         self._changing = threading.Lock()
         self._users = users
         self._info = info

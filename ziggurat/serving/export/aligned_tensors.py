@@ -54,6 +54,7 @@ def save_aligned(tensors: Mapping[str, Tensor], path: Path) -> None:
             append(f"{_PADDING}{len(parts)}", torch.zeros(ALIGNMENT - rest, dtype=torch.uint8))
         append(name, tensor)
     text = json.dumps(header, separators=(",", ":")).encode()
+    # The format begins with 8 bytes that hold the length of the header.
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

@@ -304,6 +304,7 @@ def _check_file(folder: Path, name: str, entry: FileEntry) -> None:
         digest = hashlib.sha256()
         block = memoryview(bytearray(min(_BLOCK_BYTES, max(size, 1))))
         read = 0
+        # No further than its size: a file that grows must not be read for ever.
         while (count := os.readv(descriptor, [block])) and read <= size:
             digest.update(block[:count])
             read += count

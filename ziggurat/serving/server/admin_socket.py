@@ -40,6 +40,7 @@ def bind_admin(path: Path) -> socket.socket:
                 path, f"{len(os.fsencode(path))} bytes", "a shorter path, such as --server.admin-socket a.sock"
             )
         _remove_dead(path)
+        # By the mask, so that the file is the owner's from its first instant; a chmod would come after it.
         mask = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -79,10 +80,11 @@ def _remove_dead(path: Path) -> None:
     if not is_socket:
         raise _refused(path, "something else, which stays", "name a path where nothing is")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        # A server that hangs takes no connection either, and this one is not to wait for it.
         trial.settimeout(1)
         try:
             trial.connect(str(path))
-        except ConnectionRefusedError:
+        except ConnectionRefusedError:  # nobody listens: a killed server left it
             path.unlink()
             return
         except OSError as problem:

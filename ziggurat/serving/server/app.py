@@ -18,11 +18,12 @@ so it is made before routing, parsing and errors, from bytes that are ready.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from starlette.applications import Starlette
@@ -70,6 +71,7 @@ from ziggurat.serving.server.tracing import Tracing, Watch
 
 _log = logging.getLogger("ziggurat.server")
 Swap = Callable[[str, bool], Awaitable[str]]
+Change = Callable[[ItemChanges], ChangedItems]
 Send = Callable[[Any], Awaitable[None]]
 _READ = {"/recommend": read_recommend, "/rank": read_rank}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
@@ -98,7 +100,7 @@ class ServerApp:
         config: ServerConfig,
         api_key: str = "",
         swap: Swap | None = None,
-        change: Callable[[ItemChanges], ChangedItems] | None = None,
+        change: Change | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
@@ -124,8 +126,7 @@ class ServerApp:
                 Route("/readyz", self._ready),
                 Route("/metrics", self._metrics),
                 Route("/openapi.json", self._describe),
-                *([Route("/admin/swap", self._admin_swap, methods=["POST"])] if self._swap else []),
-                *([Route("/admin/items", self._admin_items, methods=["POST"])] if self._change else []),
+                *self._admin_routes(),
                 *page_routes(answerer=answerer, config=config),
             ],
             exception_handlers={
@@ -171,9 +172,9 @@ class ServerApp:
             watch.end(status, answer=answer)
         return status
 
-    async def _respond(
-        self, path: str, scope: object, receive: object, send: Send, watch: Watch | None
-    ) -> tuple[int, Any]:
+    async def _respond(self, path: str, scope: Any, receive: Any, send: Send, watch: Watch | None) -> tuple[int, Any]:
+        # Before anything is read: a refusal must cost microseconds. A request with a deadline of its own may have the
+        # time.
         if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
             self.metrics.shed.inc()
             seconds = b"%d" % max(1, math.ceil(self.engine.wait_s()))
@@ -182,7 +183,7 @@ class ServerApp:
         try:
             answer, body = await self._answer(path, scope, receive, watch)
         except ClientGone:
-            return 499, None
+            return 499, None  # nginx's number for a client that is gone
         except Exception as problem:
             status, error = status_of(problem)
             extra: tuple[tuple[bytes, bytes], ...] = ()
@@ -243,6 +244,7 @@ class ServerApp:
             return True
         scheme, _, credentials = header(scope, b"authorization").partition(" ")
         given = header(scope, b"x-api-key") or (credentials if scheme.lower() == "bearer" else "")
+        # Takes as long whichever byte is wrong, so that no key can be guessed byte by byte.
         return hmac.compare_digest(given.strip().encode("latin-1"), self._key)
 
     # ---- the other routes
@@ -293,13 +295,18 @@ class ServerApp:
         headers = getattr(problem, "headers", None)  # Allow, with 405
         return json_response(error_json(error, kind="RequestError"), status=status, headers=headers)
 
-    async def _admin_swap(self, request: Request) -> Response:
+    def _admin_routes(self) -> Iterator[Route]:
+        if self._swap is not None:
+            yield Route("/admin/swap", functools.partial(self._admin_swap, swap=self._swap), methods=["POST"])
+        if self._change is not None:
+            yield Route("/admin/items", functools.partial(self._admin_items, change=self._change), methods=["POST"])
+
+    async def _admin_swap(self, request: Request, *, swap: Swap) -> Response:
         check_admin(request)
         path, accept_loss = read_swap(await read_body(request.scope, request.receive, config=self.config))
-        assert self._swap is not None
-        return json_response({"version": await self._swap(path, accept_loss)})
+        return json_response({"version": await swap(path, accept_loss)})
 
-    async def _admin_items(self, request: Request) -> Response:
+    async def _admin_items(self, request: Request, *, change: Change) -> Response:
         check_admin(request)
         data = read_json(await read_body(request.scope, request.receive, config=self.config))
         with shown(self._examples["/admin/items"]):
@@ -311,8 +318,7 @@ class ServerApp:
                     where="request, body",
                     ways_out="put items in 'upsert', or ids in 'delete'" if not changes else "make several changes",
                 )
-        assert self._change is not None
-        return json_response((await run_in_threadpool(self._change, changes)).to_json())
+        return json_response((await run_in_threadpool(change, changes)).to_json())
 
 
 def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:

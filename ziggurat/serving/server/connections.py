@@ -337,6 +337,7 @@ def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics, has_key:
         has_key: requests need an API key.
     """
     shared = {"limits": config, "metrics": metrics, "hosts": Hosts.of(config, has_key=has_key)}
+    # uvicorn makes the protocol itself, with arguments of its own: what is ours comes with the class.
     protocol = type("LimitedConnection", (Connection,), shared)
     return uvicorn.Config(
         app,

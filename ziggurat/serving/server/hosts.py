@@ -94,6 +94,7 @@ class Hosts:
         return None
 
     def _knows(self, host: str) -> bool:
+        # A name may be written out to the root, with a point at its end.
         name = host.lower().removesuffix(".")
         return self.names is None or name == "localhost" or name in self.names or _is_address(name)
 

@@ -106,9 +106,8 @@ def _pages() -> dict[str, Any]:
 def _ready() -> dict[str, Any]:
     summary = "Whether it takes requests, and the shards of the index; 503 while it drains"
     operation = _plain(summary, schema=_ref("Readiness"))
-    either = {
-        "anyOf": [_ref("Readiness"), _ref("ErrorAnswer")]
-    }  # where no worker serves, the process that holds the port answers
+    # Where no worker serves, the process that holds the port answers.
+    either = {"anyOf": [_ref("Readiness"), _ref("ErrorAnswer")]}
     operation["responses"]["503"] = {"description": "It takes none", "content": _content(either)}
     return operation
 

@@ -102,6 +102,7 @@ async def read_body(scope: object, receive: Receive, *, config: ServerConfig) ->
             ways_out="send the JSON uncompressed",
         )
     declared = header(scope, b"content-length")
+    # 20 digits are beyond any bound, and int() of a million of them takes long.
     if declared.isdigit() and int(declared[:20]) > most:
         raise _too_long(most, f"{int(declared[:20]):,} bytes")
     chunks: list[bytes] = []
@@ -240,6 +241,7 @@ def read_deadline(scope: Any, *, config: ServerConfig) -> float | None:
     if not text and all(name != b"x-deadline-ms" for name, _ in scope["headers"]):
         return None
     try:
+        # float() takes 1_000, which is no number elsewhere.
         value = float(text) if len(text) < 20 and "_" not in text else float("nan")
     except ValueError:
         value = float("nan")

@@ -28,8 +28,9 @@ def encode(data: object) -> bytes:
     if orjson is not None:
         try:
             content = orjson.dumps(data)
-        except orjson.JSONEncodeError:
+        except orjson.JSONEncodeError:  # the other encoder says what is wrong
             content = b"null"
+        # orjson writes NaN as null, so that null is written again by who refuses it.
         if b"null" not in content:
             return content
     return _encode_strictly(data).encode("ascii")

@@ -70,6 +70,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
+        # Else the port of a server that ended just now stays taken for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
@@ -206,6 +207,7 @@ def serve(
             on_ready=lambda loaded: on_ready(address, loaded),
         )
         supervisor.keeper = keeper
+        # Right before the first fork: what is imported later, each worker imports for itself.
         prepare_forks()
         supervisor.run()
 
@@ -292,4 +294,4 @@ def _log_to_stderr() -> None:
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO if name == "ziggurat.server" else logging.ERROR)  # uvicorn warns of every bad byte
-        logger.propagate = False
+        logger.propagate = False  # the root logger would say it again

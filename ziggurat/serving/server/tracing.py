@@ -158,7 +158,7 @@ def check_export() -> None:
     for name, package in _PACKAGES.items():
         try:
             found = find_spec(name)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError:  # a package around it is missing
             found = None
         if found is None:
             raise _missing(package, None)

@@ -112,11 +112,13 @@ class Journal:
         mine = self.folder / f"new-{os.getpid()}.json"
         CHANGE.write(mine, changes.to_json())
         try:
+            # A link fails where the number is taken; a rename would replace the change that has it.
             os.link(mine, self.path(number))
         except FileExistsError:
             return False
         finally:
             mine.unlink()
+        # The name must be on the disk before anybody applies the change.
         sync(self.folder)
         return True
 
@@ -142,7 +144,7 @@ class Journal:
         for number in self._numbers():
             try:
                 sizes += self.path(number).stat().st_size
-            except FileNotFoundError:
+            except FileNotFoundError:  # merged meanwhile
                 continue
         return sizes
 

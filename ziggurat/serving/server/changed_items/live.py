@@ -134,6 +134,8 @@ class LiveItems:
             RequestError: it cannot be done; nothing is then.
             RefusedRequestError: the journal is full or damaged, or cannot be written.
         """
+        # First this lock, then that of the journal, as in `merge`: in two orders, two threads could wait for each
+        # other.
         with self._lock:
             try:
                 with self.journal.locked():
@@ -165,7 +167,9 @@ class LiveItems:
                 chain: Chain = self.recommender.chain
             if number == chain.changes.num_merged or _has_shards(chain):
                 return False
+            # Without the lock: it takes long, and items go on changing behind `number`.
             MergedItems.write(chain, self.journal.merged_path(number), export=self._export)
+            # This process takes them over first: the changes that they are made of are deleted next.
             with self._lock:
                 self._follow()
                 with self.journal.locked():
@@ -194,10 +198,12 @@ class LiveItems:
         """Write a change and apply it; the journal is locked."""
         number = self._follow() + 1
         chain, outcome = change_items(self.recommender.chain, changes)  # what cannot be applied must not be written
+        # Nothing would change, so no number is used up.
         if chain is self.recommender.chain:
             return dataclasses.replace(outcome, version=self.recommender.version)
         if number - self.recommender.chain.changes.num_merged > _MOST_CHANGES:
             raise _unwritable(self.journal.folder, f"{_MOST_CHANGES:,} changes that are not merged", "wait for a merge")
+        # On the disk before it is applied: a change that was answered outlives this process.
         if not self.journal.write(changes, number):
             raise _unwritable(self.journal.folder, f"change {number:,} already", "stop the older server")
         self.recommender.become(lambda _: (chain, None))

@@ -53,6 +53,7 @@ class Control:
             False where the other side is gone, or has let so much wait that there is no room for the message.
         """
         line = json.dumps(message).encode() + b"\n"
+        # Nothing of it is sent: half a message could not be read, and all later ones neither.
         if len(line) > _MOST_BYTES or len(self._unsent) + len(line) > _MOST_BYTES:
             return False
         self._unsent += line
@@ -63,9 +64,9 @@ class Control:
         while self._unsent:
             try:
                 sent = self.socket.send(self._unsent)
-            except (BlockingIOError, InterruptedError):
+            except (BlockingIOError, InterruptedError):  # the socket is full: the rest waits for `flush`
                 return True
-            except OSError:
+            except OSError:  # the other process is gone
                 return False
             self._unsent = self._unsent[sent:]
         return True
@@ -80,10 +81,11 @@ class Control:
             data = self.socket.recv(65536)
         except (BlockingIOError, InterruptedError):
             return []
-        except OSError:
+        except OSError:  # reset, as a killed process leaves it
             return None
         if not data:
             return None
+        # What comes behind the last line end is a message that has not arrived whole.
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MOST_BYTES:
             raise BrokenMessageError(f"a line of more than {_MOST_BYTES:,} bytes")
@@ -97,7 +99,7 @@ class Control:
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # nested too deep, for the second
         raise BrokenMessageError(f"{line!r:.80}: {problem!s:.80}") from None
     if not isinstance(message, dict):
         raise BrokenMessageError(f"{line!r:.80}: no object")

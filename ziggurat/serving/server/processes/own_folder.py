@@ -35,6 +35,7 @@ class OwnFolder:
 
     def __init__(self, *, parent: Path, prefix: str) -> None:
         forget_dead(parent, prefix=prefix)
+        # Under another name until it is locked, so that no other server takes it for a dead one's.
         being_made = Path(tempfile.mkdtemp(prefix=_BEING_MADE + prefix, dir=parent))
         self._lock = os.open(being_made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -74,12 +75,13 @@ def forget_dead(parent: Path, *, prefix: str) -> None:
 def _delete_if_dead(folder: Path) -> None:
     """Delete a folder whose lock nobody holds; one without a lock is none of ours."""
     try:
+        # No link is followed: in a folder for all users it may lead to a file of somebody else.
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError:  # a process that lives holds it
         return
     else:
         shutil.rmtree(folder, ignore_errors=True)

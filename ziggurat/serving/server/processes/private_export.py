@@ -87,6 +87,7 @@ class PrivateExport:
                 )
         finally:
             os.close(folder)
+        # The name comes last: who finds the folder under it finds it whole.
         being_made.rename(self.place)
 
     def of_source(self, error: ZigguratError) -> ZigguratError:
@@ -174,11 +175,13 @@ class _Files:
         """Share the blocks of a file, or else copy it, or else link it."""
         if _shared(source, to):
             return
+        # A link costs no room, but who writes into the file changes it here, too.
         if not self.may_copy:
             with contextlib.suppress(OSError):
                 os.link(source, to, follow_symlinks=False)
                 self.num_links += 1
                 return
+        # Also where a link was refused: the room was only estimated.
         shutil.copyfile(source, to, follow_symlinks=False)
 
 
@@ -187,10 +190,11 @@ def _shared(source: Path, to: Path) -> bool:
     with source.open("rb") as from_file, to.open("xb") as to_file:
         try:
             fcntl.ioctl(to_file.fileno(), _FICLONE, from_file.fileno())
-        except OSError:
+        except OSError:  # another file system, or one that shares no blocks
             pass
         else:
             return True
+    # The empty file would be in the way of the copy or link that is made next.
     to.unlink()
     return False
 

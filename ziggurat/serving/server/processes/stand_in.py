@@ -113,12 +113,13 @@ class StandIn:
     def _answer_whoever_is_left(self, connection: socket.socket) -> None:
         """Tell a client that has sent nothing in its time why its connection ends."""
         if connection in self._until and connection not in self._answered:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has gone meanwhile
                 self._send(connection, _UNAVAILABLE)
 
     def _send(self, connection: socket.socket, answer: bytes) -> None:
         self._answered.add(connection)
         connection.send(answer)
+        # Only this side: the client closes when it has read the answer.
         connection.shutdown(socket.SHUT_WR)
 
     def _read(self, connection: socket.socket) -> None:
@@ -129,7 +130,7 @@ class StandIn:
                 self._send(connection, _ALIVE if data.startswith(b"GET /livez ") else _UNAVAILABLE)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
+        except OSError:  # a reset: nobody reads an answer any more
             data = b""
         if not data:
             self._close(connection)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ziggurat.serving.server.shards.process import ShardKeeper
 
 _log = logging.getLogger("ziggurat.server")
-_TICK_S = 0.2
+_TICK_S = 0.2  # between two turns, where nothing is heard
 _LEAST_PAUSE_S = 0.1  # before a worker is started in the place of one that could not load
 _MOST_PAUSE_S = 30.0
 _STOPPED_S = 2.0  # between two turns: this process was stopped, and its workers most likely, too
@@ -233,7 +233,7 @@ class Supervisor:
             try:
                 self._become_worker(private, slot, ours, theirs)
             finally:
-                os._exit(1)
+                os._exit(1)  # a child must never go on as a second supervisor
         theirs.close()
         ours.setblocking(False)
         child = _Child(pid=pid, slot=slot, control=Control(end=ours), generation=generation, seen=time.monotonic())
@@ -261,6 +261,7 @@ class Supervisor:
 
     def _let_go(self) -> None:
         """Close in a child what belongs to the supervisor."""
+        # The descriptor is the supervisor's: a signal to this child would wake it.
         signal.set_wakeup_fd(-1)
         for child in self._children:
             child.control.close()  # else the end of this supervisor would not be seen by its workers
@@ -377,6 +378,7 @@ class Supervisor:
         self._selector.unregister(child.control.socket)
         child.control.close()
         self._children.remove(child)
+        # Its socket closes as it ends, so this does not wait.
         _, status = os.waitpid(child.pid, 0)
         self._forget_copies()
         forget_metrics(folder=self._metrics, slot=child.slot)
@@ -406,8 +408,9 @@ class Supervisor:
         if child.state is not State.LOADING:
             return
         child.state = State.DRAINING  # it ends by itself
-        if self._swap is not None and child.generation == self._swap.generation:
-            self._refuse_swap(error)
+        swap = self._swap
+        if swap is not None and child.generation == swap.generation:
+            self._refuse_swap(swap, error)
         elif not self._started:
             self._failure = self._failure or error
             self._end()
@@ -465,12 +468,13 @@ class Supervisor:
             swap.folder = export.resolve()
         except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a name that no file can have
             self._refuse_swap(
+                swap,
                 ConfigError(
                     expected="the folder of an export",
                     found=f"{quoted(str(export))}: {problem}",
                     where="swap",
                     ways_out="name a folder that `ziggurat export` has made",
-                )
+                ),
             )
             return
         _log.info("loading %s", quoted(str(export)))
@@ -503,10 +507,8 @@ class Supervisor:
         if swap.asked_by is not None:
             swap.asked_by.control.send(swapped=version, number=swap.number)
 
-    def _refuse_swap(self, error: ZigguratError) -> None:
-        swap = self._swap
+    def _refuse_swap(self, swap: _Swap, error: ZigguratError) -> None:
         self._swap = None
-        assert swap is not None
         for child in self._of(swap.generation, State.READY, State.LOADING):
             child.state = State.DRAINING
             _kill(child, signal.SIGKILL)
@@ -555,12 +557,13 @@ class Supervisor:
         self._ending = True
         if self._swap is not None:
             self._refuse_swap(
+                self._swap,
                 ConfigError(
                     expected="a server that goes on serving",
                     found="one that is ending",
                     where="swap",
                     ways_out="start it again with this export",
-                )
+                ),
             )
         self._closed_by = time.monotonic() + _TO_CLOSE_S
         self._end_by = time.monotonic() + self.config.drain_s + self.config.linger_s + 1
@@ -574,7 +577,7 @@ class Supervisor:
 
 
 def _kill(child: _Child, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
         os.kill(child.pid, number)
 
 
@@ -593,7 +596,8 @@ def _answers_less(export: Path, lost: list[str]) -> ConfigError:
 def _is_stopped(pid: int) -> bool:
     """Return whether a process was stopped by a signal (SIGSTOP)."""
     try:
+        # The name of the program stands in brackets before it, and may hold brackets and blanks itself.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+    except (OSError, IndexError):  # it has ended
         return False
     return state in "Tt"

@@ -162,6 +162,7 @@ def become(run: Callable[[], int], *, at_end: Callable[[], None] = lambda: None)
     except BaseException:
         _log.exception("a worker failed")
     finally:
+        # Whatever fails here, the process has to end, and with its own status.
         with contextlib.suppress(Exception):
             at_end()
         for stream in (sys.stdout, sys.stderr):
@@ -242,17 +243,18 @@ def wait_for_word(control: Control, *, live: LiveItems | None, pause_s: float = 
     with selectors.DefaultSelector() as selector:
         selector.register(control.socket, selectors.EVENT_READ)
         while True:
-            if not selector.select(pause_s if live else None):
-                assert live is not None
+            has_word = selector.select(None if live is None else pause_s)
+            if live is not None and not has_word:
                 live.keep_up()
                 continue
             try:
                 messages = control.receive()
-            except BrokenMessageError:
+            except BrokenMessageError:  # who sends nonsense is no supervisor to serve for
                 return False
             if messages is None or any("drain" in message for message in messages):
                 return False
             if any("serve" in message for message in messages):
+                # The journal may have gone on while this worker waited.
                 if live is not None:
                     live.keep_up()
                 return True
@@ -343,6 +345,7 @@ class _Worker:
 
     async def _show_life(self, app: ServerApp) -> None:
         while True:
+            # A computation that hangs must look dead, though this loop still turns.
             if app.engine.computing_s < self.task.config.hang_s and not self.control.has_unsent:
                 self._send(alive=True)
             await asyncio.sleep(self.task.config.hang_s / 5)

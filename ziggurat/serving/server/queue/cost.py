@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# Weight of a batch after the next one: about the last 30 count, so that the line follows the machine.
 _KEPT = 0.97
 _CALM = 0.98  # by how much an excess over the prediction counts less with each later batch
 _MOST_RISE = 0.5  # of the excess, by one batch: a pause of the machine is no new speed
+# However long a batch took, no more is feared of the next one than three times the line.
 _MOST_EXCESS = 3.0
 
 
@@ -37,6 +39,7 @@ class CostLine:
 
     def observe(self, candidates: float, seconds: float) -> None:
         """Take in a batch that was measured."""
+        # Not before the line has seen some batches.
         if self.weight > 3 and (expected := self._at(candidates)) > 0:
             calmer = 1 + (self.excess - 1) * _CALM
             self.excess = min(_MOST_EXCESS, max(calmer, min(seconds / expected, calmer + _MOST_RISE)))
@@ -66,6 +69,7 @@ class CostLine:
         if spread <= 1e-6 * mean_x * mean_x or spread <= 0:
             return mean_y / 2, mean_y / 2 / max(mean_x, 1.0)  # batches of one size: half of the time is taken for fixed
         slope = (self.xy / self.weight - mean_x * mean_y) / spread
+        # Not so steep that a batch of nothing would take less than no time.
         slope = min(max(slope, 0.0), mean_y / max(mean_x, 1e-9))
         return max(mean_y - slope * mean_x, 0.0), slope
 

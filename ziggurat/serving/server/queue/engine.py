@@ -142,6 +142,7 @@ class Engine:
         with self._lock:
             self._queue.closing = True
         self._wake.put(None)
+        # The thread ends with its batch; a join would keep the event loop from giving the answers out.
         while self._thread.is_alive():
             await asyncio.sleep(0.005)
 
@@ -224,6 +225,7 @@ class Engine:
             self._queue.jobs.append(job)
             self._queue.candidates[type(request)] += candidates
             self._queue.counts[type(request)] += 1
+            # Only a thread that waits is woken: wake-ups that nobody takes would pile up.
             wake = self._queue.idle
             self._queue.idle = False
         if wake:
@@ -322,8 +324,10 @@ class Engine:
         most = self._most_candidates(cost)
         batch: list[_Job] = []
         taken = 0
+        # Only from the front, so that no request is overtaken by those of the other kind.
         while queue.jobs and type(queue.jobs[0].request) is kind:
             job = queue.jobs[0]
+            # The first one is taken whatever its size, or nothing ever would.
             if batch and taken + job.candidates > most:
                 break
             queue.jobs.popleft()
@@ -424,6 +428,7 @@ class Engine:
             if not known:
                 continue
             for effort in dict.fromkeys(_effort_of(kind, step) for step in self.ladder.steps):
+                # Two sizes twice, then others: a line needs different ones, and the time may run out.
                 for position, size in enumerate((1, 8, 1, 8, 2, 4)):
                     if position and time.monotonic() > end:
                         break
@@ -434,6 +439,7 @@ class Engine:
                     self._costs[kind, effort].observe(sum(count for _, count in chosen), seconds)
                     if size == 1:
                         alone[kind] = min(seconds, alone.get(kind, seconds))
+        # The first batches of a process are slow, which says nothing of later ones.
         for key, cost in self._costs.items():
             self._costs[key] = dataclasses.replace(cost, excess=1.0)
         for kind, seconds in alone.items():

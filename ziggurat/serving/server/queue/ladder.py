@@ -20,10 +20,10 @@ from ziggurat.serving.answers import Effort, Info
 
 UP = 0.5
 DOWN = 0.15
-_STEP_S = 0.02
-_HOLD_S = 0.2
+_STEP_S = 0.02  # between two steps down
+_HOLD_S = 0.2  # of calm before a step up; doubled by each step up that was taken back
 _MOST_HOLD_S = 3.2
-_SOON_S = 1.0
+_SOON_S = 1.0  # a step up that is taken back within this time came too early
 LADDER = (Effort.FULL, Effort.FEWER_PROBES, Effort.SMALLER_OVER_ARCH, Effort.RETRIEVAL_ONLY, Effort.POPULAR)
 
 

@@ -92,6 +92,7 @@ class ShardVersions:
         with self._loading:
             if (version := read_manifest(folder).version) not in self._held:
                 version, index = self._load(folder)
+                # A new dict, not a changed one: searches read it without the lock.
                 _warm_up(index)
                 self._held = {**self._held, version: _Held(index=index)}
                 _log.info("a shard holds version %s of %s, %d items", version, folder, len(index))

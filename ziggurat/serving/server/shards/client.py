@@ -38,7 +38,9 @@ from ziggurat.serving.server.shards.messages import (
 _log = logging.getLogger("ziggurat.server")
 LATE, DEAD, BEHIND, OTHER, STARTING = "late", "dead", "behind", "another version", "starting"
 _MOST_LATE = 3  # answers in a row
-_LOOK_S, _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 0.1, 5.0
+_LOOK_S = 1.0  # between two looks at a shard
+_LEAST_PAUSE_S = 0.1  # before a broken shard is asked again; doubled each time
+_MOST_PAUSE_S = 5.0
 _HEALTH_S = 1.0  # to say how it is
 _CHANGE_S = 30.0  # to take in changed items
 _LOAD_S = 600.0  # to load a version
@@ -160,6 +162,7 @@ class ShardClient:
         end = time.monotonic() + self.settings.deadline_s
         asked: dict[int, http.client.HTTPConnection] = {}
         found: list[PartFound | str] = [shard.down for shard in self._shards]
+        # All are asked before the first answer is read, so that they search at the same time.
         for shard, wanted in zip(self._shards, items, strict=True):
             shard.wanted = wanted
             if not shard.down:
@@ -250,6 +253,7 @@ class ShardClient:
         calm = shard.up_since and now - shard.up_since > _MOST_PAUSE_S
         shard.pause_s = _LEAST_PAUSE_S if calm else min(2 * shard.pause_s, _MOST_PAUSE_S)
         shard.down = why
+        # One that is behind only has to be told what changed.
         shard.look_at = now + (0.0 if why == BEHIND else shard.pause_s)
         while shard.idle:
             shard.idle.pop().close()
@@ -282,6 +286,7 @@ class ShardClient:
             if was_down:  # one that is up may be busy: its answers will tell
                 shard.down = LATE
         except ConfigError:
+            # While the server starts, a wrong address ends it; later, that shard is asked no more.
             if not self._thread.is_alive():
                 raise
             shard.down = "another shard"

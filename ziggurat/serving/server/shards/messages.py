@@ -99,6 +99,7 @@ def decode_change(content: bytes) -> ShardChange:
 
 
 def _encode(tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> bytes:
+    # A copy: torch wants memory that may be written, and that of bytes may not.
     text = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8).copy()
     return save(dict(tensors) | {_PLAIN: torch.from_numpy(text)})
 

@@ -32,7 +32,8 @@ from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_sha
 
 _log = logging.getLogger("ziggurat.server")
 _MOST_BYTES = 1 << 30  # of a question or a change of items
-_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.1, 30.0
+_LEAST_PAUSE_S = 0.1
+_MOST_PAUSE_S = 30.0
 _TICK_S = 0.1
 
 
@@ -185,14 +186,13 @@ class ShardKeeper:
                 if now >= each.not_before:
                     self._start(each, export, copy, in_child)
             else:
-                self._hear(each, now)
+                self._hear(each, each.control, now)
 
-    def _hear(self, each: _Kept, now: float) -> None:
-        assert each.control is not None
+    def _hear(self, each: _Kept, control: Control, now: float) -> None:
         try:
-            messages = each.control.receive()
+            messages = control.receive()
             if messages is None:
-                self._bury(each)
+                self._bury(each, control)
             else:
                 self._heed(each, messages, now)
         except BrokenMessageError as problem:
@@ -243,7 +243,7 @@ class ShardKeeper:
                 control = Control(end=theirs)
                 become(lambda: run_shard(task, control))
             finally:
-                os._exit(1)
+                os._exit(1)  # a child must never go on as a second keeper
         theirs.close()
         ours.setblocking(False)
         each.control = Control(end=ours)
@@ -266,9 +266,8 @@ class ShardKeeper:
                 os.kill(each.pid, signal.SIGKILL)
             each.seen = now
 
-    def _bury(self, each: _Kept) -> None:
-        assert each.control is not None
-        each.control.close()
+    def _bury(self, each: _Kept, control: Control) -> None:
+        control.close()
         each.control = None
         _, status = os.waitpid(each.pid, 0)
         code = os.waitstatus_to_exitcode(status)
