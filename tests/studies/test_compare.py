@@ -42,7 +42,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 
 def config(**changes: object) -> CompareConfig:
     given = {"data": ComparedData.SYNTHETIC, "models": ("logistic_regression", "dnn"), "seeds": 2, "rows": ROWS}
-    return CompareConfig(**{**given, "max_epochs": 2, **changes})  # pyright: ignore[reportArgumentType]
+    return CompareConfig(**{**given, "max_epochs": 2, **changes})
 
 
 def test_compares_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +72,61 @@ def test_compares_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     data = json.loads(paths[0].read_text())
     assert data["models"][1]["runs"][1]["test"]["auc"] == values[1][1]
     assert f"{second.models[0].mean_sd('auc')[0]:.5f}" in markdown(second)
+
+
+def test_each_model_is_trained_in_each_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = ("dnn", "dlrm")
+    plain = compare(config(models=models, seeds=1, max_epochs=1), out=tmp_path)
+    trained: list[str] = []
+    original = compare_runs._trainer
+
+    def counted(request: compare_runs.RunRequest, **given: object):
+        trained.append(f"{request.model} {request.config.training.precision}")
+        return original(request, **given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(compare_runs, "_trainer", counted)
+    found = compare(config(models=models, seeds=1, max_epochs=1, precisions=("fp32", "mx4")), out=tmp_path)
+    assert trained == ["dnn mx4", "dlrm mx4"]  # FP32 is the protocol's precision, and its runs were there
+    assert [each.name for each in found.models] == ["dnn fp32", "dnn mx4", "dlrm fp32", "dlrm mx4"]
+    assert [each.precision.name for each in found.models] == ["fp32", "mx4", "fp32", "mx4"]
+    assert found.models[0].runs == plain.models[0].runs
+    assert found.models[1].folders == (tmp_path / "synthetic-bars" / "dnn-mx4" / "variant0_seed0",)
+    auc = {each.name: each.values("auc")[0] for each in found.models}
+    assert auc["dnn mx4"] != auc["dnn fp32"]
+    means = {pair: each.mean for pair, each in found.differences.items()}
+    pairs = [("dnn mx4", "dnn fp32"), ("dlrm mx4", "dlrm fp32"), ("dnn fp32", "dlrm fp32"), ("dnn mx4", "dlrm mx4")]
+    assert means == pytest.approx({(first, second): auc[first] - auc[second] for first, second in pairs})
+    assert any("metrics of mx4 are of a network whose products are rounded" in note for note in found.notes)
+    assert not any("precision differs" in note for note in found.notes)
+    data = json.loads(write_comparison(found, tmp_path / "table")[0].read_text())
+    assert data["config"]["precisions"] == ["fp32", "mx4"]
+    assert [(each["model"], each["precision"]) for each in data["models"]][1] == ("dnn", "mx4")
+    assert "trained in fp32, mx4, and is set beside itself in fp32" in markdown(found)
+
+
+def test_one_precision_is_said_and_names_no_model(tmp_path: Path) -> None:
+    found = compare(config(models=("dnn",), seeds=1, max_epochs=1, precisions=("mx9",)), out=tmp_path)
+    assert [each.name for each in found.models] == ["dnn"]
+    assert "Trained in mx9." in markdown(found)
+
+
+def test_precisions_that_cannot_be_are_refused_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="each named once"):
+        config(precisions=("mx9", "mx9"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "synthetic", "--precisions", "fp32,fp8-row"]) == 2
+    error = capsys.readouterr().err
+    assert 'did you mean "fp8_rowwise"' in error
+    assert "--precisions" in error
+    assert main(["compare", "synthetic", "--precisions", "fp32,tf32"]) == 2
+    assert "leave tf32 out of --precisions" in capsys.readouterr().err
+    assert main(["compare", "movielens_dlrm", "--precision", "mx9", "--precisions", "fp32,mx9"]) == 2
+    assert "leave --precision out" in capsys.readouterr().err
+    assert main(["compare", "a_run", "another", "--precisions", "fp32,mx9"]) == 2
+    assert "leave --precisions out" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from ziggurat.cli.verb import Takes, Verb
 from ziggurat.errors import ConfigError, nearest_names
 
 if TYPE_CHECKING:
+    from ziggurat.precision import Precision
     from ziggurat.studies.compare_data import ComparedData
     from ziggurat.studies.compare_own import OwnData
 
@@ -33,6 +34,7 @@ goes on where it was stopped. With a recipe or a table every setting can be give
   ziggurat compare table --data.train shop.parquet --schema my.toml --models dnn,dcn_v2,wukong --seeds 3 --epochs 2
   ziggurat compare movielens_dlrm --models dlrm,dcn_v2 --batch-size 4096 --json movielens.json
   ziggurat compare frappe --models dnn,dlrm,dcn_v2,wukong --seeds 5 --source FOLDER
+  ziggurat compare frappe --models dlrm,wukong --precisions fp32,bf16,mx9,mx6 --seeds 5 --source FOLDER
   ziggurat compare sequences --models sasrec,gsasrec,hstu_research,stu --seeds 5
   ziggurat compare sequences --models sasrec,hstu_research,bst,din,dien,transact --seeds 5
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
@@ -56,6 +58,13 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--models", metavar="A,B,…", default="dnn,dlrm,dcn_v2,wukong", help="default: %(default)s")
     add_model_argument(parser, about="config class of a model of your own, to compare with the others")
+    parser.add_argument(
+        "--precisions",
+        metavar="P,Q,…",
+        default="",
+        help="train each model in each of these, and set them beside the first: fp32,bf16,mx9,… (default: the "
+        "protocol's alone)",
+    )
     parser.add_argument("--seeds", metavar="S", type=int, default=5, help="runs of each model (default: %(default)s)")
     parser.add_argument(
         "--trials",
@@ -151,6 +160,8 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     changes = settings_from(options, rest)
     if len(options.data) > 1 or (Path(options.data[0]) / "config.json").is_file():
         _refuse_groups(changes, groups=("",), why="finished runs have their settings")
+        if options.precisions:
+            raise _precisions_of_finished(options)
         return _compare_finished(options)
     if options.target:
         raise ConfigError(
@@ -175,6 +186,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         rows=options.rows,
         threads=options.threads,
         max_epochs=options.max_epochs,
+        precisions=_precisions(options, changes),
     )
     comparison = run_comparison(config, out=options.out, progress=show_progress(verbose=options.verbose))
     for table in comparison.tables:
@@ -208,6 +220,34 @@ def _compare_finished(options: argparse.Namespace) -> int:
         FINISHED.write(options.json, found.to_json() | counts)
         print_line(options.json)
     return 0
+
+
+def _precisions(options: argparse.Namespace, changes: Mapping[str, str]) -> tuple[Precision, ...]:
+    """The precisions that were asked for."""
+    from ziggurat.precision import Precision
+    from ziggurat.typed import Reader
+
+    names = _names(options.precisions)
+    if names and "training.precision" in changes:
+        raise ConfigError(
+            expected="one of --precision and --precisions",
+            found=f"--precision {changes['training.precision']} and --precisions {options.precisions}",
+            where="command line",
+            ways_out=("leave --precision out", "leave --precisions out"),
+        )
+    return Reader(where="command line, --precisions").read(tuple[Precision, ...], names)
+
+
+def _precisions_of_finished(options: argparse.Namespace) -> ConfigError:
+    return ConfigError(
+        expected="data to train models on, for --precisions",
+        found=f"finished runs: {', '.join(options.data)}",
+        where="ziggurat compare --precisions",
+        ways_out=(
+            "leave --precisions out: runs are set beside each other in the precisions that they were trained in",
+            f"ziggurat compare frappe --precisions {options.precisions}",
+        ),
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -8,6 +8,13 @@ or killed goes on where it was when it is called again; finished runs are read, 
 more models later trains what is missing. A run that was made with other settings than those asked for is an error, not
 a silent reuse, and so is a folder that holds runs of another protocol.
 
+With `--precisions` each model is trained once more for each precision, as an entry of its own with the same seeds:
+
+    OUT/<data>-<protocol>/<model>/…              in the precision that the protocol says
+    OUT/<data>-<protocol>/<model>-<precision>/…  in another one
+
+An entry is then set beside its model in the first precision, and beside the other models in its own precision.
+
 Next-item models and rankers of one log answer two questions, each with data and a table of its own
 (`compare_questions.py`); all are trained in the same folder.
 
@@ -20,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +39,9 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.models import build_model
+from ziggurat.models.converted import take_precision
+from ziggurat.precision import Precision
+from ziggurat.precision.choice import resolve_precision
 from ziggurat.recipes.protocols import (
     Protocol,
     averaged,
@@ -79,6 +89,8 @@ class CompareConfig:
         threads: of each run; sums depend on it.
         max_epochs: fewer epochs than the protocol's, for trying things out; 0: the protocol's.
         own: config classes of your own, whose kinds `models` may name.
+        precisions: that every model is trained in, the first one being what the others are set beside; none: the
+            protocol's.
     """
 
     data: ComparedData | OwnData
@@ -91,6 +103,7 @@ class CompareConfig:
     threads: Threads = 1
     max_epochs: CountOrNone = 0
     own: tuple[type[Any], ...] = ()
+    precisions: tuple[Precision, ...] = ()
 
     @property
     def data_name(self) -> str:
@@ -113,6 +126,13 @@ class CompareConfig:
                 where="settings of a comparison",
                 ways_out="correct the number or the list",
             )
+        if len(set(self.precisions)) != len(self.precisions):
+            raise ConfigError(
+                expected="precisions, each named once",
+                found=", ".join(map(str, self.precisions)),
+                where="settings of a comparison",
+                ways_out=f"--precisions {','.join(dict.fromkeys(map(str, self.precisions)))}",
+            )
         if self.protocol is Protocol.RECIPE and not isinstance(self.data, OwnData):
             raise ConfigError(
                 expected="a recipe, or data of your own, for the protocol recipe",
@@ -124,10 +144,12 @@ class CompareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedModel:
-    """One model's place in a comparison.
+    """One model's place in a comparison, in one precision.
 
     Args:
-        name: of the model.
+        name: of the model, and of the precision where several are compared: "dlrm mx9".
+        model: name of the model alone.
+        precision: that it was trained in.
         variant: the variant that validation data chose.
         trials: validation metric of every variant tried.
         runs: one record a seed.
@@ -135,6 +157,8 @@ class ComparedModel:
     """
 
     name: str
+    model: str
+    precision: Precision
     variant: int
     trials: dict[int, float]
     runs: tuple[RunRecord, ...]
@@ -158,7 +182,8 @@ class Comparison:
         config: what was asked for.
         models: in the order asked for.
         notes: what a reader should know besides.
-        differences: first minus second of the test metric, for every pair (first, second) in that order.
+        differences: first minus second of the test metric, for every pair (first, second) of models, and for each model
+            in another precision than the first one (first) and in that one (second).
         question: what the models were asked, where others are asked something else; "" elsewhere.
         ranking: of a log's next-item models: what its rankers found, which were asked another question.
     """
@@ -185,7 +210,14 @@ class Comparison:
             **({"question": self.question} if self.question else {}),
             **({"run": run_config_to_json(own.run)} if isinstance(own, OwnData) else {}),
             "models": [
-                {"name": m.name, "variant": m.variant, "trials": m.trials, "runs": [run.to_json() for run in m.runs]}
+                {
+                    "name": m.name,
+                    "model": m.model,
+                    "precision": m.precision.name,
+                    "variant": m.variant,
+                    "trials": m.trials,
+                    "runs": [run.to_json() for run in m.runs],
+                }
                 for m in self.models
             ],
             "notes": list(self.notes),
@@ -207,8 +239,8 @@ def compare(config: CompareConfig, *, out: str | Path, progress: Progress | None
         progress: where to show it.
 
     Raises:
-        ConfigError: unknown model, or one that does not fit the data; runs of other settings or of another protocol in
-            the folder.
+        ConfigError: unknown model, or one that does not fit the data; a precision that this machine or a model lacks;
+            runs of other settings or of another protocol in the folder.
     """
     progress = progress or NoProgress()
     asked = questions_of(config.models, config.data, own=config.own)
@@ -223,8 +255,10 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
     config = dataclasses.replace(config, data=question.data, models=question.models)
     base = base_run(config)
     chosen = settings_of_all(config.models, config.data, own=config.own)  # unknown names fail before any work
+    _refuse_missing_precisions(config.precisions)
     data = prepare_run(base, progress=progress)
     _refuse_what_does_not_fit(chosen, data=data)
+    _refuse_unreached_products(chosen, config.precisions, data=data)
     folder = Path(out) / f"{config.data_name}-{config.protocol.value}"
     place = _Place(config, base=base, folder=folder, data=data, question=question, chosen=chosen)
     place.refuse_other_protocols()
@@ -235,16 +269,51 @@ def _answer(place: _Place, *, progress: Progress) -> Comparison:
     """Train what is missing of one question's models, and put them together."""
     models = []
     question = place.question
-    for number, (name, settings) in enumerate(place.chosen.items(), start=1):
-        progress.say(f"[{number}/{len(place.chosen)}] {name}")
-        models.append(_compare_one(place, name, settings, progress=progress))
+    entries = list(_entries(place.chosen, place.config.precisions))
+    for number, entry in enumerate(entries, start=1):
+        progress.say(f"[{number}/{len(entries)}] {entry.name}")
+        models.append(_compare_one(place, entry, progress=progress))
     weighted = bool(place.base.table_schema.weight)
     notes = [*question.notes, *(["rows are weighted, so there is no test over rows"] if weighted else [])]
-    notes += difference_notes([computed_with(RunFolder(folder)) for model in models for folder in model.folders])
+    notes += _precision_notes(models)
     found = differences(models, metric=place.config.metric, over_rows=not weighted)
     return Comparison(
         config=place.config, models=tuple(models), notes=tuple(notes), differences=found, question=question.text
     )
+
+
+def _precision_notes(models: Sequence[ComparedModel]) -> list[str]:
+    """Say in what runs differ by accident, and what the metrics of rounded products are."""
+    facts = [computed_with(RunFolder(folder)) for model in models for folder in model.folders]
+    precisions = dict.fromkeys(model.precision for model in models)
+    if len(precisions) > 1:  # they differ because they were asked to
+        facts = [{name: value for name, value in each.items() if name != "precision"} for each in facts]
+    notes = difference_notes(facts)
+    rounded = [str(each) for each in precisions if each.arithmetic is not None]
+    if rounded:
+        notes.append(
+            f"metrics of {', '.join(rounded)} are of a network whose products are rounded, as in training; "
+            "a run that is loaded computes in FP32"
+        )
+    return notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A model, and the precision that it is trained in; None: the protocol's."""
+
+    name: str
+    model: str
+    settings: ModelSettings
+    precision: Precision | None
+
+
+def _entries(chosen: Mapping[str, ModelSettings], precisions: Sequence[Precision]) -> Iterator[_Entry]:
+    """Yield every model in every precision."""
+    for model, settings in chosen.items():
+        for precision in precisions or (None,):
+            name = f"{model} {precision}" if len(precisions) > 1 else model
+            yield _Entry(name=name, model=model, settings=settings, precision=precision)
 
 
 def base_run(config: CompareConfig) -> RunConfig:
@@ -268,6 +337,42 @@ def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: Prep
             ) from error
 
 
+def _refuse_missing_precisions(precisions: Sequence[Precision]) -> None:
+    """A precision that this machine lacks fails before any model has trained."""
+    for precision in precisions:
+        if precision.is_measured:
+            continue
+        try:
+            resolve_precision(precision, device=torch.device("cpu"))
+        except ConfigError as error:
+            raise _without(precision, error) from error
+
+
+def _refuse_unreached_products(
+    chosen: Mapping[str, ModelSettings], precisions: Sequence[Precision], *, data: PreparedData
+) -> None:
+    """Convert every model to every precision, on its shapes: what cannot be converted fails before others trained."""
+    for name, settings in chosen.items():
+        for precision in precisions:
+            model = build_model(settings.model, data.inputs, seed=0, draw_tables=False)
+            try:
+                take_precision(model, precision)
+            except ConfigError as error:
+                raise _without(precision, error, model=name) from error
+
+
+def _without(precision: Precision, error: ConfigError, *, model: str = "") -> ConfigError:
+    return ConfigError(
+        expected=error.expected,
+        found=error.found,
+        where=f"precision {precision}{f' of {model}' if model else ''}, {error.where}",
+        ways_out=(
+            f"leave {precision} out of --precisions",
+            *((f"leave {model} out of --models", *error.ways_out) if model else ()),
+        ),
+    )
+
+
 def _row_parts(model: ComparedModel, row_test: RowTest) -> object:
     """Return what a test over rows takes of one model: its runs scored the same rows."""
     loaded = [test_scores(folder) for folder in model.folders]
@@ -279,7 +384,9 @@ def _row_parts(model: ComparedModel, row_test: RowTest) -> object:
 def differences(
     models: Sequence[ComparedModel], *, metric: str, over_rows: bool = True
 ) -> dict[tuple[str, str], PairedDifference]:
-    """Paired differences of the test metric between all models, over seeds and over rows.
+    """Paired differences of the test metric, over seeds and over rows.
+
+    Models are set beside each other within a precision; each precision of a model beside the first one.
 
     Args:
         models: with their runs on the same test rows.
@@ -291,14 +398,26 @@ def differences(
     if row_test is not None:
         parts = {model.name: _row_parts(model, row_test) for model in models}
     found = {}
+    for first, second in _pairs(models):
+        over_seeds = paired_difference(first.values(metric), second.values(metric))
+        if row_test is not None:
+            _, error, p = row_test.compare(parts[first.name], parts[second.name])
+            over_seeds = dataclasses.replace(over_seeds, rows_p=p, rows_error=error)
+        found[first.name, second.name] = over_seeds
+    return found
+
+
+def _pairs(models: Sequence[ComparedModel]) -> Iterator[tuple[ComparedModel, ComparedModel]]:
+    """Yield what is set beside each other: what a precision costs each model, then models within a precision."""
+    reference: dict[str, ComparedModel] = {}
+    for each in models:
+        first = reference.setdefault(each.model, each)
+        if first is not each:
+            yield each, first
     for index, first in enumerate(models):
         for second in models[index + 1 :]:
-            over_seeds = paired_difference(first.values(metric), second.values(metric))
-            if row_test is not None:
-                _, error, p = row_test.compare(parts[first.name], parts[second.name])
-                over_seeds = dataclasses.replace(over_seeds, rows_p=p, rows_error=error)
-            found[first.name, second.name] = over_seeds
-    return found
+            if first.precision is second.precision:
+                yield first, second
 
 
 class _Place:
@@ -321,7 +440,7 @@ class _Place:
         self.question = question
         self.chosen = chosen
 
-    def request(self, name: str, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
+    def request(self, entry: _Entry, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
         """The run of one variant and seed."""
         config = self.config
         if config.protocol is Protocol.RECIPE:
@@ -338,16 +457,20 @@ class _Place:
             training = averaged(training) if config.protocol is Protocol.BARS_AVERAGED else training
         loader: LoaderConfig = dataclasses.replace(training.loader, seed=seed)
         training = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
+        folder = self.folder / entry.model
+        if entry.precision is not None and entry.precision is not training.precision:
+            folder = self.folder / f"{entry.model}-{entry.precision}"
+            training = dataclasses.replace(training, precision=entry.precision)
         if config.max_epochs:
             training = dataclasses.replace(training, epochs=min(training.epochs, config.max_epochs))
         run = dataclasses.replace(
-            self.base, recipe=f"compare_{config.data_name}_{name}", model=model, training=training
+            self.base, recipe=f"compare_{config.data_name}_{entry.model}", model=model, training=training
         )
         return RunRequest(
-            model=name,
+            model=entry.model,
             variant=index,
             config=run,
-            folder=self.folder / name / f"variant{index}_seed{seed}",
+            folder=folder / f"variant{index}_seed{seed}",
             protocol=Protocol.RECIPE if config.protocol is Protocol.RECIPE else None,
             metric=config.metric,
         )
@@ -368,20 +491,21 @@ class _Place:
             )
 
 
-def _compare_one(place: _Place, name: str, settings: ModelSettings, *, progress: Progress) -> ComparedModel:
+def _compare_one(place: _Place, entry: _Entry, *, progress: Progress) -> ComparedModel:
     config = place.config
+    name = entry.name
     trials: dict[int, float] = {}
     of_rates = config.protocol is Protocol.RECIPE
     if config.trials > 1:
         for index in range(config.trials):
-            request = place.request(name, variant(settings, index, of_rates=of_rates), index=index, seed=0)
+            request = place.request(entry, variant(entry.settings, index, of_rates=of_rates), index=index, seed=0)
             progress.say(f"{name}: variant {index + 1} of {config.trials}, by validation data")
             record = finish_run(request, data=place.data, read_test=False, progress=progress)
             trials[index] = record.valid[config.metric]
     sign = 1.0 if higher_is_better(config.metric) else -1.0
     index = max(trials, key=lambda key: sign * trials[key], default=0)
-    chosen = variant(settings, index, of_rates=of_rates)
-    requests = [place.request(name, chosen, index=index, seed=seed) for seed in range(config.seeds)]
+    chosen = variant(entry.settings, index, of_rates=of_rates)
+    requests = [place.request(entry, chosen, index=index, seed=seed) for seed in range(config.seeds)]
     if not of_rates:
         require_one_protocol([(name, request.config) for request in requests])
     runs = []
@@ -389,7 +513,15 @@ def _compare_one(place: _Place, name: str, settings: ModelSettings, *, progress:
         progress.say(f"{name}: seed {number} of {config.seeds}")
         runs.append(finish_run(request, data=place.data, read_test=True, progress=progress))
     folders = tuple(request.folder for request in requests)
-    return ComparedModel(name=name, variant=index, trials=trials, runs=tuple(runs), folders=folders)
+    return ComparedModel(
+        name=name,
+        model=entry.model,
+        precision=requests[0].config.training.precision,
+        variant=index,
+        trials=trials,
+        runs=tuple(runs),
+        folders=folders,
+    )
 
 
 def recipe_training(training: TrainingConfig, *, rate: float, metric: str) -> TrainingConfig:
@@ -404,5 +536,5 @@ def recipe_training(training: TrainingConfig, *, rate: float, metric: str) -> Tr
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [origin_of(each) if isinstance(each, type) else each for each in value]
+        return [origin_of(each) if isinstance(each, type) else _plain(each) for each in value]
     return getattr(value, "value", value)

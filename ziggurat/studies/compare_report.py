@@ -1,4 +1,5 @@
 """What a comparison shows: a table of models, a table of differences, and AUC against FLOPs as a picture.
+With several precisions, the picture has these on its axis, and a line for each model.
 
 Rates are of the machine and moment; means, deviations and tests are of the runs. Published numbers stand beside ours
 where the data set has them; they are other people's runs, on other hardware, and for Frappe with other negatives in the
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ziggurat.files import Format, write_figure, write_text
+from ziggurat.precision import Precision
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
@@ -76,7 +78,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
                 _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),
-                published.get(model.name, ""),
+                published.get(model.model, "") if model.precision is Precision.FP32 else "",
                 short(cost.table_parameters + cost.dense_parameters),
                 short(cost.forward_flops),
                 f"{sum(run.samples_per_s for run in model.runs) / len(model.runs):,.0f}",
@@ -108,6 +110,7 @@ def markdown(comparison: Comparison) -> str:
     lines = [
         f"{config.data_name}, protocol `{config.protocol.value}`, {config.seeds} seeds, {config.trials} trial"
         f"{'s' if config.trials > 1 else ''} a model by validation data; test data read once a run. "
+        f"{_precisions_text(comparison)}"
         "Mean ± sample standard deviation over seeds; FLOPs are of a forward pass.",
     ]
     for table in comparison.tables:
@@ -117,6 +120,14 @@ def markdown(comparison: Comparison) -> str:
             lines += ["", *_table(difference_columns(table), difference_rows(table))]
     lines += [f"\n{note}." for note in notes_of(comparison)]
     return "\n".join(lines) + "\n"
+
+
+def _precisions_text(comparison: Comparison) -> str:
+    """Say which precisions models were trained in, where they were asked for."""
+    asked = comparison.config.precisions
+    if len(asked) < 2:
+        return f"Trained in {asked[0]}. " if asked else ""
+    return f"Each model was trained in {', '.join(map(str, asked))}, and is set beside itself in {asked[0]}. "
 
 
 def notes_of(comparison: Comparison) -> tuple[str, ...]:
@@ -140,7 +151,7 @@ def write_comparison(comparison: Comparison, stem: str | Path) -> list[Path]:
 
 
 def plot(comparison: Comparison) -> Figure:
-    """The test metric against FLOPs of a forward pass, mean and standard deviation over seeds; a panel a question."""
+    """Draw the test metric, mean and standard deviation over seeds, against FLOPs or precisions; a panel a question."""
     from matplotlib.figure import Figure
 
     tables = comparison.tables
@@ -151,6 +162,33 @@ def plot(comparison: Comparison) -> Figure:
 
 
 def _plot_one(axes: Any, comparison: Comparison) -> None:
+    if len(comparison.config.precisions) > 1:
+        _plot_precisions(axes, comparison)
+    else:
+        _plot_flops(axes, comparison)
+    axes.grid(alpha=0.3)
+    config = comparison.config
+    axes.set_ylabel(f"test {shown_name(config.metric)} (mean ± sd over seeds)")
+    axes.ticklabel_format(axis="y", useOffset=False)
+    only = f", {config.precisions[0]}" if len(config.precisions) == 1 else ""
+    axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds{only}")
+
+
+def _plot_precisions(axes: Any, comparison: Comparison) -> None:
+    names = [str(each) for each in comparison.config.precisions]
+    models = list(dict.fromkeys(each.model for each in comparison.models))
+    for index, name in enumerate(models):
+        entries = [each for each in comparison.models if each.model == name]
+        found = [each.mean_sd(comparison.config.metric) for each in entries]
+        places = [names.index(str(each.precision)) + 0.1 * (index - (len(models) - 1) / 2) for each in entries]
+        deviations = [0.0 if math.isnan(deviation) else deviation for _, deviation in found]
+        means = [mean for mean, _ in found]
+        axes.errorbar(places, means, yerr=deviations, fmt="o-", linewidth=0.8, capsize=4, markersize=6, label=name)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.legend()
+
+
+def _plot_flops(axes: Any, comparison: Comparison) -> None:
     for model in comparison.models:
         mean, deviation = model.mean_sd(comparison.config.metric)
         flops = model.runs[0].cost.forward_flops
@@ -159,12 +197,7 @@ def _plot_one(axes: Any, comparison: Comparison) -> None:
         axes.annotate(model.name, (flops, mean), textcoords="offset points", xytext=(8, 4))
     axes.set_xscale("log")
     axes.margins(x=0.2)
-    axes.grid(alpha=0.3)
     axes.set_xlabel("FLOPs of a sample, forward")
-    config = comparison.config
-    axes.set_ylabel(f"test {shown_name(config.metric)} (mean ± sd over seeds)")
-    axes.ticklabel_format(axis="y", useOffset=False)
-    axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds")
 
 
 def short(number: float) -> str:
