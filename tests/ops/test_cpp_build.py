@@ -18,7 +18,7 @@ import pytest
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops import cpp_build
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 
 @pytest.fixture
@@ -155,3 +155,8 @@ def test_what_killed_compilers_left_is_removed_an_hour_later(source: CppSource, 
     assert not old.exists()
     assert fresh.exists(), "written a moment ago, perhaps by a process of another machine"
     assert (folder / "mine" / "half.so").exists()
+
+
+def test_needing_a_library_that_could_not_be_built_says_why() -> None:
+    with pytest.raises(MissingDependencyError, match="no compiler"):
+        CppLibrary.missing("no compiler").needed()

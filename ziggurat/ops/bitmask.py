@@ -43,6 +43,7 @@ def full_mask(n: int, *, device: torch.device | str = "cpu") -> Int64[Tensor, "W
     """A mask of n items that all pass."""
     words = torch.full((num_words(n),), -1, dtype=torch.int64, device=device)
     if n % WORD_BITS:
+        # Bits at and above n are 0 in every mask: functions that count bits rely on it.
         words[-1] = (1 << n % WORD_BITS) - 1
     return words
 
@@ -52,6 +53,7 @@ def pack_mask(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
     library = library_for(flags, _LIBRARY)
     if library is None:
         return pack_mask_reference(flags)
+    # Flags are bytes, words 8 of them: addresses of rows are counted in bytes.
     flags, n = flags.contiguous(), flags.shape[-1]
     words = torch.empty(*flags.shape[:-1], num_words(n), dtype=torch.int64)
     for row in range(_num_rows(flags)):
@@ -113,6 +115,7 @@ def rows_of_mask(words: Int64[Tensor, "W"], *, limit: int | None = None) -> Int6
         return rows_of_mask_reference(words, limit=limit)
     words = words.contiguous()
     room = int(library.ziggurat_count_mask(words.data_ptr(), len(words)))
+    # Counted first: the kernel then writes into memory of the right size, and is done at the limit.
     room = room if limit is None else min(room, limit)
     rows = torch.empty(room, dtype=torch.int64)
     library.ziggurat_rows_of_mask(words.data_ptr(), len(words), room, rows.data_ptr())

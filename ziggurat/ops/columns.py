@@ -71,6 +71,7 @@ class ColumnMoves:
             reference = join_reference if name == "ziggurat_join_columns" else split_reference
             reference(self._columns, wide=wide, parts=parts)
             return
+        # The kernel moves bytes, so one table of columns serves all dtypes of a size.
         item = wide.element_size()
         if item not in self._tables:
             rows = [(each.part, each.part_begin * item, each.begin * item, each.width * item) for each in self._columns]

@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ziggurat.cache import cache_folder
 from ziggurat.commands import pasted
@@ -74,6 +73,7 @@ class CppSource:
     def fingerprint(self) -> str:
         """20 hex digits that change with the source, what it includes, the compiler, its flags, the processor."""
         compiler = _compiler()
+        # Without a compiler there is nothing to ask; the fingerprint still has the rest.
         command = [compiler, "--version"] if compiler else ["true"]
         version = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         texts = _with_included(self.path)
@@ -93,6 +93,7 @@ class CppSource:
         if compiler is None:
             raise self.unavailable(f"none of {', '.join(_COMPILERS)} is on the PATH")
         try:
+            # Inside the try: where the cache cannot be reached, the library is missing, and its twin serves.
             path = (folder or cache_folder() / "kernels") / f"{self.path.stem}-{self.fingerprint()}.so"
             if _is_intact(path):
                 return ctypes.CDLL(str(path))
@@ -136,6 +137,7 @@ class CppSource:
         begin = time.monotonic()
         is_told = False
         with output.open("wb") as file:
+            # A group of its own, so that the compilers that it starts can be ended with it.
             process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
             try:
                 while process.poll() is None:
@@ -156,6 +158,7 @@ class CppSource:
                         os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         if process.returncode != 0:
+            # The end of the output has the error that stopped the compiler.
             text = output.read_text(errors="replace").strip()[-2000:]
             raise self.unavailable(f"{' '.join(command)} failed:\n{text}")
 
@@ -163,6 +166,7 @@ class CppSource:
         failure = _failure(path)
         with contextlib.suppress(OSError):  # there is none
             age_s = time.time() - failure.stat().st_mtime
+            # A clock that was set back would make a failure last for ever: one from the future does not count.
             if 0 <= age_s < _REMEMBERED_S:
                 text = failure.read_bytes()[:500].decode(errors="replace")
                 raise self.unavailable(f"{text}, {age_s / 3600:.1f} hours ago; to try again now: rm {pasted(failure)}")
@@ -196,10 +200,15 @@ class CppLibrary:
         """The library, if it could be built."""
         return self._found[0]
 
-    def needed(self) -> Any:
-        """The library, where `reason` is ""."""
+    def needed(self) -> ctypes.CDLL:
+        """The library, where `reason` is "".
+
+        Raises:
+            MissingDependencyError: it could not be built.
+        """
         library, reason = self._found
-        assert library is not None, reason
+        if library is None:
+            raise self._source.unavailable(reason)
         return library
 
     def kernel_line(self) -> str:
@@ -231,6 +240,7 @@ def telling_of_builds(tell: Callable[[bool], None]) -> Iterator[None]:
 
 @contextmanager
 def _announced() -> Iterator[None]:
+    # A copy: whoever was told of the beginning is told of the end, even if it has left the list meanwhile.
     listeners = tuple(_listeners)
     for tell in listeners:
         tell(True)
@@ -263,6 +273,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _digest(content: bytes, *, name: str) -> bytes:
+    # The name is part of it: a file that was renamed to another library's name does not fit.
     return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 
@@ -274,7 +285,9 @@ def _one_builder(path: Path) -> Iterator[None]:
     is_told = False
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Polled, since the builder may be killed: its lock is then free, and whoever waits builds.
         while not lock.take():
+            # The mark of another builder's success is the library itself; a lock alone would not tell.
             if _is_intact(path):
                 break
             if time.monotonic() - begin > _SLOW_S and not is_told:
@@ -310,6 +323,7 @@ def _build_folder(cache: Path) -> Iterator[Path]:
 def _with_included(path: Path) -> list[str]:
     """The text of a source, and of all files that it includes by name, each once."""
     found: dict[Path, str] = {}
+    # Headers change the result as much as the file does.
     waiting = [path]
     while waiting:
         file = waiting.pop().resolve()
@@ -334,5 +348,6 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         wanted = ("model name", "flags", "Features", "cpu family", "model\t")
+        # A set: the facts stand once for each core.
         lines += sorted({line for line in cpuinfo.read_text().splitlines() if line.startswith(wanted)})
     return "\n".join(lines)

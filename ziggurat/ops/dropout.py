@@ -51,6 +51,7 @@ def relu_dropout_(inputs: Float[Tensor, "*shape"], *, p: float, training: bool) 
 
 def random_bits(size: int) -> Int16[Tensor, "size"]:
     """Uniform 16-bit numbers from torch's generator of the CPU."""
+    # One draw of 64 bits serves four elements. Its parts are signed, which `_kept` allows for.
     return torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:size]
 
 
@@ -67,6 +68,7 @@ def _applies(inputs: Tensor) -> bool:
 def _kept(inputs: Tensor, level: int) -> Tensor:
     """1 where an element is kept, else 0, as floating-point numbers."""
     bits = random_bits(inputs.numel()).view(inputs.shape)
+    # Written as floats at once: a mask of booleans would be one more pass.
     return torch.ge(bits, level - _LEVELS // 2, out=torch.empty_like(inputs))
 
 
@@ -91,6 +93,7 @@ class _ReluDropout(torch.autograd.Function):
         level = _level(p)
         ctx.scale = _LEVELS / (_LEVELS - level)
         out = F.relu_(inputs).mul_(_kept(inputs, level).mul_(ctx.scale))
+        # Without it autograd would not know that the input's memory has changed.
         ctx.mark_dirty(inputs)
         ctx.save_for_backward(out)
         return out
@@ -99,4 +102,5 @@ class _ReluDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (out,) = ctx.saved_tensors
+        # The output is positive exactly where the input was, and was kept.
         return torch.ops.aten.threshold_backward(grad, out, 0).mul_(ctx.scale), None

@@ -29,6 +29,7 @@ _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "exact_sums.cpp", without="go on without: numpy gives the same sums, slower"
 )
 _SCALE = 1200  # sums are whole numbers of 2^-1200
+# All that 11 bits of a float64 can say.
 _EXPONENTS = 2048
 _MOST = 1 << 20  # numbers added to the halves before they are emptied
 _SMALLEST = 2.0**-400
@@ -77,6 +78,7 @@ def exact_sums(values: Float64[np.ndarray, " N"]) -> ExactSums:
     found = ExactSums()
     for start in range(0, len(values), _MOST):
         part = values[start : start + _MOST]
+        # Sums of lower and of upper 32 bits: of 2^20 numbers neither overflows 64 bits.
         halves = np.zeros((2, 2, _EXPONENTS), dtype=np.int64)
         library.ziggurat_exact_sums(part.ctypes.data, len(part), halves[0].ctypes.data, halves[1].ctypes.data)
         found += ExactSums(count=len(part), total=_whole(halves[0]), squares=_whole(halves[1]))
@@ -89,6 +91,7 @@ def exact_sums_reference(values: Float64[np.ndarray, " N"]) -> ExactSums:
     for start in range(0, len(values), _MOST):
         part = np.asarray(values[start : start + _MOST], dtype=np.float64)
         large = part[np.abs(part) >= _SMALLEST]
+        # Rounded; what rounding took is computed below, exactly, and added to it.
         squares = large * large
         bulk = _SPLIT * large
         high = bulk - (bulk - large)  # Dekker's product: large = high + low, of 26 bits each
@@ -106,10 +109,12 @@ def kernel_reason() -> str:
 
 def _sum_reference(values: np.ndarray) -> int:
     mantissas, exponents = np.frexp(values)
+    # Exact: a mantissa has 53 bits.
     whole = np.ldexp(mantissas, 53).astype(np.int64)
     total = 0
     for exponent in np.unique(exponents).tolist():
         chosen = whole[exponents == exponent]
+        # In halves of 32 bits, whose sums fit 64 bits; Python's integers have no end.
         sums = int((chosen & 0xFFFFFFFF).sum()) + (int((chosen >> 32).sum()) << 32)
         total += sums << (_SCALE + exponent - 53)
     return total

@@ -108,6 +108,7 @@ def gated_norm(
         bias: β.
         form: what is computed.
     """
+    # First the cheap questions: what follows may time both on the GPU.
     if torch.compiler.is_compiling() or values_ND.device.type != "cuda":
         return gated_norm_reference(gate_ND, values_ND, weight, bias, form=form)
     if why_not_triton(gate_ND, values_ND) or _is_slower(gate_ND, values_ND, weight, form):
@@ -179,7 +180,9 @@ class _GatedNorm(torch.autograd.Function):
         constants = _constants(gate_ND, values_ND, weight, ctx.form)
         blocks = -(-num_rows // (constants["rows_tile"] * _TILES))
         of_values = values_ND.new_empty(num_rows, dim)
+        # Without a gate it is not written; a launch needs a tensor all the same.
         of_gate = of_values if gate_ND is None else gate_ND.new_empty(num_rows, dim)
+        # A row a block of rows, summed in order at the end: the same bits on every repeat.
         of_weight = values_ND.new_empty(blocks, dim if weight is not None else 0, dtype=torch.float32)
         of_bias = torch.empty_like(of_weight)
         if num_rows:
@@ -206,6 +209,7 @@ class _GatedNorm(torch.autograd.Function):
 def _differentiated(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Return gradients by torch's operations, which can be differentiated."""
     inputs = ctx.saved_tensors
+    # Not strict: `needs_input_grad` also has the form and the dtype.
     wanted = [each for each, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
     out = gated_norm_reference(*inputs, form=ctx.form).to(gradient.dtype)
     found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=True))
@@ -261,6 +265,7 @@ def _measured(
     """Time both, forward and backward; the name of the faster one."""
 
     @functools.cache
+    # Made at the first run and not before: an answer that was kept needs none of it.
     def scratch() -> list[Tensor | None]:
         draw = torch.Generator(device).manual_seed(0)
         rows = [torch.randn(num_rows, dim, generator=draw, device=device) for _ in range(2)]

@@ -17,6 +17,7 @@ def _normed(a, weight, bias, columns, eps, dim: tl.constexpr, is_affine: tl.cons
     """Compute x̂ of rows, their norms, 1/σ of each row, and γ."""
     is_column = (columns < dim)[None, :]
     mean = tl.sum(a, axis=1) / dim
+    # Padding would count as 0 − mean.
     centred = tl.where(is_column, a - mean[:, None], 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / dim + eps)
     standard = centred * inverse[:, None]
@@ -110,6 +111,7 @@ def gated_norm_backward_kernel(
             of_bias += tl.sum(of_normed, axis=0)
         of_standard = of_normed * scale[None, :]
         mean = tl.sum(of_standard, axis=1) / dim
+        # A norm passes on only what changes neither mean nor variance of the row.
         along = tl.sum(of_standard * standard, axis=1) / dim
         of_raw += (of_standard - mean[:, None] - standard * along[:, None]) * inverse[:, None]
         tl.store(da + rows[:, None] * dim + columns[None, :], of_raw.to(da.dtype.element_ty), mask=mask)

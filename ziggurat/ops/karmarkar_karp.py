@@ -54,6 +54,7 @@ def karmarkar_karp(costs: np.ndarray, *, num_parts: int) -> np.ndarray:
 
 def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray:
     """Compute the result of `karmarkar_karp` in plain Python."""
+    # Stable: equal costs keep their order, so both implementations deal the same items.
     order = np.argsort(-costs, kind="stable")
     falling = costs[order].tolist()
     waiting = []
@@ -61,6 +62,7 @@ def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray
         chunk = falling[begin : begin + num_parts]
         slots = [(cost, [begin + at]) for at, cost in enumerate(chunk)]
         slots += [(0.0, [])] * (num_parts - len(chunk))
+        # The smallest minus the largest: a heap gives the widest spread first. Numbers break ties by age.
         waiting.append((slots[-1][0] - slots[0][0], number, slots))
     number = len(waiting)
     heapq.heapify(waiting)
@@ -69,6 +71,7 @@ def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray
         right = heapq.heappop(waiting)[2]
         pairs = zip(left, reversed(right), strict=True)
         joined = [(one[0] + other[0], one[1] + other[1]) for one, other in pairs]
+        # Stable as well: equal sums stay in the order of their places.
         joined.sort(key=lambda slot: -slot[0])
         heapq.heappush(waiting, (joined[-1][0] - joined[0][0], number, joined))
         number += 1

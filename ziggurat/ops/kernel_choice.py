@@ -70,6 +70,7 @@ def _why_no_triton_on(device: str, module: str, what: str) -> str:
 @constant_when_compiled
 def is_interpreted() -> bool:
     """Return whether kernels run on the CPU, by Triton's interpreter."""
+    # Triton's own variable, which it reads when it is imported.
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

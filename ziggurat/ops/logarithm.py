@@ -68,6 +68,7 @@ def log1p_reference(values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " 
     x = np.asarray(values, dtype=np.float64)
     u = 1.0 + x
     f, k = _reduced(u)
+    # What rounding took from 1 + x, by the larger of the two, which subtraction brings back exactly.
     lost = np.where(u >= 2.0, 1.0 - (u - x), x - (u - 1.0)) / u
     is_small = x < _SMALL
     f = np.where(is_small, x, f)
@@ -99,6 +100,7 @@ def _sum(f: np.ndarray, k: np.ndarray, lost: np.ndarray) -> np.ndarray:
     half_square = 0.5 * f * f
     s = f / (2.0 + f)
     z = s * s
+    # Horner's rule, in the order of the C++: another order would be other bits.
     series = np.full_like(z, _COEFFICIENTS[-1])
     for coefficient in reversed(_COEFFICIENTS[:-1]):
         series = coefficient + z * series

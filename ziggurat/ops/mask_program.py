@@ -45,6 +45,7 @@ _SOURCE = CppSource(
     without="go on without: torch's own operations give the same masks, several times slower",
 )
 _FIELDS = 9  # numbers in a step
+# Numbers that mask_program.cpp knows: kinds of steps, and how a step joins the stack.
 _CONSTANT, _PLANE, _MASK, _LIST, _CODES, _BLOOM, _OPEN, _FOLD = range(8)
 _PUSH, _AND, _OR = range(3)
 
@@ -151,6 +152,7 @@ class MaskProgram:
         self.tree = tree
         self._steps: list[list[int]] = []
         self._kept: list[Tensor] = []  # whose addresses are in the steps
+        # The kernel's stack is as deep as the deepest moment of the program.
         self._depth = self._height = 0
         self._emit(tree, combine=_PUSH)
         self._encoded = torch.from_numpy(
@@ -205,6 +207,7 @@ class MaskProgram:
         if combine != _PUSH:
             self._add([_OPEN], combine=combine)
         inner = _AND if isinstance(tree, AllOf) else _OR
+        # Cheap ones first: what they decide, the dear ones need not look up.
         for number, child in enumerate(sorted(tree.children, key=_cost)):
             self._emit(child, combine=inner if number else _PUSH)
         if combine != _PUSH:
@@ -228,6 +231,7 @@ class MaskProgram:
             return [_LIST, self._address(leaf.rows), len(leaf.rows)]
         if isinstance(leaf, CodesLeaf):
             return [_CODES, self._address(leaf.codes), leaf.low, leaf.high]
+        # The address stays good: `_address` keeps the tensor.
         numbers = self._address(torch.from_numpy(np.array(leaf.planes, dtype=np.int64)))
         offsets = 0 if leaf.item_offsets is None else self._address(leaf.item_offsets)
         return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code]
@@ -255,6 +259,7 @@ def run_reference(tree: Tree, *, planes: Int64[Tensor, "P W"], n: int) -> Int64[
     """Compute the words that `MaskProgram.run` must write; look up every item of which a Bloom leaf says perhaps."""
     full = full_mask(n, device=planes.device)
     if isinstance(tree, Literal):
+        # NOT sets bits behind the last item, too; `full` clears them.
         words = _leaf_words(tree.leaf, planes=planes, full=full)
         if tree.negated:
             words = ~words if tree.present < 0 else planes[tree.present] & ~words
@@ -281,6 +286,7 @@ def _leaf_words(leaf: Leaf, *, planes: Tensor, full: Tensor) -> Tensor:
 def _has_code(leaf: BloomLeaf, rows: Tensor) -> Tensor:
     if leaf.item_offsets is None:
         return leaf.item_codes[rows] == leaf.code
+    # Codes that hit, counted up: an item has one if the count grows between its begin and its end.
     hits = torch.zeros(len(leaf.item_codes) + 1, dtype=torch.int64, device=rows.device)
     hits[1:] = (leaf.item_codes == leaf.code).cumsum(0)
     return hits[leaf.item_offsets[rows + 1].long()] > hits[leaf.item_offsets[rows].long()]
@@ -290,6 +296,7 @@ def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
     """Clear the bits of rows in a mask, in place; -1 among the rows is passed over."""
     library = library_for(words, _LIBRARY) if words.is_contiguous() else None
     if library is None:
+        # In place: the caller's mask.
         words &= ~mask_of_rows(rows[rows >= 0].to(words.device), n=len(words) * 64)
         return
     rows = rows.contiguous()

@@ -34,6 +34,7 @@ def padded_places(offsets_B1: Int64[Tensor, "B+1"], *, num_rows: int, longest: i
     device = offsets_B1.device
     num_lists = len(offsets_B1) - 1
     shift_B = torch.arange(num_lists, device=device) * longest - offsets_B1[:-1]
+    # With `output_size` the host need not ask the device how long the result is.
     shift_N = shift_B.repeat_interleave(offsets_B1.diff(), output_size=num_rows)
     return shift_N + torch.arange(num_rows, device=device)
 

@@ -118,6 +118,7 @@ def _positions(offsets_U1: Tensor, inverse_B: Tensor, *, num_rows: int | None) -
     """Return for each position of the samples' lists the position of the slices' lists that it copies; and offsets."""
     lengths_B = offsets_U1.diff()[inverse_B]
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1)
+    # Behind a zero: offsets begin with it.
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
     num_rows = int(offsets_B1[-1]) if num_rows is None else num_rows
     at_M = torch.arange(num_rows, device=offsets_B1.device)
@@ -127,6 +128,7 @@ def _positions(offsets_U1: Tensor, inverse_B: Tensor, *, num_rows: int | None) -
 
 def _by_slice(inverse_B: Tensor, num_slices: int) -> tuple[Tensor, Tensor]:
     """Samples sorted by slice, and where each slice begins."""
+    # Stable, so that each slice sums its samples in their order.
     sorted_B, order_B = torch.sort(inverse_B, stable=True)
     return order_B, torch.searchsorted(sorted_B, torch.arange(num_slices, device=inverse_B.device))
 
@@ -134,6 +136,7 @@ def _by_slice(inverse_B: Tensor, num_slices: int) -> tuple[Tensor, Tensor]:
 def _sum_bags(rows: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
     if not len(order) or not len(offsets) or not rows.shape[1]:
         return rows.new_zeros(len(offsets), rows.shape[1])
+    # In FP32 whatever the rows are: a slice may have many samples.
     summed = F.embedding_bag(order, rows.float().contiguous(), offsets, mode="sum")
     return summed.to(rows.dtype)
 
@@ -145,6 +148,7 @@ def _by_position(lists: tuple[Tensor, Tensor, Tensor], num_events: int, num_copi
     num_slices = len(offsets_U1) - 1
     order_B, first_U = _by_slice(inverse_B, num_slices)
     slices_N = torch.arange(num_slices, device=device).repeat_interleave(offsets_U1.diff(), output_size=num_events)
+    # Samples of each event's slice.
     copies_N = F.pad(first_U, (0, 1), value=len(order_B)).diff()[slices_N]
     offsets_N = copies_N.cumsum(0) - copies_N
     positions_M = torch.arange(num_events, device=device).repeat_interleave(copies_N, output_size=num_copies)
@@ -159,6 +163,7 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor, lists: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        # No saved tensors: these are integers, which have no gradient and no versions to guard.
         ctx.saved = (index, lists, len(values))
         return values.index_select(0, index)
 

@@ -104,10 +104,12 @@ def gather_rows(
         return
     runs = np.ascontiguousarray(runs, dtype=np.int64)
     addresses = np.concatenate([block.addresses for block in blocks])
+    # From here on in bytes, as the kernel counts.
     items = np.array([array.itemsize for array in out], dtype=np.int64)[targets.array]
     begins = np.array([_address(array) for array in out], dtype=np.int64)[targets.array] + targets.first * items
     strides = targets.step * items
     widths = blocks[0].widths
+    # Columns of 4 bytes may be widened to 8; all others go as they are.
     out_widths = np.where(widths == 4, items, widths)
     library.ziggurat_gather_rows(
         len(runs), _address(runs), len(widths), *map(_address, (addresses, widths, begins, out_widths, strides))
@@ -123,6 +125,7 @@ def gather_rows_reference(
     ):
         parts = [blocks[block].arrays[number][begin : begin + rows] for block, begin, rows in runs.tolist()]
         values = np.concatenate(parts)
+        # A view, since `out` is contiguous: writing to it writes to the batch.
         flat = out[array].reshape(-1)
         if values.ndim == 1:
             flat[first::step][: len(values)] = values
@@ -158,6 +161,7 @@ def gather_lists_reference(
     bases = np.zeros(len(chunks) + 1, dtype=np.int64)
     np.cumsum([len(chunk) for chunk in chunks], out=bases[1:])
     values = np.concatenate(chunks) if len(chunks) else np.empty(0, dtype=np.int32)
+    # A start is the number of its chunk, and below it the place there.
     begins = bases[starts >> CHUNK_BITS] + (starts & ((1 << CHUNK_BITS) - 1))
     lengths = np.diff(offsets)
     index = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
@@ -192,8 +196,10 @@ def share_lists_reference(
     if not len(lengths):
         return np.empty(0, dtype=np.int64)
     places = np.arange(offsets[0], offsets[-1])
+    # Each value against the one a list's length before: the same place of the list before, if both are as long.
     differs = values[places] != values[np.maximum(places - np.repeat(lengths, lengths), 0)]
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(differs)])
+    # A list is new if any of its values differs, or its length.
     differs_L = (sums[offsets[1:] - offsets[0]] > sums[offsets[:-1] - offsets[0]]) | (np.diff(lengths, prepend=-1) != 0)
     heads = np.maximum.accumulate(np.where(differs_L, np.arange(len(lengths)), 0))
     return offsets[heads]
@@ -212,6 +218,7 @@ def hash_rows(row_ids: Int64[np.ndarray, " N"]) -> tuple[int, int]:
 
 def hash_rows_reference(row_ids: Int64[np.ndarray, " N"]) -> tuple[int, int]:
     """Compute the result that `hash_rows` must equal."""
+    # Mixed before it is added up: sums of the ids themselves would be equal for many sets of rows.
     mixed = mix(row_ids.view(np.uint64) + GOLDEN)
     ordered = mix(mixed + np.arange(len(mixed), dtype=np.uint64) * GOLDEN)
     return int(ordered.sum(dtype=np.uint64)), int(mixed.sum(dtype=np.uint64))

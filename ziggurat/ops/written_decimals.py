@@ -42,6 +42,7 @@ def with_decimals(series: pl.Series) -> pl.Series:
         found = pl.Series(series.name, written_decimals(numbers))
         return found.set(series.is_null(), None) if series.null_count() else found
     if dtype == pl.Float16:
+        # There are 65,536 halves: a table is faster than their text.
         bits = series.fill_null(0.0).to_numpy().view(np.uint16)
         found = pl.Series(series.name, _decimals_of_halves()[bits])
         return found.set(series.is_null(), None) if series.null_count() else found

@@ -76,6 +76,7 @@ def cross_layers(
         return cross_layers_reference(inputs_Bd, downs=downs, ups=ups, biases=biases)
     device = inputs_Bd.device.type
     lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs_Bd.dtype
+    # The dtype of products is an argument from here on: autocast would cast x, which has to stay FP32.
     with torch.autocast(device, enabled=False):
         return _CrossLayers.apply(inputs_Bd, len(ups), lower, *downs, *ups, *biases)
 
@@ -83,6 +84,7 @@ def cross_layers(
 class _CrossLayers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs_Bd: Tensor, num_layers: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+        # Kept beside the weights: backward multiplies these casts, a second derivative needs the weights themselves.
         used = [weight.to(dtype) for weight in weights]
         downs, ups, biases = _split(used, num_layers)
         crossed_Bd = inputs_Bd
@@ -138,6 +140,7 @@ def _backward(
         gradients[bias_at] = of_bias
         if needed[len(downs) + index]:
             gradients[len(downs) + index] = factor_gradient_Bd.t() @ low
+        # Full rank: there is no V_l, so one product fewer.
         low_gradient = factor_gradient_Bd
         matrix = ups[index]
         if downs:
@@ -146,12 +149,12 @@ def _backward(
             if needed[index]:
                 gradients[index] = low_gradient.t() @ cast_Bd
         mine = flowing_Bd is not gradient_Bd  # the incoming gradient is not ours to overwrite
+        # BLAS starts from its own dtype alone; under autocast the product is made in the lower one, and added in FP32.
         if low_gradient.dtype is flowing_Bd.dtype:
             flowing_Bd = torch.addmm(flowing_Bd, low_gradient, matrix, out=flowing_Bd if mine else None)
         else:
             flowing_Bd = torch.add(flowing_Bd, low_gradient @ matrix, out=flowing_Bd if mine else None)
-    assert first_Bd is not None
-    return [first_Bd.add_(flowing_Bd), *gradients]
+    return [flowing_Bd if first_Bd is None else first_Bd.add_(flowing_Bd), *gradients]
 
 
 def _add(
@@ -208,6 +211,7 @@ def measured_form(size: int, dim: int, dtype: torch.dtype, device: torch.device)
 
     @functools.cache
     def scratch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # A generator of its own: measuring must not move the random numbers of training.
         draw = torch.Generator(device).manual_seed(0)
         drawn = [torch.randn(size, dim, generator=draw, device=device) for _ in range(4)]
         return drawn[0], drawn[1], drawn[2].to(dtype), drawn[3]
@@ -243,6 +247,7 @@ def _differentiable_backward(
     needed = [context.needs_input_grad[0], *context.needs_input_grad[3:]]
     wanted = [each for each, need in zip(every, needed, strict=True) if need]
     found = iter(torch.autograd.grad(result_Bd, wanted, gradient_Bd, create_graph=True))
+    # `found` has gradients of what was wanted alone; the others are None, in their places.
     first, *others = (next(found) if need else None for need in needed)
     return (first, None, None, *others)
 

@@ -87,6 +87,7 @@ def add_crossed_backward(
     size, dim = gradient_Bd.shape
     of_factor = torch.empty_like(factor_Bd)
     blocks = -(-size // (_ROWS * _TILES))
+    # A row a block of samples, summed in order below: atomic additions would come in any order.
     partials = gradient_Bd.new_empty(blocks, dim)
     first = torch.empty_like(gradient_Bd) if first_Bd is None else first_Bd
     if gradient_Bd.numel():

@@ -39,6 +39,7 @@ def add_crossed_backward_kernel(
         at = row * dim + c
         g = tl.load(gradient + at, mask=mask, other=0.0)
         product = g * tl.load(inputs + at, mask=mask, other=0.0)
+        # The bias's gradient is the sum of what is stored, rounded as torch rounds it before its own sum.
         product = rounded_to(product, of_factor.dtype.element_ty, interpreted)
         tl.store(of_factor + at, product, mask=mask)
         total += product.to(tl.float32)

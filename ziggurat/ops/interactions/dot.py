@@ -49,6 +49,7 @@ _SOURCE = CppSource(
     depends_on=torch.__version__,  # whose OpenMP it shares
     without="go on without: torch's own operations give the same products, slower",
 )
+# As dot.cpp has them: it has no path for part of a vector, and arrays of this size on its stack.
 _VECTOR_BYTES, _MAX_FIELDS, _MAX_DIM = 32, 64, 128
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -65,10 +66,32 @@ class PairPlaces(NamedTuple):
     full: Int64[Tensor, "F*F"]
 
 
+class DotShape(NamedTuple):
+    """Shape of all pieces together, and the columns beside the pairs.
+
+    Args:
+        num_fields: F.
+        dim: D; the pieces have F·D columns together.
+        passed: columns of the first piece that go on themselves, before the pairs.
+        padding: columns of zeros after the pairs.
+    """
+
+    num_fields: int
+    dim: int
+    passed: int = 0
+    padding: int = 0
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return self.passed + self.num_fields * (self.num_fields - 1) // 2 + self.padding
+
+
 def pair_places(num_fields: int, *, device: torch.device | str = "cpu") -> PairPlaces:
     """The places for F fields."""
     rows, columns = torch.triu_indices(num_fields, num_fields, offset=1, device=device)
     full = torch.zeros((num_fields, num_fields), dtype=torch.int64, device=device)
+    # Both ways round: a pair's gradient stands at (i, j) and at (j, i).
     full[rows, columns] = full[columns, rows] = torch.arange(len(rows), device=device)
     return PairPlaces(rows * num_fields + columns, full.flatten())
 
@@ -132,7 +155,7 @@ def _why_not_here() -> str:
     return _LIBRARY.reason
 
 
-def dot_library() -> Any:
+def dot_library() -> ctypes.CDLL:
     """The compiled library, where `why_not_shape` has no objection."""
     return _LIBRARY.needed()
 
@@ -186,6 +209,7 @@ def _first_derivative(ctx: Any, gradient_BP: Tensor) -> Tensor:
 def _second_derivative(ctx: Any, direction_BFD: Tensor) -> tuple[Tensor, Tensor]:
     """Differentiate S X, S the symmetric gradient: S v for X, and ⟨v_i, x_j⟩ + ⟨x_i, v_j⟩ for the pair (i, j)."""
     fields_BFD, gradient_BP = ctx.saved_tensors
+    # Rare enough for torch's operations: a second derivative is asked for by checks of gradients.
     crossed_BFF = torch.bmm(direction_BFD, fields_BFD.mT)
     rows, columns = torch.triu_indices(fields_BFD.shape[1], fields_BFD.shape[1], offset=1)
     return _dot_backward(direction_BFD, gradient_BP), (crossed_BFF + crossed_BFF.mT)[:, rows, columns]
@@ -220,5 +244,6 @@ class _Reference(torch.autograd.Function):
         fields_BFD, full_FF = ctx.saved_tensors
         batch_size, num_fields, _ = fields_BFD.shape
         symmetric_BFF = gradients[0].gather(1, full_FF.expand(batch_size, -1)).view(-1, num_fields, num_fields)
+        # `full` names any pair on the diagonal, and no field is paired with itself.
         symmetric_BFF.diagonal(dim1=1, dim2=2).zero_()
         return torch.bmm(symmetric_BFF, fields_BFD), None, None

@@ -28,13 +28,13 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.ops.interactions.dot import PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
+from ziggurat.ops.interactions.dot import DotShape, PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
 from ziggurat.ops.interactions.dot_triton import (
     DOT_KERNELS,
     interaction_backward_triton,
@@ -45,27 +45,6 @@ from ziggurat.ops.kernel_choice import constant_when_compiled, is_interpreted
 from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
 
 _SERVED = (torch.float32, torch.bfloat16)
-
-
-class DotShape(NamedTuple):
-    """Shape of all pieces together, and the columns beside the pairs.
-
-    Args:
-        num_fields: F.
-        dim: D; the pieces have F·D columns together.
-        passed: columns of the first piece that go on themselves, before the pairs.
-        padding: columns of zeros after the pairs.
-    """
-
-    num_fields: int
-    dim: int
-    passed: int = 0
-    padding: int = 0
-
-    @property
-    def width(self) -> int:
-        """Columns of the result."""
-        return self.passed + self.num_fields * (self.num_fields - 1) // 2 + self.padding
 
 
 def dot_interaction_reference(
@@ -106,6 +85,7 @@ def why_not(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype) ->
 
 
 def _is_for_triton(pieces: Sequence[Tensor]) -> bool:
+    # One piece on a GPU is enough: the kernel then says what is wrong with the others.
     return is_interpreted() or any(piece.device.type != "cpu" for piece in pieces)
 
 
@@ -113,6 +93,7 @@ def _is_torch_faster(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.
     """Return whether torch's operations were faster when both were timed on this GPU; False elsewhere."""
     if pieces[0].device.type != "cuda" or is_interpreted():
         return False
+    # Plain values: torch.compile takes the answer to them for a constant.
     described = tuple((piece.shape[1], piece.dtype) for piece in pieces)
     size = timed_size(pieces[0].shape[0])
     return measured_form(described, tuple(shape), dtype, size, pieces[0].device).name != "triton"
@@ -183,7 +164,7 @@ class _Piece(ctypes.Structure):
     )
 
 
-def _described(pieces: Sequence[Tensor], gradients: Sequence[Tensor] | None = None) -> Any:
+def _described(pieces: Sequence[Tensor], gradients: Sequence[Tensor] | None = None) -> ctypes.Array[_Piece]:
     """The pieces as C structures; each is read where it lies."""
     starts = [0] * len(pieces) if gradients is None else [each.data_ptr() for each in gradients]
     return (_Piece * len(pieces))(
@@ -269,6 +250,7 @@ def _keep_both(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _second_derivative(ctx: Any, directions: list[Tensor]) -> tuple[list[Tensor], None, Tensor]:
     """Differentiate the backward pass, through the reference, whose operations can be differentiated again."""
+    # Leaves of a graph of their own: the outer one must not be entered twice.
     *pieces, gradient_BW = (each.detach().requires_grad_() for each in ctx.saved_tensors)
     shape = DotShape(*ctx.shape)
     with torch.enable_grad():

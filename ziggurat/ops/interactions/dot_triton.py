@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.ops.interactions.dot import DotShape
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.machine.measured_choice import fastest, timed_size
 
@@ -95,13 +96,13 @@ def candidates_of(num_fields: int, dim: int, *, dtype: torch.dtype) -> dict[str,
 
 
 def interaction_triton(
-    pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, dtype: torch.dtype, launch: DotLaunch | None = None
+    pieces: Sequence[Float[Tensor, "B X"]], *, shape: DotShape, dtype: torch.dtype, launch: DotLaunch | None = None
 ) -> Float[Tensor, "B W"]:
     """`[passed | pairs | zeros]`; see `dot_interaction`.
 
     Args:
         pieces: of whole fields, FP32 or BF16.
-        shape: a `DotShape`.
+        shape: F, D and what goes beside the pairs.
         dtype: of the result, FP32 or BF16.
         launch: of the kernel; the fastest on this GPU unless given.
     """
@@ -124,7 +125,7 @@ def interaction_triton(
 def interaction_backward_triton(
     pieces: Sequence[Float[Tensor, "B X"]],
     *,
-    shape: Any,
+    shape: DotShape,
     gradient_BW: Float[Tensor, "B W"],
     launch: DotLaunch | None = None,
 ) -> list[Float[Tensor, "B X"]]:
@@ -132,7 +133,7 @@ def interaction_backward_triton(
 
     Args:
         pieces: of whole fields, FP32 or BF16.
-        shape: a `DotShape`.
+        shape: F, D and what goes beside the pairs.
         gradient_BW: of the result, contiguous.
         launch: of the kernel; the fastest on this GPU unless given.
     """
@@ -153,14 +154,16 @@ def interaction_backward_triton(
         )
     if len(pieces) <= 2:
         return found[: len(pieces)]
+    # The kernel knows two pieces; the gradient of the joined ones is cut again.
     rest = found[1].split([piece.shape[1] for piece in pieces[1:]], dim=1)
     return [
         found[0],
+        # Copies: outputs of a custom operation must not be views of one tensor.
         *(each.to(piece.dtype, copy=True).contiguous() for each, piece in zip(rest, pieces[1:], strict=True)),
     ]
 
 
-def _launch_on(pieces: Sequence[Tensor], *, shape: Any, dtype: torch.dtype, is_backward: bool) -> DotLaunch:
+def _launch_on(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype, is_backward: bool) -> DotLaunch:
     """Return the fastest launch for these pieces, timed on this GPU; `launch_of` elsewhere."""
     device = pieces[0].device
     if device.type != "cuda" or is_interpreted():
@@ -168,6 +171,7 @@ def _launch_on(pieces: Sequence[Tensor], *, shape: Any, dtype: torch.dtype, is_b
     candidates = candidates_of(shape.num_fields, shape.dim, dtype=dtype)
     if len(candidates) == 1:
         return next(iter(candidates.values()))
+    # Rounded, so that the last, shorter batch of an epoch is no new shape to time.
     size = timed_size(pieces[0].shape[0])
 
     @functools.cache
@@ -200,7 +204,7 @@ def _two(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return pieces[0], torch.cat(list(pieces[1:]), dim=1)
 
 
-def _sizes(first: Tensor, shape: Any, dtype: torch.dtype, launch: DotLaunch) -> dict[str, Any]:
+def _sizes(first: Tensor, shape: DotShape, dtype: torch.dtype, launch: DotLaunch) -> dict[str, Any]:
     return {
         "num_first": first.shape[1] // shape.dim,
         "num_fields": shape.num_fields,

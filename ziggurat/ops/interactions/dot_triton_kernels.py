@@ -103,6 +103,7 @@ def interaction_backward_kernel(
         rest = second + sample * second_pitch
         upstream = gradient + sample * width
         g = tl.load(upstream + passed + place, mask=above & there, other=0.0).to(tl.float32)
+        # G has numbers above the diagonal alone, so no addition rounds and the sum is exact.
         g = _factor(g + tl.trans(g), in_bf16, interpreted)
         for begin in tl.static_range(0, dim, chunk):
             d = begin + tl.arange(0, chunk)[None, :]
@@ -110,6 +111,7 @@ def interaction_backward_kernel(
             total = tl.dot(g, x, input_precision=precision)
             at = f * dim + d
             inside = (d < dim) & there
+            # What was passed on lies in the first field: one row is read for the whole tile.
             if passed > 0 and passed <= dim:
                 gone_on = tl.load(upstream + d, mask=inside & (d < passed), other=0.0).to(tl.float32)
                 total += tl.where(f == 0, gone_on, 0.0)

@@ -91,6 +91,7 @@ def sum_norm(
     eps: float,
 ) -> Float[Tensor, "B M D"]:
     """`sum_norm_reference` by the fastest implementation that serves these inputs."""
+    # The kernel knows two parts; more are joined behind the first.
     parts = parts if len(parts) <= 2 else (parts[0], torch.cat(list(parts[1:]), dim=1))
     if why_not(*parts, kept_BMD, weight_D, bias_D):
         return sum_norm_reference(parts, kept_BMD, weight_D=weight_D, bias_D=bias_D, eps=eps)
@@ -143,12 +144,14 @@ class _FieldMix(torch.autograd.Function):
         size, num_fields, dim = fields_BFD.shape
         outputs = weight_MF.shape[0]
         out_BMD = fields_BFD.new_empty(size, outputs, dim)
+        # For each input the kernel reads the weights of four outputs: neighbours, once W is turned.
         _call("mix", (fields_BFD, weight_MF.t().contiguous(), out_BMD), size, num_fields, outputs, dim)
         return out_BMD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         fields_BFD, weight_MF = ctx.saved_tensors
+        # create_graph=True: what follows has to be differentiable once more.
         if torch.is_grad_enabled():
             return _through_reference(ctx, field_mix_reference, (fields_BFD, weight_MF), gradients[0])
         gradient_BMD = gradients[0].contiguous()
@@ -158,6 +161,7 @@ class _FieldMix(torch.autograd.Function):
             fields_gradient = torch.empty_like(fields_BFD)
             _call("mix", (gradient_BMD, weight_MF.contiguous(), fields_gradient), size, outputs, num_fields, dim)
         if ctx.needs_input_grad[1]:
+            # Inputs first, as the kernel writes it; the gradient is a view of it.
             turned_FM = fields_BFD.new_empty(num_fields, outputs)
             _call("mix_weight", (fields_BFD, gradient_BMD, turned_FM), size, num_fields, outputs, dim)
             weight_gradient = turned_FM.t()

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+# Columns below which BLAS is slow in this orientation, so the transpose is computed (see the top).
 _NARROW = 16
 
 
@@ -63,6 +64,7 @@ class _FieldwiseProducts(torch.autograd.Function):
         if o < _NARROW:
             outputs_FoB = inputs_BT.new_empty(num_fields, o, size)
             for field in range(num_fields):
+                # Written in place, field after field: no batch of results to be turned around.
                 torch.mm(weights_Fdo[field].t(), _columns(inputs_BT, field, d).t(), out=outputs_FoB[field])
             return outputs_FoB.view(num_fields * o, size).t().contiguous()
         outputs_BT = inputs_BT.new_empty(size, num_fields * o)

@@ -159,6 +159,7 @@ def _chosen(fields_BFD: Tensor, weight_Fr: Tensor, kernel: FMKernel) -> str:
     answer = measured_form(shape, weight_Fr.shape[1], fields_BFD.dtype, fields_BFD.device)
     if not is_asked_for:
         return answer.name
+    # Asked for by name, the kernel runs even where torch is faster: of its launches then the best one.
     return min(_LAUNCHES, key=lambda name: answer.times_ms.get(name, math.inf))
 
 
@@ -254,6 +255,7 @@ class _FusedFMNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         is_again = torch.is_grad_enabled()
+        # Without a graph to extend, leaves of their own: autograd must not walk on into the model's graph.
         inputs = ctx.saved_tensors if is_again else [each.detach().requires_grad_() for each in ctx.saved_tensors]
         needed = ctx.needs_input_grad[:4]
         with torch.enable_grad():

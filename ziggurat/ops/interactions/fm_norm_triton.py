@@ -48,6 +48,7 @@ def fm_norm_kernel(
         mixed = _factor(tl.dot(tl.trans(x), y, input_precision="ieee"), stored, interpreted)
         products = tl.dot(x, mixed, input_precision="ieee")
         mean = tl.sum(products) / count  # over both axes at once: Triton 3.6 cannot compile two sums for sm_100
+        # Padding is 0 − mean, which would count as deviation.
         centred = tl.where(chosen, products - mean, 0.0)
         variance = tl.sum(centred * centred) / count
         normal = centred / tl.sqrt(variance + eps) * gamma + beta

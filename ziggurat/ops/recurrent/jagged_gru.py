@@ -60,16 +60,17 @@ def jagged_gru_reference(
         attention_N: a; unused by gru.
         gate: what the state moves by.
     """
+    weights_N = inputs_NG.new_ones(len(inputs_NG)) if attention_N is None else attention_N
     states: list[Tensor] = []
     for begin, end in zip(offsets.tolist()[:-1], offsets.tolist()[1:], strict=True):
         state = inputs_NG.new_zeros(weight_GD.shape[1])
         for event in range(begin, end):
             x_u, x_r, x_c = inputs_NG[event].chunk(3)
             h_u, h_r, h_c = (weight_GD @ state + bias_G).chunk(3)
+            # w of the formula above.
             share = torch.sigmoid(x_u + h_u)
             if gate is not UpdateGate.GRU:
-                assert attention_N is not None
-                share = attention_N[event] * (share if gate is UpdateGate.AUGRU else torch.ones_like(share))
+                share = weights_N[event] * (share if gate is UpdateGate.AUGRU else torch.ones_like(share))
             state = (1 - share) * state + share * torch.tanh(x_c + torch.sigmoid(x_r + h_r) * h_c)
             states.append(state)
     return torch.stack(states) if states else inputs_NG[:, : weight_GD.shape[1]]
@@ -205,6 +206,7 @@ def _steps(offsets: Tensor, longer: Sequence[int] | None) -> tuple[Tensor, Seque
     counts = (lengths.unsqueeze(0) > torch.arange(longest, device=device).unsqueeze(1)).sum(1)
     longer = counts.tolist() if longer is None else longer
     num_events = sum(longer)
+    # Falling lengths: those that still run at a step are then the first rows, and a slice selects them.
     order = torch.argsort(lengths, descending=True, stable=True)
     steps = torch.arange(longest, device=device).repeat_interleave(counts, output_size=num_events)
     first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=num_events)
@@ -230,6 +232,7 @@ def _gru_backward(
     weights = attention[places].unsqueeze(1)
     d_inputs, d_hidden = (grad.new_empty(num_events, 3 * dim) for _ in range(2))
     d_weights = grad.new_zeros(num_events)
+    # ∂h of sequences that run on; those that end at a step join with zeros, going backwards.
     carried = grad.new_zeros(counts[0] if counts else 0, dim)
     end = num_events
     for count in reversed(counts):
@@ -241,15 +244,18 @@ def _gru_backward(
         d_candidate = d_state * share * (1 - candidate * candidate)
         d_update = torch.zeros_like(d_share) if gate == UpdateGate.AGRU else d_share * update * (1 - update)
         if gate != UpdateGate.GRU:
+            # w = a·u, or a itself: the gradient of a is that of w times u, or that of w.
             d_weights[rows] = (d_share if gate == UpdateGate.AGRU else d_share * update).sum(dim=1)
             d_update = d_update * weights[rows]
         d_reset = d_candidate * inner * reset * (1 - reset)
         torch.cat([d_update, d_reset, d_candidate], dim=1, out=d_inputs[rows])
         torch.cat([d_update, d_reset, d_candidate * reset], dim=1, out=d_hidden[rows])
+        # Past the event (1 − w), and through the gates.
         carried[:count] = torch.addmm(d_state * (1 - share), d_hidden[rows], weight)
         end -= count
     of_inputs = torch.empty_like(d_inputs).index_copy_(0, places, d_inputs)
     of_attention = torch.empty_like(d_weights).index_copy_(0, places, d_weights)
+    # One product over all events, instead of a small one at each step.
     return of_inputs, d_hidden.t() @ kept[:, 4 * dim :], d_hidden.sum(dim=0), of_attention
 
 

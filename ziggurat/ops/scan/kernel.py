@@ -30,11 +30,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -68,6 +67,7 @@ class ScanPath(IntEnum):
     AVX512_VNNI = 2
 
 
+# The order of these fields is the order in memory.
 class _Asked(ctypes.Structure):  # as Asked in scan.cpp
     _fields_ = [
         ("queries", c_void_p),
@@ -114,21 +114,26 @@ def scan_clusters(
     """
     library = library_for(queries, _LIBRARY)
     if library is None:
-        options: dict[str, Any] = {"probes": probes, "least": least, "masks": masks, "candidates": candidates}
         if _takes_triton(queries):
-            return scan_clusters_triton(tables, queries, k=k, **options)
+            return scan_clusters_triton(
+                tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates
+            )
         _refuse_not_finite(queries)
-        return scan_clusters_reference(tables, queries, k=k, **options)
+        return scan_clusters_reference(
+            tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates
+        )
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
-    kept: list[Any] = []  # what the pointers lead to
+    kept: list[object] = []  # what the pointers lead to
     if isinstance(probes, Tensor):
-        kept.append(probes.to(torch.int64).contiguous())
-        asked.probes = kept[-1].data_ptr()
+        each_probes = probes.to(torch.int64).contiguous()
+        kept.append(each_probes)
+        asked.probes = each_probes.data_ptr()
     else:
         asked.probes_of_all = probes
     if isinstance(least, Tensor):
-        kept.append(least.to(torch.int64).contiguous())
-        asked.least = kept[-1].data_ptr()
+        each_least = least.to(torch.int64).contiguous()
+        kept.append(each_least)
+        asked.least = each_least.data_ptr()
     else:
         asked.least_of_all = least
     if masks is not None:
@@ -167,9 +172,11 @@ def scan_rows(
             return scan_rows_triton(tables, queries, k=k, rows=rows, candidates=candidates)
         _refuse_not_finite(queries)
         return scan_rows_reference(tables, queries, k=k, rows=rows, candidates=candidates)
+    # Held by a name until the search is over: the library gets addresses alone.
     lists = [None if each is None else each.contiguous() for each in rows]
     num = len(queries)
     total = len(tables.rows.scales)
+    # An empty list has no address, and none means all rows: any other number will do, since nothing is read there.
     pointers = (c_void_p * num)(*(None if each is None else each.data_ptr() or 1 for each in lists))
     counts = (c_int64 * num)(*(total if each is None else len(each) for each in lists))
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
@@ -230,7 +237,7 @@ def _each_table(
     return found
 
 
-def _search(function: Any, queries: Tensor, asked: _Asked, *arguments: Any) -> Found:
+def _search(function: Callable[..., int], queries: Tensor, asked: _Asked, *arguments: object) -> Found:
     """Call an entry of the library: queries in, the best out, complaints.
 
     Args:
@@ -247,6 +254,7 @@ def _search(function: Any, queries: Tensor, asked: _Asked, *arguments: Any) -> F
     asked.queries = queries.data_ptr()
     asked.scores = scores.data_ptr()
     asked.positions = positions.data_ptr()
+    # Threads share out queries: one query would only wake them up.
     asked.threads = 1 if num == 1 else torch.get_num_threads()
     bad = function(*arguments, ctypes.byref(asked))
     if bad >= 0:

@@ -56,6 +56,7 @@ def scan_rows_reference(
     found = empty_found(queries, k)
     for q, (query, own) in enumerate(zip(queries, rows, strict=True)):
         codes, scale, _ = round_query(query)
+        # Ascending, so that of equal scores the smaller position comes first.
         own = torch.arange(len(tables.rows.scales), device=queries.device) if own is None else own.sort().values
         _keep_best(found, q, tables.rows, codes, scale, own, candidates)
     return found
@@ -64,6 +65,7 @@ def scan_rows_reference(
 def round_query(query: Float[Tensor, "*Q D"]) -> tuple[Int64[Tensor, "*Q D"], Float[Tensor, "*Q"], Float[Tensor, "*Q"]]:
     """The INT8 numbers of a query (or of each of several), what one of them is worth, and their length."""
     largest = query.float().abs().amax(-1).clamp(min=LEAST_LARGEST)
+    # Divided as tensors, as the kernels do it; the two roundings differ.
     inverse = torch.full_like(largest, LARGEST_CODE).div(largest)  # not LARGEST_CODE / x, which multiplies by 1 / x
     codes = torch.round(query.float() * inverse.unsqueeze(-1)).to(torch.int64)
     return codes, largest / LARGEST_CODE, (codes * codes).sum(-1).float().sqrt()
@@ -101,6 +103,7 @@ def _keep_best(found: Found, q: int, rows: Rows, codes: Tensor, scale: Tensor, o
     """Write the best of the rows `own`, which are ascending."""
     k = found.scores.shape[1]
     if candidates:
+        # In ascending order again, for the same rule among equal scores.
         own = own[best_first(upper_scores(rows.at(own), codes))[: max(candidates, k)]].sort().values
     scores = exact_scores(rows.at(own), codes)
     order = best_first(scores)[:k]

@@ -24,6 +24,7 @@ from torch import Tensor
 ROW_MULTIPLE = 16
 ZERO = 128  # what a stored number has too much
 LARGEST_CODE = 127
+# Rows that are rounded together; beside them only the result is in memory.
 _AT_A_TIME = 262_144
 LEAST_LARGEST = 1e-30  # vectors that are smaller than this everywhere are rounded to zeros
 
@@ -119,6 +120,7 @@ class ScanTables:
     @functools.cached_property
     def pointer(self) -> Any:
         """The pointer that `csrc/scan.cpp` takes."""
+        # The order of Tables in scan.cpp; the addresses stay good since the tensors are fields of a frozen object.
         addresses = [each.data_ptr() for each in (*self.rows, *self.centroids, self.offsets, self.centroid_reach)]
         return ctypes.pointer(_Tables(*addresses, *self.rows.upper.shape, self.dim, self.num_clusters))
 
@@ -161,6 +163,7 @@ def _rounded(vectors: Tensor) -> Rows:
 def split_codes(codes: UInt8[Tensor, "N R"]) -> tuple[UInt8[Tensor, "N H"], UInt8[Tensor, "N H"]]:
     """Stored numbers of eight bits as the planes of their upper and of their lower four."""
     half = codes.shape[1] // 2
+    # Numbers j and j + R/2 share a byte: both halves of a row then unpack without a shuffle.
     upper, lower = ((plane[:, :half] | (plane[:, half:] << 4)) for plane in (codes >> 4, codes & 15))
     return upper, lower
 

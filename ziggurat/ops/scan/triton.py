@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
@@ -215,6 +215,7 @@ class _Masks(NamedTuple):
             is_shared = masks.dim() == 1
             each = torch.zeros(num, dtype=torch.int64, device=device) if is_shared else torch.arange(num, device=device)
             return _Masks(masks.view(-1, masks.shape[-1]).contiguous(), each)
+        # By identity: comparing the bits would make the host wait.
         given = {id(mask): mask for mask in masks if mask is not None}  # one that several queries have is taken once
         if not given:
             return None
@@ -238,17 +239,25 @@ class _Spans(NamedTuple):
 
 
 def _chosen_clusters(
-    tables: ScanTables, asked: _Rounded, *, probes: Any, least: Any, masks: _Masks | None, by_upper: bool, most: int
+    tables: ScanTables,
+    asked: _Rounded,
+    *,
+    probes: int | Int64[Tensor, "Q"],
+    least: int | Int64[Tensor, "Q"],
+    masks: _Masks | None,
+    by_upper: bool,
+    most: int,
 ) -> _Spans:
     """The clusters of each query, best first, and how many of them are needed."""
     num = len(asked.codes)
     device = asked.codes.device
     clusters = tables.num_clusters
     every = torch.full((num,), clusters, device=device)
-    knows_sizes = masks is None and isinstance(probes, int) and isinstance(least, int)
+    knows_sizes = False
     needed = clusters
     bound = tables.num_rows
-    if knows_sizes:
+    if masks is None and isinstance(probes, int) and isinstance(least, int):
+        knows_sizes = True
         needed = tables.most_clusters(probes, least=least)
         bound = tables.most_rows(probes, least=least)
     keys = _best_keys(
@@ -270,6 +279,7 @@ def _chosen_clusters(
     kernels_of(TRITON_KERNELS).choose_kernel[(num,)](
         keys,
         tables.offsets,
+        # A launch needs a tensor for every pointer; these are not read.
         keys if passing is None else passing,
         keys if masks is None else masks.row_of_query,
         given_probes,
@@ -288,6 +298,7 @@ def _chosen_clusters(
     is_bound = is_without_wait(num, knows_sizes=knows_sizes, most=most)
     return _Spans(
         totals=totals,
+        # The only wait of a search, and only with many queries, whose launches it makes smaller.
         longest=bound if is_bound else int(totals.max()),
         order=order,
         ends=ends,
@@ -310,6 +321,7 @@ def _passing(tables: ScanTables, masks: _Masks) -> Int64[Tensor, "M C"]:
 
 def _search(rows: Rows, asked: _Rounded, spans: _Spans, *, k: int, candidates: int) -> Found:
     """The best k of the rows of each query; with candidates, the best k of those by the upper bits."""
+    # Two passes: half of the bits choose the candidates, all bits score these.
     if candidates:
         keys = _best_keys(rows, asked, spans, by_upper=True, most=max(candidates, k))
         num, width = keys.shape
@@ -397,6 +409,7 @@ def _best_keys(
     sizes = _Sizes.of(num, spans, most=most)
     width = sizes.programs * sizes.keep
     wanted = min(most, width)
+    # One query at least, however many keys it has.
     at_a_time = max(1, min(num, _MOST_KEYS // width))
     parts = []
     for first in range(0, num, at_a_time):
@@ -406,6 +419,7 @@ def _best_keys(
         if sizes.is_merged:
             parts.append(_merged(keys, spans.totals[some], sizes=sizes, most=wanted))
         else:
+            # Keys tell rows apart, so there are no ties that an unstable selection could break.
             parts.append(keys.topk(wanted, dim=1).values)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -440,6 +454,7 @@ def _launch(
     by_upper: bool,
     sizes: _Sizes,
 ) -> None:
+    # Stands for every tensor that is not there, and is not read.
     none = spans.totals
     clusters = 1 if spans.order is None else spans.order.shape[1]
     of_clusters = [spans.order, spans.ends, spans.chosen]

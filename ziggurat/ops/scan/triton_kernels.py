@@ -37,6 +37,7 @@ def _dots(plane, positions, inside, codes, plane_bytes: tl.constexpr, columns: t
 def _keys(score, positions, inside):
     """Numbers that are larger for a higher score, and of equal scores for the smaller position."""
     bits = score.to(tl.int32, bitcast=True)
+    # The bits of a negative float fall as it rises: all but the sign are turned round.
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     return tl.where(inside, (ordered << 32) | (0xFFFFFFFF - positions), -0x7FFFFFFFFFFFFFFF - 1)
 
@@ -70,6 +71,7 @@ def _keys_of_block(
     dots = _dots(upper, positions, inside, own, plane_bytes, columns)
     code_sum = tl.load(code_sums + query)
     if by_upper:
+        # Twice (16 · upper + 15/2 − 128), as `upper_scores` has it: 15 − 256 = −241.
         exact = 32 * dots - 241 * code_sum
     else:
         exact = 16 * dots + _dots(lower, positions, inside, own, plane_bytes, columns) - 128 * code_sum
@@ -112,6 +114,7 @@ def best_kernel(
                 order, ends, chosen, offsets, masks, mask_rows, words, num_clusters, query, number,
                 plane_bytes, columns, by_upper, has_reach, has_rows, has_clusters, has_masks, steps,
             )  # fmt: skip
+            # The larger of a falling and a rising list, place by place, are the best of both, in no order.
             keys = tl.sort(tl.maximum(keys, tl.sort(some)), descending=True)
         tl.store(out + tl.arange(0, block), keys, mask=tl.arange(0, block) < keep)
     elif first < total:
@@ -169,11 +172,13 @@ def merge_kernel(
                 further = before + (1 << (steps - 1 - step))
                 is_there = (further <= keep) & is_other[None, :]
                 theirs = tl.load(ends[None, :] + further, mask=is_there, other=none)
+                # Equal keys are those of no row; any fixed order of lists gives each a place of its own.
                 is_before = (theirs > key[:, None]) | ((theirs == key[:, None]) & (other < own)[None, :])
                 before = tl.where(is_there & is_before, further, before)
             place += tl.sum(before, axis=1)
         tl.store(out + place, key, mask=place < most)
         first += members
+        # The list falls: its later keys are further behind still.
         if tl.max(place, axis=0) >= most - 1:
             first = keep
 
@@ -301,6 +306,7 @@ def passing_kernel(offsets, masks, words, passing, num_clusters, members: tl.con
         within = end - word * 64  # bits up to the end of this one
         bits = tl.where(before > 0, bits & ~((one << tl.minimum(tl.maximum(before, 0), 63)) - 1), bits)
         bits = tl.where(within < 64, bits & ((one << tl.minimum(tl.maximum(within, 0), 63)) - 1), bits)
+        # Bits of a word are counted in pairs, fours and bytes; the product adds up the bytes at the top.
         bits = bits - ((bits >> 1) & 0x5555555555555555)
         bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
         bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
