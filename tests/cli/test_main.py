@@ -80,7 +80,8 @@ FROZEN = {
         *(f"--{name}" for name in SHORT if name != "seed"),
     },
     "compare": {
-        *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
+        *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads"),
+        *("--max-epochs", "--precisions"),
         *("--out", "--json", "--schema", "--model", "--target", "--ranks"),
         *(f"--{name}" for name in SHORT if name not in ("seed", "threads")),
         "--threads",
