@@ -30,7 +30,10 @@ FROZEN = {
         *(f"--{name}" for name in SHORT),
     },
     "prepare": {"--config", "--schema"},
-    "evaluate": {"--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", *SLICES},
+    "evaluate": {
+        *("--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", "--precision"),
+        *SLICES,
+    },
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "embeddings": {"--step", "--out", "--model"},
     "tables": {"--samples", "--table", "--model", "--json", "--plot"},

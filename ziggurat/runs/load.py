@@ -34,9 +34,11 @@ from ziggurat.errors import ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
+from ziggurat.models.converted import take_precision
 from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
+from ziggurat.precision import Precision
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import (
     DataRecord,
@@ -398,13 +400,19 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[type[object]] = ()) -> Iterator[Run]:
+def open_run(
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    models: Sequence[type[object]] = (),
+    precision: Precision | None = None,
+) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
-    given = {"run": Path(folder).absolute(), "step": step}
+    given = {"run": Path(folder).absolute(), "step": step, "precision": precision}
     with job(device=device_of_finished_run(config.device), timeout_s=config.parallel.timeout_s):
         ranks = Ranks(on_any_ranks(config), plan=None, given=given)
-        yield load_run(folder, step=step, models=models, ranks=ranks)
+        yield load_run(folder, step=step, models=models, ranks=ranks, precision=precision)
         ranks.close()
 
 
@@ -417,6 +425,7 @@ def load_run(
     ranks: Ranks | None = None,
     tables: TablesConfig | None = None,
     device: Device | None = None,
+    precision: Precision | None = None,
 ) -> Run:
     """Load a run for evaluation or prediction.
 
@@ -428,12 +437,13 @@ def load_run(
         ranks: to load it on, together; None: one device. `open_run` finds them.
         tables: other formats of the rows, into which those of the checkpoint are rounded; None: those of the run.
         device: to compute on; None: a GPU where there is one, unless the run was asked to train on the CPU.
+        precision: of dense products, whose operands it rounds (a direct cast); None: FP32, whatever the run trained in.
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
         CheckpointError: the checkpoint of `step` is damaged, or none is intact; or the vocabularies are not those of
             the run's data. Where the best checkpoint is lost, the newest intact one is taken, with a warning.
-        ConfigError: the model is neither built in nor in `models`.
+        ConfigError: the model is neither built in nor in `models`; a precision that rounds no operands.
 
     Example:
         >>> frame = {"user": ["ann", "bob"] * 200, "bought": [1, 0, 0, 1] * 100}
@@ -443,6 +453,8 @@ def load_run(
         dict_keys(['row', 'bought'])
     """
     run = RunFolder(Path(folder))
+    precision = Precision.FP32 if precision is None else precision
+    _refuse_other_precisions(precision)
     config = load_config(run.path, models=models)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     refuse_other_vocabularies(run)
@@ -455,6 +467,7 @@ def load_run(
     how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
     model = build_model(settings, inputs, seed=config.training.seed, **how)
     model.to(place)  # before its tables take memory; the checkpoint fills them
+    take_precision(model, precision)  # before it is parallel
     store = checkpoints_of(run, config)
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
@@ -476,4 +489,18 @@ def load_run(
         step=loaded.step,
         team=team,
         reading=FileReading.of(config),
+    )
+
+
+def _refuse_other_precisions(precision: Precision) -> None:
+    """A run is scored in FP32, but for the operands of products: autocast, TF32 and measurements belong to training."""
+    if precision is Precision.FP32 or precision.arithmetic is not None:
+        return
+    known = [str(each) for each in Precision if each is Precision.FP32 or each.arithmetic is not None]
+    bf16 = ("--precision bf16_emulated: products of BF16 operands",) if precision is Precision.BF16 else ()
+    raise ConfigError(
+        expected=f"a precision that a finished run is scored in: {', '.join(known)}",
+        found=str(precision),
+        where="precision of a loaded run",
+        ways_out=(*bf16, "--precision fp32, which is what leaving it out means"),
     )

@@ -21,6 +21,8 @@ from ziggurat.cli.main import main
 from ziggurat.data.raw.source import FileFormat
 from ziggurat.data.raw.written_numbers import DecimalMark
 from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.models.converted import take_precision
+from ziggurat.precision import Precision
 from ziggurat.runs.data_record import DataRecord, known_files
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
@@ -61,6 +63,33 @@ def today(num_rows: int = 500) -> pl.DataFrame:
     user = pl.when(pl.int_range(pl.len()) < 100).then(pl.col("user_id") + 10_000).otherwise(pl.col("user_id"))
     item = pl.when(pl.int_range(pl.len()) == 7).then(pl.lit("never")).otherwise(pl.col("item"))
     return new.with_columns(user_id=user, item=item)
+
+
+def test_a_run_is_evaluated_with_rounded_products(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = load_run("runs/a")
+    cast = load_run("runs/a", precision=Precision("mx4"))
+    by_hand = load_run("runs/a")
+    take_precision(by_hand.model, Precision("mx4"))
+    found = cast.evaluate_split("test").metrics
+    assert found == by_hand.evaluate_split("test").metrics
+    assert found["log_loss"] != plain.evaluate_split("test").metrics["log_loss"]
+    assert load_run("runs/a", precision=Precision.FP32).evaluate_split("test").metrics == (
+        plain.evaluate_split("test").metrics
+    )
+    assert main(["evaluate", "runs/a", "--split", "test", "--precision", "mx4", "--json", "mx4.json"]) == 0
+    assert "dense products in mx4" in capsys.readouterr().out
+    written = read_evaluation(Path("mx4.json"))
+    assert written["precision"] == "mx4"
+    assert written["metrics"] == found
+
+
+def test_precisions_that_score_nothing_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = ["evaluate", "runs/a", "--split", "test", "--precision"]
+    for name, way_out in (("bf16", "bf16_emulated"), ("tf32", "--precision fp32"), ("mx99", 'did you mean "mx9"')):
+        assert main([*split, name]) == 2
+        assert way_out in capsys.readouterr().err
+    assert main([*split, "mx9", "--report"]) == 2
+    assert "leave --report out" in capsys.readouterr().err
 
 
 def test_a_frame_comes_back_as_its_kind(trained: Path) -> None:

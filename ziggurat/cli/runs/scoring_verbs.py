@@ -19,6 +19,7 @@ from ziggurat.config import override
 from ziggurat.errors import ConfigError, nearest_names
 
 if TYPE_CHECKING:
+    from ziggurat.precision import Precision
     from ziggurat.runs.load import Run
     from ziggurat.training.evaluation.evaluate import Evaluation
 
@@ -32,7 +33,8 @@ EVALUATE_EPILOG = f"""{_READING}Says so where a file is one that the run was tra
 Tables too large for one device: torchrun --nproc-per-node N -m ziggurat evaluate ...
 examples:
   ziggurat evaluate runs/first tomorrow.parquet --json tomorrow.json
-  ziggurat evaluate runs/first --split test"""
+  ziggurat evaluate runs/first --split test
+  ziggurat evaluate runs/first --split test --precision mx6"""
 
 PREDICT_SUMMARY = "score raw files with a trained run; labels need not be in them"
 PREDICT_EPILOG = f"""{_READING}Says how many ids of each feature training never saw.
@@ -102,6 +104,12 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         help="also rank all items for each positive row of files (two_tower); reads the training rows again. With "
         "--split that is done anyway",
     )
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        default="",
+        help="round operands of dense products: mx9, mx6, mxfp8, … (default: FP32, whatever it trained in)",
+    )
     add_output(parser, "--json", metavar="FILE", help="also write metrics, calibration and slices there")
     parser.add_argument("--report", action="store_true", help="also show the result in the run's report.html")
     add_verbose(parser)
@@ -150,7 +158,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.report.progress import show_progress
 
     _files_or_split(options, rest)
-    with open_run(options.run, step=options.step, models=own_models(options)) as run:
+    precision = _precision(options)
+    with open_run(options.run, step=options.step, models=own_models(options), precision=precision) as run:
         run = _reading_as_told(run, rest)
         progress = run.team.progress(show_progress(verbose=options.verbose))
         progress.begin("evaluate", total=None)
@@ -171,6 +180,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
         if run.team.is_first:
             what = f"{options.split} rows of the run" if options.split else "rows"
             print_line(f"{evaluation.num_rows:,} {what}, checkpoint of step {run.step:,}")
+            if precision is not None:
+                print_line(f"dense products in {precision}")
             print_line(evaluation.line())
             items = run.config.table_schema.items
             for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
@@ -181,11 +192,29 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
                 print_line(unknown)
             _print_slices(evaluation)
             if options.json:
-                EVALUATION.write(options.json, evaluation.to_json())
+                named = {} if precision is None else {"precision": str(precision)}
+                EVALUATION.write(options.json, evaluation.to_json() | named)
             if options.report:
                 EVALUATION.write(RunFolder(run.folder).evaluation("evaluated"), evaluation.to_json())
                 print_line(f"report {write_report(run.folder)}")
     return 0
+
+
+def _precision(options: argparse.Namespace) -> Precision | None:
+    """The precision to score in; None: the usual one."""
+    from ziggurat.precision import Precision
+    from ziggurat.typed import Reader
+
+    if not options.precision:
+        return None
+    if options.report:
+        raise ConfigError(
+            expected="the run as it is, for its report",
+            found=f"--report with --precision {options.precision}",
+            where="command line",
+            ways_out=("leave --report out, and write --json FILE", "leave --precision out"),
+        )
+    return Reader(where="command line, --precision").read(Precision, options.precision)
 
 
 def _print_slices(evaluation: Evaluation) -> None:
