@@ -9,7 +9,7 @@ import torch
 
 from tests.numerics.tensors import hard_numbers, same_bits
 from ziggurat.numerics import BlockFormat, Scope, quantise
-from ziggurat.numerics.packing import pack, row_bits, unpack
+from ziggurat.numerics.packing import Packed, pack, row_bits, unpack, unpack_reference
 
 ALL = pytest.mark.parametrize("format", BlockFormat.listed(), ids=str)
 
@@ -79,3 +79,14 @@ def test_fields_that_cross_bytes() -> None:
     format = dataclasses.replace(BlockFormat.named("mx6"), d1=7, k1=10)
     x = torch.randn(4, 33)
     assert same_bits(unpack(pack(x, format, 1)), quantise(x, format, 1))
+
+
+@pytest.mark.parametrize("format", [each for each in BlockFormat.listed() if each.has_power_of_two_scales], ids=str)
+@pytest.mark.parametrize("n", [16, 40, 83])
+def test_any_bytes_are_unpacked_as_by_the_reference(format: BlockFormat, n: int) -> None:
+    """Scales at both ends of their range and codes that no number is packed to, in whole blocks and shorter ones."""
+    draw = torch.Generator().manual_seed(n)
+    rows = torch.randint(0, 256, (500, -(-row_bits(format, n) // 8)), dtype=torch.uint8, generator=draw)
+    rows[:9, 0] = torch.tensor([0, 1, 2, 126, 127, 128, 253, 254, 255])
+    packed = Packed(rows=rows, format=format, shape=torch.Size((500, n)), axis=1)
+    assert same_bits(unpack(packed), unpack_reference(packed))

@@ -746,6 +746,92 @@ struct PackJob {
   }
 };
 
+// A power of two as FP32; from 2^-149 on.
+inline float power_of_two(int exponent) {
+  return bits_as<float>(exponent >= -126 ? uint32_t(exponent + 127) << 23 : uint32_t(1) << (exponent + 149));
+}
+
+// Blocks that begin at whole bytes: powers of two in a byte, then nothing or a bit for each pair, then codes of up to
+// 8 bits. Eight codes are as many bytes as a code has bits; they are read at once, and looked up as FP32.
+struct ByteBlocks {
+  bool serves = false;
+  bool has_pairs = false;
+  int64_t header_bytes = 0, block_bytes = 0;
+  float values[256];  // of codes with their signs, in units of the scale
+
+  ByteBlocks(const Format& f, const std::vector<double>& magnitudes) {
+    has_pairs = f.d2 == 1 && f.k2 == 2;
+    if (f.d1 != 8 || f.element_bits < 3 || f.element_bits > 8 || f.k1 % (has_pairs ? 16 : 8)) return;
+    if (f.d2 && !has_pairs) return;
+    const uint64_t sign = uint64_t(1) << (f.element_bits - 1);
+    for (uint64_t code = 0; code < 2 * sign; ++code) {
+      const bool is_negative = code & sign;
+      uint64_t magnitude = code & (sign - 1);
+      if (f.is_twos_complement && is_negative) magnitude = sign - magnitude;
+      const double in_units = magnitudes[magnitude];
+      values[code] = float(is_negative ? -in_units : in_units);
+      if (double(values[code]) != (is_negative ? -in_units : in_units)) return;  // it would be rounded twice
+    }
+    header_bytes = 1 + (has_pairs ? f.k1 / 16 : 0);
+    block_bytes = header_bytes + f.k1 * f.element_bits / 8;
+    serves = true;
+  }
+
+  // The numbers of a row that lie so: whole blocks, and a shorter last one of eights that has no pairs in front.
+  int64_t served(int64_t n, const Format& f) const {
+    if (!serves) return 0;
+    const int64_t rest = n % f.k1;
+    return has_pairs || rest % 8 ? n - rest : n;
+  }
+
+  // The bytes of so many served numbers.
+  int64_t bytes_of(int64_t n, const Format& f) const {
+    return serves ? (n + f.k1 - 1) / f.k1 * header_bytes + n * f.element_bits / 8 : 0;
+  }
+
+  template <int kBits, bool kHasPairs>
+  void unpack(const uint8_t* block, float* out, int64_t n, const Format& f) const {
+    const float positive_zero = f.is_twos_complement ? 0.0f : -0.0f;  // -0 + 0 = 0, and -0 + -0 = -0
+    for (int64_t begin = 0; begin < n; begin += f.k1, block += block_bytes, out += f.k1) {
+      const int64_t length = std::min(f.k1, n - begin);
+      if (block[0] == 255) {
+        std::fill(out, out + length, bits_as<float>(uint32_t(kNanBits)));
+        continue;
+      }
+      const int exponent = int(block[0]) - 127;
+      const float powers[2] = {power_of_two(exponent), power_of_two(exponent - 1)};
+      const uint8_t* codes = block + header_bytes;
+      for (int64_t start = 0; start < length; start += 8, codes += kBits) {
+        uint64_t word = 0;
+        std::memcpy(&word, codes, kBits);
+        const int lower = kHasPairs ? block[1 + start / 16] >> (start % 16 ? 4 : 0) : 0;
+        for (int i = 0; i < 8; ++i) {
+          const float power = powers[kHasPairs ? (lower >> (i / 2)) & 1 : 0];
+          const float value = values[(word >> (i * kBits)) & ((1 << kBits) - 1)] * power;
+          out[start + i] = std::max(std::min(value, kLargestFloat), -kLargestFloat) + positive_zero;
+        }
+      }
+    }
+  }
+
+  template <int kBits>
+  void unpack_of(const uint8_t* from, float* out, int64_t n, const Format& f) const {
+    if (has_pairs) unpack<kBits, true>(from, out, n, f);
+    else unpack<kBits, false>(from, out, n, f);
+  }
+
+  void operator()(const uint8_t* from, float* out, int64_t n, const Format& f) const {
+    switch (f.element_bits) {
+      case 3: return unpack_of<3>(from, out, n, f);
+      case 4: return unpack_of<4>(from, out, n, f);
+      case 5: return unpack_of<5>(from, out, n, f);
+      case 6: return unpack_of<6>(from, out, n, f);
+      case 7: return unpack_of<7>(from, out, n, f);
+      case 8: return unpack_of<8>(from, out, n, f);
+    }
+  }
+};
+
 void unpack_row(const uint8_t* from, const uint8_t* end, float* out, int64_t n, const Format& f,
                 const std::vector<double>& magnitudes) {
   BitReader bits{from, end};
@@ -837,11 +923,16 @@ void ziggurat_unpack(const uint8_t* rows, float* out, int64_t outer, int64_t n, 
   std::vector<double> magnitudes(int64_t(1) << (f.element_bits - 1));
   for (size_t code = 0; code < magnitudes.size(); ++code) magnitudes[code] = magnitude_of(int64_t(code), f);
   magnitudes.push_back(magnitude_of(int64_t(magnitudes.size()), f));  // two's complement has one more below zero
+  const ByteBlocks byte_blocks(f, magnitudes);
   const int threads = outer * n < (1 << 14) ? 1 : int(num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < outer; ++row) {
     const uint8_t* from = rows + row * row_bytes;
-    unpack_row(from, from + row_bytes, out + row * n, n, f, magnitudes);
+    const uint8_t* end = from + row_bytes;
+    float* to = out + row * n;
+    const int64_t count = byte_blocks.served(n, f);
+    byte_blocks(from, to, count, f);
+    unpack_row(from + byte_blocks.bytes_of(count, f), end, to + count, n - count, f, magnitudes);
   }
 }
 
