@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
@@ -97,6 +98,25 @@ def test_the_whole_story(place: Path) -> None:
     assert load_run("runs/two").config.training.epochs == 3
     assert main(["train", "runs/two", "--resume", "--training.epochs", "4"]) == 0  # on one device
     assert main(["verify", "runs/two"]) == 0
+
+
+@pytest.mark.slow
+def test_a_run_with_mx9_on_the_wire_goes_on_bit_for_bit(place: Path) -> None:
+    start = ["train", "table_dlrm", *DATA, *FAST, "--wire", "mx9"]
+    assert run(2, place, *start, "--training.epochs", "2", "--out", "runs/whole") == [0, 0]
+    assert run(2, place, *start, "--training.epochs", "1", "--out", "runs/parts") == [0, 0]
+    assert run(2, place, "train", "runs/parts", "--resume", "--training.epochs", "2") == [0, 0]
+    whole, parts = (load_run(place / "runs" / name) for name in ("whole", "parts"))
+    assert whole.step == parts.step
+    assert parts.config.parallel.wire.between_towers.name == "mx9"
+    left, right = whole.model.state_dict(), parts.model.state_dict()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    startup = json.loads((place / "runs/whole/startup.json").read_text())
+    assert any("mx9" in str(line) for line in startup["Ranks"].values()), startup["Ranks"]
+    refused = [*start, "--out", "runs/refused"]
+    assert run(2, place, *refused, "--parallel.wire.backward-rounding", "stochastic") == [2, 2]
+    assert run(2, place, *refused, "--exchange", "prioritised_always") == [2, 2]
 
 
 @pytest.mark.parametrize(
