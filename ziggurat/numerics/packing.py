@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from ziggurat.errors import NumericsError
 from ziggurat.numerics import blocks
 from ziggurat.numerics.block_format import BlockFormat
 from ziggurat.numerics.blocks import Blocks
@@ -54,6 +55,18 @@ def pack(x: Float[Tensor, "*B"], format: BlockFormat, axis: int, *, name: str = 
         if found is not None:
             return Packed(rows=found, format=format, shape=values.shape, axis=axis)
     return pack_reference(values, format, axis, name=name)
+
+
+def pack_rows(rows: Float[Tensor, "R n"], format: BlockFormat) -> UInt8[Tensor, "R W"]:
+    """Return the bits of rows, as `pack` does along their last axis; an infinity is packed as NaN.
+
+    For rows that travel or are stored, whose reader looks for what is not finite. The format has scales, one a row at
+    least.
+    """
+    try:
+        return pack(rows, format, axis=1).rows
+    except NumericsError:  # infinities, which are too rare to look for them in front of every call
+        return pack(rows.masked_fill(rows.isinf(), torch.nan), format, axis=1).rows
 
 
 def unpack(packed: Packed) -> Float[Tensor, "*B"]:

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from ziggurat.errors import ConfigError, NumericsError
+from ziggurat.errors import ConfigError
 from ziggurat.numerics.block_format import BlockFormat, Scope
-from ziggurat.numerics.packing import Packed, pack, row_bits, unpack
+from ziggurat.numerics.packing import Packed, pack_rows, row_bits, unpack
 from ziggurat.parallel.exchange.wire_formats.packed_rows import PackedRows, runs
 
 
@@ -53,12 +53,15 @@ class InBlocks(PackedRows):
     def encode_rows(
         self, rows_RC: Float[Tensor, "R C"], *, widths: tuple[int, ...], at_random: bool
     ) -> tuple[UInt8[Tensor, "R W"], ...]:
-        """Pack all rows; an infinity is packed as NaN."""
+        """Pack field after field."""
         assert not at_random, "refused by WireConfig"
-        try:
-            return (self._packed(rows_RC, widths),)
-        except NumericsError:  # infinities, which are too rare to look for them in every message
-            return (self._packed(rows_RC.masked_fill(rows_RC.isinf(), torch.nan), widths),)
+        pieces = []
+        column = 0
+        for width, count in runs(widths):
+            fields = rows_RC[:, column : column + count * width].reshape(-1, width)
+            column += count * width
+            pieces.append(pack_rows(fields, self.format).view(len(rows_RC), -1))
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1),)
 
     def decode_rows(self, parts: tuple[UInt8[Tensor, "R W"], ...], *, widths: tuple[int, ...]) -> Float[Tensor, "R C"]:
         """Unpack field after field."""
@@ -71,16 +74,6 @@ class InBlocks(PackedRows):
             begin += count * field_bytes
             shape = torch.Size((len(fields), width))
             pieces.append(unpack(Packed(rows=fields, format=self.format, shape=shape, axis=1)).view(len(packed), -1))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-
-    def _packed(self, rows_RC: Float[Tensor, "R C"], widths: tuple[int, ...]) -> UInt8[Tensor, "R W"]:
-        """Pack field after field of rows without infinities."""
-        pieces = []
-        column = 0
-        for width, count in runs(widths):
-            fields = rows_RC[:, column : column + count * width].reshape(-1, width)
-            column += count * width
-            pieces.append(pack(fields, self.format, axis=1, name="a message").rows.view(len(rows_RC), -1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
     def _field_bytes(self, width: int) -> int:
