@@ -1,0 +1,158 @@
+"""Kernels that may compute one dense product, and formats of which only the error is known.
+
+    fp32             torch's product                                          everywhere
+    bf16             operands rounded to BF16, summed in FP32                 fast with AVX512_BF16, AMX, on GPUs
+    int8             integers, a scale for each row of a sum, INT32 sums      torch._int_mm: VNNI, tensor cores
+    fp8_tensorwise   E4M3, one scale a matrix                                 torch._scaled_mm
+    fp8_rowwise      E4M3, a scale for each row of a sum                      torch._scaled_mm
+    mx9, mxfp8, …    each precision in blocks: operands are rounded, the product is FP32: an error, and no speed
+
+A kernel takes FP32 matrices and gives an FP32 matrix, so its time holds the conversion of operands, as a step has it.
+A kernel of one's own derives from `ProductKernel` and is listed by `ProductKernel.add`; dispatch then measures it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.precision.arithmetic import RoundedArithmetic
+from ziggurat.precision.precision import Precision
+from ziggurat.specification import Specification
+
+_E4M3_MAX = 448.0
+_INT8_MAX = 127.0
+
+
+class ProductKernel(Specification, kind="product kernel"):
+    """Computes the product of two FP32 matrices in some format. See the module's docstring.
+
+    Attributes:
+        is_fast: its time is that of the format; False: operands are only rounded, to know the error.
+    """
+
+    FP32: ClassVar[ProductKernel]
+    is_fast: ClassVar[bool] = True
+
+    def available(self, device: torch.device) -> str:
+        """Return what a device lacks to run it; "" if it can."""
+        return ""
+
+    def refuses(self, left: tuple[int, ...], right: tuple[int, ...]) -> str:
+        """Return why it cannot multiply matrices of these shapes; "" if it can."""
+        return ""
+
+    @abstractmethod
+    def multiply(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
+        """Multiply; leading dims are broadcast."""
+
+
+class _FP32(ProductKernel):
+    name = "fp32"
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(left, right)
+
+
+class _BF16(ProductKernel):
+    name = "bf16"
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(left.bfloat16(), right.bfloat16()).float()
+
+
+class _TwoDims(ProductKernel):
+    """A kernel of torch's that multiplies two matrices, with scales for rows of the left and columns of the right."""
+
+    multiple: ClassVar[int] = 1  # of k and n
+
+    def refuses(self, left: tuple[int, ...], right: tuple[int, ...]) -> str:
+        """Return why it cannot multiply matrices of these shapes; "" if it can."""
+        if len(left) > 2 or len(right) > 2:
+            return "no batches of matrices"
+        if left[-1] % self.multiple or right[-1] % self.multiple:
+            return f"widths {left[-1]} and {right[-1]} are no multiples of {self.multiple}"
+        return ""
+
+    def available(self, device: torch.device) -> str:
+        """Try it on small matrices: which of torch's kernels a processor or GPU has is not written anywhere."""
+        try:
+            product = self.multiply(torch.ones(32, 32, device=device), torch.ones(32, 32, device=device))
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+            return str(error).splitlines()[0][:200]
+        return "" if bool((product - 32).abs().max() < 1) else "the kernel, whose results are wrong here"
+
+
+class _Int8(_TwoDims):
+    name = "int8"
+    multiple = 8
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        left_scales = _scales(left, dim=1, most=_INT8_MAX)
+        right_scales = _scales(right, dim=0, most=_INT8_MAX)
+        left_int8 = torch.round(left / left_scales).to(torch.int8)
+        right_int8 = torch.round(right / right_scales).to(torch.int8)
+        return torch._int_mm(left_int8, right_int8).float() * left_scales * right_scales
+
+
+class _Fp8Tensorwise(_TwoDims):
+    name = "fp8_tensorwise"
+    multiple = 16
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        left_scale = _scales(left, dim=None, most=_E4M3_MAX)
+        right_scale = _scales(right, dim=None, most=_E4M3_MAX)
+        return _scaled_product(left, right, left_scale, right_scale, dtype=torch.float32)
+
+
+class _Fp8Rowwise(_TwoDims):
+    name = "fp8_rowwise"
+    multiple = 16
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        left_scales = _scales(left, dim=1, most=_E4M3_MAX)
+        right_scales = _scales(right, dim=0, most=_E4M3_MAX)
+        # GPUs give scaled rows as BF16 alone.
+        dtype = torch.bfloat16 if left.is_cuda else torch.float32
+        return _scaled_product(left, right, left_scales, right_scales, dtype=dtype).float()
+
+
+class _InBlocks(ProductKernel):
+    """Rounds operands as a precision in blocks does."""
+
+    is_fast = False
+
+    def __init__(self, arithmetic: RoundedArithmetic, *, name: str) -> None:
+        self.name = name
+        self._arithmetic = arithmetic
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(self._arithmetic.rounded(left, dim=-1), self._arithmetic.rounded(right, dim=-2))
+
+
+def _scales(operand: Tensor, *, dim: int | None, most: float) -> Tensor:
+    """Return the numbers to divide an operand by, so that the largest of it, or of each row along a dim, is `most`."""
+    largest = operand.abs().amax() if dim is None else operand.abs().amax(dim=dim, keepdim=True)
+    return torch.where(largest > 0, largest / most, 1.0)
+
+
+def _scaled_product(
+    left: Tensor, right: Tensor, left_scales: Tensor, right_scales: Tensor, *, dtype: torch.dtype
+) -> Tensor:
+    left_fp8 = (left / left_scales).to(torch.float8_e4m3fn)
+    right_fp8 = (right / right_scales).t().contiguous().to(torch.float8_e4m3fn).t()  # columns lie side by side
+    return torch._scaled_mm(left_fp8, right_fp8, scale_a=left_scales, scale_b=right_scales, out_dtype=dtype)
+
+
+FP32 = ProductKernel.add(_FP32())
+for _kernel in (_BF16(), _Int8(), _Fp8Tensorwise(), _Fp8Rowwise()):
+    ProductKernel.add(_kernel)
+for _precision in Precision:
+    if isinstance(_precision.arithmetic, RoundedArithmetic):
+        _taken = _precision.name in {each.name for each in ProductKernel}
+        _name = f"{_precision.name}_emulated" if _taken else _precision.name
+        ProductKernel.add(_InBlocks(_precision.arithmetic, name=_name))
