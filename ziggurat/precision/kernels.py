@@ -74,8 +74,9 @@ class _TwoDims(ProductKernel):
         """Return why it cannot multiply matrices of these shapes; "" if it can."""
         if len(left) > 2 or len(right) > 2:
             return "no batches of matrices"
-        if left[-1] % self.multiple or right[-1] % self.multiple:
-            return f"widths {left[-1]} and {right[-1]} are no multiples of {self.multiple}"
+        for width in (*left[-1:], *right[-1:]):
+            if width % self.multiple:
+                return f"width {width} is no multiple of {self.multiple}"
         return ""
 
     def available(self, device: torch.device) -> str:

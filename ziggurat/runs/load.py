@@ -205,6 +205,15 @@ class Run:
             self._warn_of_trained(seen, progress)
         return found
 
+    def own_rows(self, split: str, *, progress: Progress | None = None) -> Any:
+        """Return the encoded rows of the run's train, valid or test split; prepared again if they are not there.
+
+        Raises:
+            ConfigError: the run has no such rows.
+            DataError: the raw files are not those of the run any more.
+        """
+        return self._rows(self._prepared(split, progress), split)
+
     def _prepared(self, split: str, progress: Progress | None) -> PreparedData:
         """The run's own data, which is still what it was trained on; `split` is what is asked for."""
         prepared = prepare_run(self.config, progress=self.team.progress(progress), fitted=self.preprocessing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ziggurat.cli.outputs import add_output
+from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.runs.importance_verb import check_picture
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Verb
@@ -13,6 +14,7 @@ NUMERICS_SUMMARY = "number formats of few bits: what they take, what they hold, 
 NUMERICS_EPILOG = """examples:
   ziggurat numerics formats
   ziggurat numerics formats mx9 mx6 mxfp8_e4m3 --plot formats.png
+  ziggurat numerics probe runs/first --measure
 """
 
 _FORMATS_SUMMARY = "table of block formats: bits, blocks, range, and the error that is measured now"
@@ -25,6 +27,17 @@ examples:
   ziggurat numerics formats mx9 mxfp8_e4m3 --vectors 1000
   ziggurat numerics formats --plot formats.png --json formats.json"""
 
+_PROBE_SUMMARY = "error of each format in every dense product of a run, on operands as the run has them"
+_PROBE_EPILOG = """Operands are drawn from statistics that the run kept (ziggurat train RECIPE --hook
+probe_products), or, with --measure, that are taken now from 16 batches of its training rows; no batch is stored.
+A cell is the mean over elements of |out - ref| / |ref|, with ref in FP64, and in brackets what N(0, 1) operands of the
+same shapes show: formats look safe on them that are not. The paper takes 0.2 as the most that is safe (LoKA,
+arXiv 2605.10886).
+examples:
+  ziggurat numerics probe runs/first
+  ziggurat numerics probe runs/first --measure --kernels bf16,int8,mx6 --json errors.json"""
+_SHOWN_KERNELS = "bf16,int8,fp8_tensorwise,fp8_rowwise,mx9,mx6,mx4"
+
 
 def add_numerics_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `ziggurat numerics`."""
@@ -36,11 +49,45 @@ def add_numerics_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output(formats, "--json", metavar="FILE", help="write everything there")
     add_output(formats, "--plot", metavar="FILE", help="draw error against bits there (.png, .svg or .pdf)")
+    probe = actions.add_parser("probe", help=_PROBE_SUMMARY, description=_PROBE_SUMMARY, epilog=_PROBE_EPILOG)
+    probe.add_argument("run", help="folder of a trained run")
+    probe.add_argument("--measure", action="store_true", help="take statistics now, from the run's training rows")
+    probe.add_argument(
+        "--kernels", metavar="A,B", default=_SHOWN_KERNELS, help="formats to measure (default: %(default)s)"
+    )
+    add_model_argument(probe)
+    add_output(probe, "--json", metavar="FILE", help="write everything there")
 
 
 def numerics(options: argparse.Namespace, rest: list[str]) -> int:
-    """Print the table of block formats."""
+    """Carry out an action of `ziggurat numerics`."""
     del rest
+    actions = {"formats": _formats, "probe": _probe}
+    return actions[options.action](options)
+
+
+def _probe(options: argparse.Namespace) -> int:
+    """Print the errors of formats in the products of a run."""
+    from ziggurat.runs.products import PRODUCT_ERRORS, probe_of_run, product_errors
+
+    kernels = [name for name in options.kernels.split(",") if name]
+    record = probe_of_run(options.run, measure=options.measure, models=own_models(options))
+    found = product_errors(record, kernels=kernels)
+    shown = [name for name in kernels if name not in found.missing]
+    print_line(f"{record.model}, step {record.step:,}: {len(record.products)} products, {record.num_passes} batches")
+    print_table(found.columns(shown), found.cells(shown))
+    for name, lacks in found.missing.items():
+        print_line(f"{name}: not here ({lacks})")
+    for name, why in record.left_out.items():
+        print_line(f"{name}: nothing is kept of it ({why})")
+    if options.json:
+        PRODUCT_ERRORS.write(options.json, found.to_json())
+        print_line(options.json)
+    return 0
+
+
+def _formats(options: argparse.Namespace) -> int:
+    """Print the table of block formats."""
     from ziggurat.errors import ConfigError
     from ziggurat.files import write_figure
     from ziggurat.numerics import BlockFormat

@@ -1,0 +1,45 @@
+"""Errors of formats in the products of a run, from what it kept and from its own rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ziggurat as zg
+from ziggurat.cli.main import main
+from ziggurat.runs.products import PRODUCT_ERRORS
+from ziggurat.training.hooks.probe_products import ProbeProducts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on 400 rows that kept a probe."""
+    path = tmp_path_factory.mktemp("probed") / "run"
+    frame = {"user": ["ann", "bob"] * 200, "bought": [1, 0, 0, 1] * 100}
+    config = zg.table_run(
+        zg.DNNConfig(embedding_dim=4, deep=zg.MLPConfig(hidden_dims=(16,))), zg.inspect_file(frame).schema
+    )
+    zg.train_run(config, folder=path, data=frame, hooks=[ProbeProducts(every=1)])
+    return path
+
+
+@pytest.mark.parametrize("words", [[], ["--measure"]])
+def test_probe_prints_errors_and_writes_them(
+    folder: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "errors.json"
+    assert main(["numerics", "probe", str(folder), *words, "--kernels", "fp32,bf16,mx9,mx4", "--json", str(file)]) == 0
+    assert "mx9" in capsys.readouterr().out
+    found = PRODUCT_ERRORS.read(file)
+    assert found["products"]
+    for directions in found["products"].values():
+        assert list(directions) == ["forward", "input_gradient", "weight_gradient"]
+        for errors in directions.values():
+            error = {name: float(each["error"]) for name, each in errors.items()}
+            assert error["fp32"] <= error["mx9"] <= error["mx4"]
+
+
+def test_run_without_a_probe_names_the_ways_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["numerics", "probe", str(folder / "none")]) != 0
+    assert "--measure" in capsys.readouterr().err

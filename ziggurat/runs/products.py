@@ -1,0 +1,122 @@
+"""The dense products of a finished run: their statistics, and the error of each format in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.files import Format
+from ziggurat.models.probed import ModelProbe
+from ziggurat.numerics.probe import Direction, ProbeRecord
+from ziggurat.numerics.probe.record import newest_probe
+from ziggurat.precision.kernels import ProductKernel
+from ziggurat.precision.product_errors import KernelError, measure_errors
+from ziggurat.runs.load import load_run
+from ziggurat.training.evaluation.evaluate import ordered_batches
+from ziggurat.training.records.run_folder import RunFolder
+
+PRODUCT_ERRORS = Format(name="ziggurat.product_errors", what="errors of formats in the products of a run")
+MEASURED_BATCHES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductErrors:
+    """Errors of kernels in the products of a run.
+
+    Args:
+        record: that operands were drawn from.
+        errors: by product, direction and kernel.
+        missing: kernels that the device does not have, and why.
+    """
+
+    record: ProbeRecord
+    errors: dict[str, dict[Direction, dict[str, KernelError]]]
+    missing: dict[str, str]
+
+    def columns(self, kernels: Sequence[str]) -> list[str]:
+        """Return the heads of `cells`."""
+        return ["product", "direction", *kernels]
+
+    def cells(self, kernels: Sequence[str]) -> list[list[str]]:
+        """Return a row for each product and direction: the error, and in brackets that of N(0, 1) operands."""
+        return [
+            [product, direction.value, *(_cell(found.get(kernel)) for kernel in kernels)]
+            for product, directions in self.errors.items()
+            for direction, found in directions.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "model": self.record.model,
+            "step": self.record.step,
+            "passes": self.record.num_passes,
+            "left_out": self.record.left_out,
+            "missing": self.missing,
+            "products": {
+                product: {
+                    direction.value: {
+                        kernel: {"error": f"{each.error:.6g}", "normal_error": f"{each.normal_error:.6g}"}
+                        for kernel, each in found.items()
+                    }
+                    for direction, found in directions.items()
+                }
+                for product, directions in self.errors.items()
+            },
+        }
+
+
+def probe_of_run(folder: str | Path, *, measure: bool = False, models: Sequence[type[Any]] = ()) -> ProbeRecord:
+    """Return the statistics that a run kept, or measure them on its best weights and its training rows.
+
+    Args:
+        folder: of the run.
+        measure: also where the run has kept some. Nothing is written.
+        models: as of `load_run`.
+
+    Raises:
+        MissingFileError: the run kept none, and they are not to be measured.
+    """
+    if not measure:
+        return newest_probe(RunFolder(Path(folder)).probe)
+    run = load_run(folder, models=models)
+    probe = ModelProbe(run.model)
+    device = next((each.device for each in run.model.parameters()), torch.device("cpu"))
+    size = run.config.training.loader.batch_size
+    batches = ordered_batches(run.own_rows("train"), batch_size=size)
+    for index, batch in enumerate(batches.batches(epoch=0)):
+        if index == MEASURED_BATCHES:
+            break
+        probe.take(batch.to(device))
+    probe.record.step = run.step
+    return probe.record
+
+
+def product_errors(
+    record: ProbeRecord, *, kernels: Sequence[str] = (), device: str = "cpu", seed: int = 0
+) -> ProductErrors:
+    """Measure the errors of kernels in every product and direction of a record.
+
+    Args:
+        record: of a run.
+        kernels: by name; all unless given.
+        device: to compute on.
+        seed: of the draws.
+    """
+    place = torch.device(device)
+    wanted = [ProductKernel.named(name) for name in kernels] or list(ProductKernel)
+    missing = {kernel.name: lacks for kernel in wanted if (lacks := kernel.available(place))}
+    here = [kernel for kernel in wanted if kernel.name not in missing]
+    errors = {
+        name: {each: measure_errors(product, each, here, device=place, seed=seed) for each in Direction}
+        for name, product in record.products.items()
+    }
+    return ProductErrors(record=record, errors=errors, missing=missing)
+
+
+def _cell(error: KernelError | None) -> str:
+    return "-" if error is None else f"{error.error:.2g} ({error.normal_error:.2g})"
