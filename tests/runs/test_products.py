@@ -8,6 +8,7 @@ import pytest
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.precision.dispatch import DISPATCH
 from ziggurat.runs.products import PRODUCT_ERRORS
 from ziggurat.training.hooks.probe_products import ProbeProducts
 
@@ -38,6 +39,16 @@ def test_probe_prints_errors_and_writes_them(
         for errors in directions.values():
             error = {name: float(each["error"]) for name, each in errors.items()}
             assert error["fp32"] <= error["mx9"] <= error["mx4"]
+
+
+def test_dispatch_writes_choices_with_reasons(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "dispatch.json"
+    assert main(["numerics", "dispatch", str(folder), "--out", str(file)]) == 0
+    found = DISPATCH.read(file)
+    assert found["model"] == "DNN"
+    for directions in found["choices"].values():
+        assert list(directions) == ["forward", "input_gradient", "weight_gradient"]
+        assert all(choice["reason"] for choice in directions.values())
 
 
 def test_run_without_a_probe_names_the_ways_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

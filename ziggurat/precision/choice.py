@@ -20,6 +20,7 @@ import hashlib
 import platform
 import statistics
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -124,12 +125,26 @@ def _rates(answer: dict[str, str | float | int]) -> str:
 
 def _fingerprint(device: torch.device) -> str:
     """Fingerprint what a decision holds for: processor or GPU, its instructions, and the version of torch."""
+    return hashlib.sha256("\n".join(_machine_lines(device)).encode()).hexdigest()[:20]
+
+
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """Return what measured times hold for, by name: the machine and the versions."""
+    torch_version, *machine = _machine_lines(device)
+    try:
+        of_package = version("ziggurat-rec")
+    except PackageNotFoundError:  # it runs from its sources
+        of_package = "not installed"
+    return {"ziggurat": of_package, "torch": torch_version, "machine": ", ".join(machine)}
+
+
+def _machine_lines(device: torch.device) -> list[str]:
     lines = [torch.__version__, device.type, platform.machine()]
     if device.type == "cuda":
         lines.append(torch.cuda.get_device_name(device))
     else:
         lines += [torch.backends.cpu.get_cpu_capability(), cpu_name()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]
+    return lines
 
 
 def cpu_name() -> str:

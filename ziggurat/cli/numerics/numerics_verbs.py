@@ -15,6 +15,7 @@ NUMERICS_EPILOG = """examples:
   ziggurat numerics formats
   ziggurat numerics formats mx9 mx6 mxfp8_e4m3 --plot formats.png
   ziggurat numerics probe runs/first --measure
+  ziggurat numerics dispatch runs/first --measure --out dispatch.json
 """
 
 _FORMATS_SUMMARY = "table of block formats: bits, blocks, range, and the error that is measured now"
@@ -36,6 +37,13 @@ arXiv 2605.10886).
 examples:
   ziggurat numerics probe runs/first
   ziggurat numerics probe runs/first --measure --kernels bf16,int8,mx6 --json errors.json"""
+_DISPATCH_SUMMARY = "choose the fastest kernel that is accurate enough, for every product of a run and each direction"
+_DISPATCH_EPILOG = """Errors are measured on operands drawn from statistics of the run (see ziggurat numerics probe),
+times in turns on matrices of a step's shapes, on this machine. Of the kernels with an error below 0.2 and a speed-up
+above 1.05 the fastest is taken, else FP32. The file has the reasons, and holds for this model, machine and version.
+examples:
+  ziggurat numerics dispatch runs/first --out dispatch.json
+  ziggurat numerics dispatch runs/first --measure --out dispatch.json"""
 _SHOWN_KERNELS = "bf16,int8,fp8_tensorwise,fp8_rowwise,mx9,mx6,mx4"
 
 
@@ -57,12 +65,19 @@ def add_numerics_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_argument(probe)
     add_output(probe, "--json", metavar="FILE", help="write everything there")
+    dispatch = actions.add_parser(
+        "dispatch", help=_DISPATCH_SUMMARY, description=_DISPATCH_SUMMARY, epilog=_DISPATCH_EPILOG
+    )
+    dispatch.add_argument("run", help="folder of a trained run")
+    dispatch.add_argument("--measure", action="store_true", help="take statistics now, from the run's training rows")
+    add_model_argument(dispatch)
+    add_output(dispatch, "--out", metavar="FILE", required=True, help="write the choices and their reasons there")
 
 
 def numerics(options: argparse.Namespace, rest: list[str]) -> int:
     """Carry out an action of `ziggurat numerics`."""
     del rest
-    actions = {"formats": _formats, "probe": _probe}
+    actions = {"formats": _formats, "probe": _probe, "dispatch": _dispatch}
     return actions[options.action](options)
 
 
@@ -83,6 +98,27 @@ def _probe(options: argparse.Namespace) -> int:
     if options.json:
         PRODUCT_ERRORS.write(options.json, found.to_json())
         print_line(options.json)
+    return 0
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    """Print and write the kernels of a run's products."""
+    import torch
+
+    from ziggurat.precision.dispatch import plan_dispatch
+    from ziggurat.runs.products import probe_of_run
+
+    record = probe_of_run(options.run, measure=options.measure, models=own_models(options))
+    plan = plan_dispatch(record, device=torch.device("cpu"))
+    rows = [
+        [module, direction.value, choice.kernel, choice.reason]
+        for module, found in plan.choices.items()
+        for direction, choice in found.items()
+    ]
+    print_table(["module", "direction", "kernel", "reason"], rows)
+    for name, lacks in plan.missing.items():
+        print_line(f"{name}: not here ({lacks})")
+    print_line(str(plan.write(options.out)))
     return 0
 
 
