@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import ziggurat as zg
 from ziggurat.cli.main import main
-from ziggurat.precision.dispatch import DISPATCH
+from ziggurat.errors import ConfigError
+from ziggurat.numerics.probe import Direction
+from ziggurat.precision import DenseProducts
+from ziggurat.precision.choice import machine_facts
+from ziggurat.precision.dispatch import DISPATCH, Choice, DispatchPlan
+from ziggurat.precision.precision import Precision
+from ziggurat.runs.load import load_run
 from ziggurat.runs.products import PRODUCT_ERRORS
+from ziggurat.training.config import TrainingConfig
 from ziggurat.training.hooks.probe_products import ProbeProducts
 
 
@@ -54,3 +64,33 @@ def test_dispatch_writes_choices_with_reasons(folder: Path, tmp_path: Path) -> N
 def test_run_without_a_probe_names_the_ways_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["numerics", "probe", str(folder / "none")]) != 0
     assert "--measure" in capsys.readouterr().err
+
+
+def test_run_trains_by_the_kernels_of_a_file(folder: Path, tmp_path: Path) -> None:
+    kernels = {"forward": "mx9", "input_gradient": "mx9", "weight_gradient": "mx9"}
+    of_run = load_run(folder)
+    choices = {
+        name: {Direction(each): Choice(kernel=kernel, reason="") for each, kernel in kernels.items()}
+        for name, module in of_run.model.named_modules()
+        if isinstance(module, DenseProducts)
+    }
+    plan = DispatchPlan(model="DNN", machine=machine_facts(torch.device("cpu")), choices=choices, missing={})
+    file = plan.write(tmp_path / "dispatch.json")
+
+    def losses(name: str, **changes: Any) -> dict[str, float]:
+        training = dataclasses.replace(of_run.config.training, **changes)
+        config = dataclasses.replace(of_run.config, training=training)
+        return zg.train_run(config, folder=tmp_path / name).evaluations["valid"].metrics
+
+    fp32 = losses("fp32", precision=Precision.FP32, dispatch="")
+    mx9 = losses("mx9", precision=Precision("mx9"), dispatch="")
+    dispatched = losses("dispatched", precision=Precision.DISPATCH, dispatch=str(file))
+    assert dispatched == mx9
+    assert dispatched != fp32
+
+
+def test_precision_dispatch_and_its_file_go_together() -> None:
+    with pytest.raises(ConfigError, match="together with the file"):
+        TrainingConfig(precision=Precision.DISPATCH)
+    with pytest.raises(ConfigError, match="together with the file"):
+        TrainingConfig(precision=Precision.FP32, dispatch="dispatch.json")

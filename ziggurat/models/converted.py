@@ -30,6 +30,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.contract.model import Model
 from ziggurat.models.costs.model_cost import Run, dense_run, on_shapes, run_apart
 from ziggurat.precision.arithmetic import Arithmetic
+from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.precision.precision import Precision
 from ziggurat.precision.products import DenseProducts, Linear
 
@@ -103,7 +104,7 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
     return Converted(modules={name: module.arithmetic.name for name, module in reached.items()}, native=native)
 
 
-def take_precision(model: Model, precision: Precision, *, is_parallel: bool = False) -> str:
+def take_precision(model: Model, precision: Precision, *, is_parallel: bool = False, dispatch: str = "") -> str:
     """Convert a model to the arithmetic of a precision, where it has one and the model does not compute in it yet.
 
     Args:
@@ -111,13 +112,17 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
             own stays as it is.
         precision: of the run.
         is_parallel: whether `parallelize` was there before.
+        dispatch: file of the kernels, for a precision that is dispatched.
 
     Returns:
         A line for reports; "" where products are torch's own.
 
     Raises:
-        ConfigError: the model is parallel already, or a product cannot be reached.
+        ConfigError: the model is parallel already, a product cannot be reached, or the file is of another model or
+            machine.
     """
+    if precision.is_dispatched:
+        return _take_dispatch(model, dispatch, is_parallel=is_parallel)
     products = [module for module in model.modules() if isinstance(module, DenseProducts)]
     if precision.arithmetic is None:
         names = Counter(module.arithmetic.name for module in products if not module.arithmetic.is_native)
@@ -135,6 +140,21 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
             ),
         )
     return convert(model, precision.arithmetic).line()
+
+
+def _take_dispatch(model: Model, path: str, *, is_parallel: bool) -> str:
+    """Let each module of a model on one device multiply by the kernels of a file."""
+    if is_parallel:
+        raise ConfigError(
+            expected="one device: kernels were measured there",
+            found="a model on several ranks",
+            where="training settings, precision dispatch",
+            ways_out="--training.precision fp32",
+        )
+    modules = {name for name, module in model.named_modules() if isinstance(module, DenseProducts)}
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    plan = DispatchPlan.read(path, model=type(model).__name__, modules=modules, device=device)
+    return convert(model, lambda name, module: plan.arithmetic(name)).line()
 
 
 def unreached_products(model: Model) -> tuple[dict[str, str], dict[str, str]]:

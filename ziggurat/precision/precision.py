@@ -27,6 +27,7 @@ class Precision(Specification, kind="precision"):
         dtype: of activations and of native products.
         arithmetic: of dense products; None: torch's own.
         is_measured: stands for another precision, the faster one of those that a measurement compares.
+        is_dispatched: a file says by which kernel each product is computed (`dispatch.py`).
         reads_tf32: FP32 products on a GPU read 10 bits of the mantissa.
         counts_as: the format of products whose rate of a device the planner takes, "fp32" or "bf16".
     """
@@ -35,10 +36,12 @@ class Precision(Specification, kind="precision"):
     FP32: ClassVar[Precision]
     TF32: ClassVar[Precision]
     BF16: ClassVar[Precision]
+    DISPATCH: ClassVar[Precision]
 
     dtype: ClassVar[torch.dtype] = torch.float32
     arithmetic: Arithmetic | None = None
     is_measured: ClassVar[bool] = False
+    is_dispatched: ClassVar[bool] = False
     reads_tf32: ClassVar[bool] = False
     counts_as: ClassVar[str] = "fp32"
 
@@ -90,7 +93,15 @@ class _BF16(Precision):
     counts_as = "bf16"
 
 
+class _Dispatch(Precision):
+    """FP32 whose products are computed by the kernels that a file names."""
+
+    name = "dispatch"
+    is_dispatched = True
+
+
 AUTO = Precision.add(_Auto())
 FP32 = Precision.add(_FP32())
 TF32 = Precision.add(_TF32())
 BF16 = Precision.add(_BF16())
+DISPATCH = Precision.add(_Dispatch())

@@ -39,7 +39,8 @@ def with_absolute_paths(config: RunConfig, *, base: Path | None = None) -> RunCo
     moved = dataclasses.replace(data, **files, copies=absolute(data.copies))
     dataset = dataclasses.replace(config.dataset, source=absolute(config.dataset.source))
     tables = dataclasses.replace(config.tables, disk=absolute(config.tables.disk))
-    return dataclasses.replace(config, data=moved, dataset=dataset, tables=tables)
+    training = dataclasses.replace(config.training, dispatch=absolute(config.training.dispatch))
+    return dataclasses.replace(config, data=moved, dataset=dataset, tables=tables, training=training)
 
 
 def located(config: RunConfig, *, folder: Path) -> RunConfig:

@@ -473,7 +473,7 @@ def _build(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunF
     ).to(device)
     starts_at = start_at_base_rates(model, prepared) if config.training.start_at_base_rate else ""
     facts = ModelFacts.of(model)
-    take_precision(model, config.training.precision)
+    take_precision(model, config.training.precision, dispatch=config.training.dispatch)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
         model.embeddings.tables.check_room(TableUse.TRAINING)

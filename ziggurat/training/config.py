@@ -145,6 +145,7 @@ class TrainingConfig:
         weight_average: β of the running average of weights that is evaluated and kept instead of them; 0: off. Needs
             dense-gradient tables on one device; see `weight_average.py`.
         precision: what the dense network computes in; auto measures at start whether BF16 pays on this machine.
+        dispatch: file of `ziggurat numerics dispatch`, for precision dispatch: the kernel of each product.
         compile: torch.compile of the dense network; slow first step, faster later ones.
         step_graph: whether the whole step of a full batch is one CUDA graph; see `StepGraphs`.
         non_finite: what to do when a loss or gradient is NaN or infinite: stop the run, or skip the batch.
@@ -182,6 +183,7 @@ class TrainingConfig:
     clip_norm: FloatOrZero = 0.0
     weight_average: Fraction = 0.0
     precision: Precision = Precision.AUTO
+    dispatch: str = ""
     compile: Compile = Compile.OFF
     step_graph: StepGraphs = StepGraphs.AUTO
     non_finite: NonFinite = NonFinite.STOP
@@ -204,6 +206,16 @@ class TrainingConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
+        if self.precision.is_dispatched != bool(self.dispatch):
+            raise ConfigError(
+                expected="precision dispatch together with the file that names the kernels",
+                found=f"precision {self.precision}, dispatch {self.dispatch!r}",
+                where="training settings, dispatch",
+                ways_out=(
+                    "--training.precision dispatch --training.dispatch dispatch.json",
+                    "leave --training.dispatch out, and name another precision",
+                ),
+            )
         is_adam = self.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
         if not is_adam and (self.beta1, self.beta2) != (0.9, 0.999):
             raise ConfigError(

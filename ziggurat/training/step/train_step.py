@@ -86,7 +86,9 @@ class TrainStep:
         self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
         self.precision.use(self.device)
-        self.products = take_precision(model, self.precision, is_parallel=parallel is not None)
+        self.products = take_precision(
+            model, self.precision, is_parallel=parallel is not None, dispatch=config.dispatch
+        )
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         if isinstance(model.slots.network, ShardedNetwork):
             model.slots.network.reshard()  # optimizers hold parts, also where the model has been evaluated before
