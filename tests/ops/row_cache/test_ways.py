@@ -92,3 +92,17 @@ def test_stale_rows_go_after_free_ways_and_before_all_others(policy: CachePolicy
         for step, rows in enumerate((torch.arange(0, 60), torch.arange(100, 260, 2)), start=2):
             ways.admit(rows, step=step)
     assert torch.equal(both[0].held_rows, both[1].held_rows)
+
+
+@pytest.mark.parametrize("policy", list(CachePolicy))
+def test_asking_what_would_leave_after_a_load_changes_nothing(policy: CachePolicy) -> None:
+    left = []
+    for asks in (False, True):
+        ways = Ways(64, share=0.5, policy=policy)
+        for step in range(1, NUM_WAYS + 1):
+            ways.admit(torch.tensor([step]), step=step)
+        ways.age()  # as a load begins: rows that it does not replace keep their order
+        if asks:
+            ways.leaving(torch.tensor([50]))
+        left.append(ways.admit(torch.tensor([51]), step=NUM_WAYS + 1).left.tolist())
+    assert left[0] == left[1]

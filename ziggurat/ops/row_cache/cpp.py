@@ -29,6 +29,7 @@ _SOURCE = CppSource(
 )
 
 
+# A protocol and not the class: `ways.py` imports this module.
 class WaysInMemory(Protocol):
     """The tensors of `Ways` that compiled code reads and writes."""
 
@@ -204,6 +205,7 @@ def _given(cached: CachedRows, step: Step) -> Iterator[CPlaced]:
             table.rows.data_ptr(),
             (c_void_p * 2)(*state_pointers(cached.state)),
             (c_void_p * 2)(*state_pointers(table.state)),
+            # Numbers of a row of each array: one, or one a column.
             (c_int64 * 2)(*(tensor[:1].numel() for tensor in cached.state.values())),
             table.row_format.cpp_code,
             table.dim,

@@ -136,6 +136,7 @@ class Ways:
         stamps = stamp_of(self.stamps_SW.view(-1))
         if int(stamps.max()) <= _MOST_COUNT:
             return stamps
+        # Among them, so that ranks begin behind it and no step gets its number.
         never = stamps.new_full((1,), NEVER)
         return torch.unique(torch.cat([never, stamps]), return_inverse=True)[1][1:].to(torch.int32)
 
@@ -146,6 +147,7 @@ class Ways:
         sets = rows_N % self.num_sets
         tags = rows_N // self.num_sets
         matches_NW = self.tags_SW[sets] == tags.unsqueeze(1)
+        # A row is in one way of its set at most.
         found, ways = matches_NW.max(dim=1)
         return torch.where(found, sets * NUM_WAYS + ways, -1)
 
@@ -156,9 +158,7 @@ class Ways:
             rows_U: distinct.
             step: its number, which no earlier step had; a step may be admitted in parts.
         """
-        if self._has_stale:  # a load came to its end
-            self.stamps_SW = stamp_of(self.stamps_SW)
-            self._has_stale = False
+        self._end_load()
         if self._compiled:
             return Admission(*cpp.admit_rows(self, rows_U, step=step))
         places = self.find(rows_U)
@@ -179,13 +179,13 @@ class Ways:
         Args:
             rows_U: distinct. A step that admits fewer displaces none but some of these, or of `rows_U` themselves.
         """
+        self._end_load()  # before copies are made: what is written back below must not be stale again
         sets = torch.unique(rows_U % self.num_sets)
         of_sets = [each for each in (self.tags_SW, self.stamps_SW, self.measures_SW) if each is not None]
         kept = [each[sets] for each in of_sets]
         counts = None if self.counts_R is None else self.counts_R[rows_U]
         admission = self.admit(rows_U, step=_NO_STEP)
-        for each, before in zip((self.tags_SW, self.stamps_SW, self.measures_SW), kept, strict=False):
-            assert each is not None
+        for each, before in zip(of_sets, kept, strict=True):
             each[sets] = before
         if self.counts_R is not None and counts is not None:
             self.counts_R[rows_U] = counts
@@ -225,6 +225,12 @@ class Ways:
         self.stamps_SW = torch.where(self.stamps_SW < NEVER, self.stamps_SW, ~self.stamps_SW)
         self._has_stale = True
 
+    def _end_load(self) -> None:
+        """Give rows that a load left stale their stamps back: steps order them as if there had been none."""
+        if self._has_stale:
+            self.stamps_SW = stamp_of(self.stamps_SW)
+            self._has_stale = False
+
     def free(self, places_N: Int64[Tensor, "N"]) -> None:
         """Hold nothing in some places."""
         self.tags_SW.view(-1)[places_N] = -1
@@ -233,10 +239,12 @@ class Ways:
     def _replace(self, rows_U: Tensor, missing: Tensor, *, step: int, places: Tensor, left: Tensor) -> None:
         """Give the rows at some positions the ways of others, and write where they go and what left."""
         rows = rows_U[missing]
+        # By number first: the order in which a step names its rows has no say.
         order = rows.sort().indices
         if self.counts_R is not None:
             order = order[self.counts_R[rows[order]].sort(stable=True, descending=True).indices]
         measures_SW = self.stamps_SW if self.measures_SW is None else self.measures_SW
+        # (Stamp or count, row) as one number: rows of a set rise with their tags. + 1: above the keys of free ways.
         keys_SW = (measures_SW.to(torch.int64) + 1 << 32) + self.tags_SW
         keys_SW = torch.where(self.stamps_SW == step, _LAST, keys_SW)
         keys_SW = torch.where(self.tags_SW < 0, torch.arange(NUM_WAYS) - NUM_WAYS, keys_SW)
@@ -245,6 +253,7 @@ class Ways:
 
     def _take(self, rows: Tensor, order: Tensor, *, keys_SW: Tensor, stamp: int) -> Admission:
         """The i-th row of a set, in some order, takes the way with the i-th smallest key; none where it is `_LAST`."""
+        # Stable: inside of a set the order stays.
         order = order[(rows[order] % self.num_sets).sort(stable=True).indices]
         sets = rows[order] % self.num_sets
         touched, counts = torch.unique_consecutive(sets, return_counts=True)
@@ -256,6 +265,7 @@ class Ways:
         chosen = sets * NUM_WAYS + ways[index, inside]
         gone = self.held_rows[chosen]
         if self.counts_R is not None and stamp > NEVER:
+            # No row goes for one that was used less often; a load (`NEVER`) takes any stale one.
             can &= (gone < 0) | (self.counts_R[gone.clamp(min=0)] <= self.counts_R[rows[order]])
         places = torch.full_like(rows, -1)
         left = torch.full_like(rows, NO_WAY)
