@@ -23,6 +23,7 @@ _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "growing" / "growing_ids.cpp",
     without="go on without: Python gives the same rows, a hundred times slower",
 )
+# Numbers that growing_ids.cpp knows.
 _EVICT = {Evict.NEVER: 0, Evict.LEAST_FREQUENT: 1, Evict.OLDEST: 2}
 
 
@@ -49,6 +50,7 @@ class CppIndex:
         self._growing = growing
         self._state = state
         self._slots = np.zeros(num_slots(growing), np.uint32)
+        # Addresses alone: state and slots live as long as this object, and their arrays are never replaced.
         self._map = _Map(
             capacity=growing.num_ids,
             num_slots=len(self._slots),

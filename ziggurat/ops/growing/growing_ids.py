@@ -91,6 +91,7 @@ class GrowingIds:
         rows = self._index.use(ids, step=step)
         unknown = np.flatnonzero(rows < 0)
         keys, counts, number_of = self._index.distinct(ids[unknown])
+        # Decisions are taken in the order of the ids: the same on every rank, however its ids came.
         order = np.argsort(keys)
         keys, counts, rows_of_numbers = keys[order], counts[order], np.empty(len(keys), np.int64)
         new_rows, num_evicted = self._index.admit(keys, seen=self._seen(keys, counts), step=step)
@@ -107,6 +108,7 @@ class GrowingIds:
             Number.RENEWED: num_evicted,
         }.items():
             numbers[name] += more
+        # Old uses count half from now on, or an id that was hot once would never go.
         if numbers[Number.RENEWED] >= self.growing.num_ids and self.growing.evict is Evict.LEAST_FREQUENT:
             np.right_shift(self.state.frequency, 1, out=self.state.frequency)
             numbers[Number.RENEWED] = 0
@@ -131,6 +133,7 @@ class GrowingIds:
 
     def _seen(self, keys: UInt64[np.ndarray, " K"], counts: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         """Sightings of ids that have no row, with those of this step."""
+        # Every id is due at once: nothing has to be remembered.
         if self.growing.admit_after == 1:
             return counts
         if self.growing.counting is Counting.EXACT:
@@ -141,6 +144,7 @@ class GrowingIds:
         numbers = self.state.numbers
         sketch = self.state.sketch
         numbers[Number.SIGHTINGS] += counts.sum()
+        # A fuller sketch would estimate too much for too many ids (see the top).
         if numbers[Number.SIGHTINGS] * _SKETCH_SHARE >= len(sketch):
             np.right_shift(sketch, 1, out=sketch)
             numbers[Number.SIGHTINGS] = 0

@@ -70,6 +70,7 @@ class ReferenceIndex:
         for number, count in enumerate(counts.tolist()):
             mine = cells[:, number]
             seen[number] = min(MOST_SIGHTINGS, int(sketch[mine].min()) + count)
+            # Conservative: counters that are above the new estimate belong to other ids and stay.
             sketch[mine] = np.maximum(sketch[mine], np.uint8(seen[number]))
         return seen
 
@@ -87,6 +88,7 @@ class ReferenceIndex:
                 row = state.used
                 state.numbers[Number.USED] += 1
             else:
+                # Full: one id has to go, or this one stays unknown.
                 row = self._victim(step)
                 if row < 0:
                     continue
@@ -114,6 +116,7 @@ class ReferenceIndex:
         while numbers[Number.QUEUE_NEXT] < numbers[Number.QUEUE_END]:
             row = int(state.queue[numbers[Number.QUEUE_NEXT]])
             numbers[Number.QUEUE_NEXT] += 1
+            # Used since it was queued, it stays; it is not looked for again until the queue is empty.
             if state.last[row] < numbers[Number.SCAN_STEP]:
                 return row
         return -1
@@ -126,6 +129,7 @@ class ReferenceIndex:
         order = [rows, state.last[rows]]
         if self._growing.evict is Evict.LEAST_FREQUENT:
             order.append(state.frequency[rows])
+        # The last key counts most: frequency, then last use, then row.
         first = rows[np.lexsort(order)][: len(state.queue)]
         state.queue[: len(first)] = first
         numbers[Number.QUEUE_NEXT], numbers[Number.QUEUE_END] = 0, len(first)

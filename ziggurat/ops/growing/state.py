@@ -105,6 +105,7 @@ def map_bytes(growing: Growing) -> int:
 
 def num_slots(growing: Growing) -> int:
     """Slots of the index in C++, of 32 bits each."""
+    # Three quarters full at most, so that probing ends soon.
     return growing.num_ids + growing.num_ids // 3 + 16
 
 

@@ -52,6 +52,7 @@ def matmul_gflop_per_s(
     begin = time.perf_counter()
     while len(times_s) < 4 or time.perf_counter() - begin < budget_s:
         times_s.append(product())
+        # Emulated products may take seconds each: two of them say enough.
         if time.perf_counter() - begin > 20 * budget_s and len(times_s) >= 2:
             break
     return _gflop(size) / min(times_s[1:])
@@ -74,6 +75,7 @@ def measure_ratio(
     begin = time.perf_counter()
     while len(times_s) < 1 + turns:
         times_s.append([product() for product in products])
+        # At least two turns beside the first, which warms up.
         if len(times_s) >= 3 and time.perf_counter() - begin > budget_s:
             break
     kept = times_s[1:]
@@ -124,6 +126,7 @@ def fp8_gflop_per_s(*, device: str, size: int = 512, budget_s: float = 0.05) -> 
         RuntimeError: torch or the device has none.
     """
     left = torch.ones(4 * size, size, device=device).to(torch.float8_e4m3fn)
+    # `_scaled_mm` wants its second matrix column by column.
     right = torch.ones(size, size, device=device).to(torch.float8_e4m3fn).t()
     one = torch.ones((), device=device)
     times_s: list[float] = []

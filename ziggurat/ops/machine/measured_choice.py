@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
+import importlib.resources
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -99,6 +99,7 @@ def fastest(
     if answer is None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return Answer(name=next(iter(contestants)), times_ms={}, reason="a CUDA graph is being captured")
     answer = answer or _measured(path, contestants, shape=shape, device=device, least_gain=least_gain)
+    # Answers in a folder that was named are asked of it each time.
     if folder is None:
         _answers[asked] = answer
     return answer
@@ -161,6 +162,7 @@ def _those_that_run(
     for name, work in contestants.items():
         try:
             work()
+        # Of any kind: what a compiler or driver raises is not known here, and another contestant serves.
         except Exception as error:
             reasons[name] = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
@@ -179,6 +181,7 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
     torch.cuda.synchronize(device)
     start_s = time.perf_counter()
     work()
+    # How long a call keeps the host alone: the sleep below has to cover the launches of all calls.
     host_s = time.perf_counter() - start_s
     torch.cuda.synchronize(device)
     # The GPU sleeps until the host has launched everything: otherwise short kernels are timed by their launches.
@@ -252,7 +255,6 @@ def machine_line(device: torch.device) -> str:
 @functools.cache
 def source_hash(module: str) -> str:
     """Return a hash of a module's source."""
-    found = importlib.util.find_spec(module)
-    assert found is not None, module
-    assert found.origin is not None, module
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    # Read and not imported: kernels import triton, which may not be here.
+    package, _, name = module.rpartition(".")
+    return hashlib.sha256(importlib.resources.files(package).joinpath(f"{name}.py").read_bytes()).hexdigest()

@@ -61,6 +61,7 @@ def host_memory(root: Path = _SYSTEM) -> Memory:
         root: of the file system that tells it; another one for tests.
     """
     rooms = [_machine(root), *_version_2(root), *_version_1(root)]
+    # Not one room for both: a parent's limit may leave less than the group's own, which is what an error should name.
     least = min(rooms, key=lambda room: room.free_bytes)
     limit = min(rooms, key=lambda room: room.total_bytes)
     return Memory(total_bytes=limit.total_bytes, free_bytes=max(least.free_bytes, 0), owner=limit.owner)
@@ -123,6 +124,7 @@ def _machine(root: Path) -> Memory:
     lines = _text(root / "proc/meminfo").splitlines()
     known = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
     total = known.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # Swap counts: what the kernel can move out of the way can be taken.
     free = known.get("MemAvailable", total) + known.get("SwapFree", 0)
     return Memory(total_bytes=total, free_bytes=free, owner="this machine")
 
@@ -160,6 +162,7 @@ def _own_group(root: Path, controller: str) -> str:
     """The path of this process's cgroup, as /proc/self/cgroup tells it: `4:memory:/path`, `0::/path`."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
+        # Version 2 names no controller: its line is 0::/path, and "" is among the parts of "".
         if len(parts) == 3 and controller in parts[1].split(","):
             return parts[2].strip("/")
     return ""

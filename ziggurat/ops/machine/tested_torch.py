@@ -21,9 +21,8 @@ NEWEST_TESTED = (2, 13)
 
 def torch_release(version: str) -> tuple[int, int]:
     """Return major and minor number of a version of torch; of a preview (`2.16.0a0+git1234`) those of its release."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    assert found is not None, version  # torch writes its own version
-    return int(found[1]), int(found[2])
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
 
 
 def untested_torch(version: str = torch.__version__) -> MissingDependencyError | None:

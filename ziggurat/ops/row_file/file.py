@@ -75,6 +75,7 @@ class RowFile:
             os.ftruncate(self._descriptor, self.layout.file_bytes(num_rows))
         except OSError as error:
             raise self._error(error, "make a file for rows of tables") from error
+        # Closed with the object, also where nobody calls `close`; never twice, since its number may be reused.
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, rows_N: Int64[np.ndarray, "N"]) -> tuple[UInt8[np.ndarray, "N P"], UInt8[np.ndarray, "N"]]:
@@ -128,6 +129,7 @@ class RowFile:
     @property
     def disk_bytes(self) -> int:
         """The bytes of the disk that the file takes now."""
+        # Blocks of stat are 512 bytes, whatever the file system's are.
         return 512 * os.fstat(self._descriptor).st_blocks
 
     def close(self) -> None:
@@ -166,8 +168,10 @@ def _nameless(folder: Path) -> tuple[int, bool]:
             try:
                 return os.open(folder, os.O_RDWR | os.O_CLOEXEC | temporary | flags, 0o600), bool(flags)
             except OSError as error:
+                # What kernels and file systems without O_TMPFILE, or without O_DIRECT, answer.
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR):
                     raise
+        # For a name that nobody has; it cannot open with O_DIRECT, so the file is opened a second time.
         handle, name = tempfile.mkstemp(dir=folder, prefix=".tables-")
         try:
             os.close(handle)
@@ -176,6 +180,7 @@ def _nameless(folder: Path) -> tuple[int, bool]:
             if error.errno != errno.EINVAL or not flags:
                 raise
         finally:
+            # At once, also where the second opening failed: a process that is killed leaves no name.
             os.unlink(name)
     raise AssertionError("unreachable")
 

@@ -91,6 +91,7 @@ def rate_while_written(file: RowFile, *, chunks: int, num_rows: int) -> float:
     """
     drawn = np.random.default_rng(1)
     read, written = ([_drawn(drawn, file, num_rows) for _ in range(chunks)] for _ in range(2))
+    # Read first, outside of the time: rows are replaced by what they hold.
     numbers = [file.read(each)[0] for each in written]
     with ThreadPoolExecutor(2) as threads:
         begin = time.perf_counter()
@@ -120,4 +121,5 @@ def _rates(file: RowFile, sample: DiskSample) -> DiskRate:
 
 def _drawn(drawn: np.random.Generator, file: RowFile, num_rows: int) -> Int64[np.ndarray, " n"]:
     """Rows of a file, sorted, each once."""
+    # Sorted, as `RowFile` wants rows; which ones they are is still random.
     return np.sort(drawn.choice(file.num_rows, min(num_rows, file.num_rows), replace=False))

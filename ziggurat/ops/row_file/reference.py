@@ -81,6 +81,7 @@ def tags(rows_N: Int64[np.ndarray, "N"], payload_NP: UInt8[np.ndarray, "N P"]) -
     for word in payload_NP.view(np.uint32).astype(np.uint64).T:
         hashes = (hashes ^ word) * _MULTIPLIER
         hashes ^= hashes >> np.uint64(29)
+    # 0 is the tag of rows that were never written.
     return np.maximum((hashes >> np.uint64(32)).astype(np.uint32), np.uint32(1))
 
 
@@ -91,6 +92,7 @@ def read_rows(
     found = np.zeros((len(rows_N), layout.row_bytes), dtype=np.uint8)
     for index, row in enumerate(rows_N.tolist()):
         data = os.pread(descriptor, layout.row_bytes, layout.offset(row))
+        # Behind the end of the file nothing is read: zeros stay.
         found[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
     payload = np.ascontiguousarray(found[:, : layout.payload_bytes])
     written = np.ascontiguousarray(found[:, layout.payload_bytes :]).view(np.uint32)[:, 0]

@@ -60,6 +60,7 @@ class Codes(RowFormat):
         dim = values_ND.shape[1]
         low_N = values_ND.amin(dim=1)
         high_N = values_ND.amax(dim=1)
+        # 13 of 32 bits: FP16 has so many fewer of a number than FP32.
         own = None if words_N is None else noise(words_N, torch.full((1,), -1, device=words_N.device))[:, 0] >> 19
         ends_N2 = torch.stack([round_fp16(low_N, own), round_fp16(high_N, own)], dim=1)
         first_N1, last_N1 = ends_N2.float().split(1, dim=1)
@@ -67,10 +68,13 @@ class Codes(RowFormat):
         if words_N is None:
             u: float | Tensor = 0.5
         else:
+            # 24 bits are exact in FP32, so that u never rounds up to 1.
             u = (noise(words_N, torch.arange(dim, device=words_N.device)) >> 8).float() * 2.0**-24
         codes = ((values_ND - first_N1) * per_N1 + u).floor().clamp_(0, self.most)
+        # The ends themselves, whatever the division rounds them to: rows come back as they were read.
         codes = torch.where(values_ND == high_N.unsqueeze(1), float(self.most), codes)
         codes = torch.where(values_ND == low_N.unsqueeze(1), 0.0, codes)
+        # Between equal ends there is nothing to divide by, and every number is code 0.
         codes_ND = torch.where(last_N1 > first_N1, codes, 0.0).to(torch.uint8)
         return torch.cat([ends_N2.view(torch.uint8), self.packed(codes_ND)], dim=1)
 
@@ -87,8 +91,10 @@ def round_fp16(values_N: Float[Tensor, "N"], own_N: Int64[Tensor, "N"] | None) -
     """Round numbers to FP16 by 13 random bits each, or to the nearest; NaN where one is not finite."""
     finite = torch.where(values_N.isfinite(), values_N, torch.nan).clamp(-_LARGEST, _LARGEST)
     if own_N is not None:
+        # Of normal FP16 numbers at least: below them steps are of one size.
         exponent = ((finite.view(torch.int32) >> 23) & 0xFF).clamp(min=127 - 14, max=127 + 15)
         quantum = ((exponent - 10) << 23).view(torch.float32)  # distance of FP16 numbers there
         per_quantum = ((2 * 127 + 10 - exponent) << 23).view(torch.float32)
         finite = ((finite * per_quantum + own_N.float() * 2.0**-13).floor() * quantum).clamp(-_LARGEST, _LARGEST)
+    # −0 is 0: rows of equal numbers then have equal bytes.
     return (finite + 0.0).to(torch.float16)

@@ -182,6 +182,7 @@ def given_noise(noise: RowNoise | None, *, number: int) -> Iterator[int | None]:
     arrays = (noise.first_rows, noise.shifts, noise.keys(number), noise.columns)
     origins = _COrigins(len(noise.origins), *(array.ctypes.data for array in arrays))
     yield ctypes.addressof(origins)
+    # Held by these names until C++ is done with their addresses.
     del arrays, origins
 
 

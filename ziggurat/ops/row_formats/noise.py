@@ -90,6 +90,7 @@ class RowNoise:
         place = np.searchsorted(self.first_rows, rows, side="right") - 1
         keys = self.keys(step)[place]
         words = mix(keys + (rows + self.shifts[place]).astype(np.uint64) * GOLDEN) & np.uint64(_WORD)
+        # Modulo 2³² throughout, as compiled code computes in 32 bits.
         shifted = words.astype(np.int64) + self.columns[place] & _WORD
         return torch.from_numpy(shifted).to(rows_N.device)
 
@@ -108,6 +109,7 @@ def noise(words_N: Int64[Tensor, "N"], columns_C: Int64[Tensor, "C"]) -> Int64[T
     """32 random bits for each row and column."""
     z = (words_N.unsqueeze(1) + (columns_C + 1) * _STRIDE) & _WORD
     z = z ^ (z >> 16)
+    # The product may overflow 64 bits: its lower 32 are right all the same.
     z = z * 0x7FEB352D & _WORD
     z = z ^ (z >> 15)
     z = z * 0x846CA68B & _WORD

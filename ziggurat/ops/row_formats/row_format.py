@@ -195,6 +195,7 @@ class RowFormat(Specification, kind="row format"):
                 beside it, or columns on one another where plans may cut them.
         """
         draw = torch.Generator().manual_seed(dim)
+        # Of many magnitudes, as trained rows are.
         values = torch.randn(4, dim, generator=draw) * torch.exp(torch.randn(4, dim, generator=draw))
         values[:, 0] *= 100.0  # a number that others depend on, where they share an end or a scale
         values[1] = 0.0
@@ -213,6 +214,7 @@ class RowFormat(Specification, kind="row format"):
             raise self._broken(
                 "the numbers that were read, where they are written back", f"{changed} of {4 * dim} others", "encode"
             )
+        # A step rounds the rows that it touches, in whatever company.
         if not torch.equal(self.encode(values[2:3]), rows[2:3]):
             raise self._broken("a row that does not depend on others", "another row where it is alone", "encode")
         kept = self.decode_trained(*self.encode_trained(values, words_N=None), dim=dim)

@@ -40,6 +40,7 @@ class SplitBf16(Bf16):
     ) -> tuple[Int16[Tensor, "N D"], Int16[Tensor, "N D"]]:
         """Return the upper halves, to the nearest, and the lower halves of FP32 numbers; noise has no say."""
         del words_N
+        # One NaN for all: a payload in the lower half alone would leave an upper half that reads as infinity.
         bits = torch.where(values_ND.isnan(), torch.nan, values_ND).view(torch.int32)
         lower = bits.to(torch.int16)  # the lower 16 bits, with a sign
         return (bits - lower >> 16).to(torch.int16), lower

@@ -146,6 +146,7 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
         ]
         factor = 1.0 if change.factor is None else float(change.factor)
         moved = _largest(change.direction) * factor
+        # Infinity times a factor of 0 is NaN, of which no comparison is true.
         if not abs(moved) <= torch.finfo(torch.float32).max:  # nor where it is NaN
             wrong = ["factor · direction", *wrong]
         if not wrong:
@@ -203,6 +204,7 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
         state |= {key: torch.full((3, 4), initial[key]) for key in self.weight_state}
 
         def changed(chosen: slice) -> RowChange:
+            # Copies: a rule that writes into what it is given must not change what it is compared with.
             known = {key: each[chosen].clone() for key, each in state.items()}
             mine = weight[chosen].clone()
             return self.change(TouchedRows(grad=grad[chosen].clone(), state=known, step=step, weight=lambda: mine))
@@ -219,6 +221,7 @@ class TableOptimizerKind(Specification, kind="table optimizer"):
             raise self._broken("no change of a row of zeros that has no gradient, which is padding", "another row")
         alone = changed(slice(1, 2))
         pairs = [(alone.direction, change.direction), *((alone.state[key], change.state[key]) for key in state)]
+        # Up to rounding: torch computes one row by other instructions than three.
         if not all(torch.allclose(one, all_rows[1:2]) for one, all_rows in pairs):
             raise self._broken("a row that does not depend on others", "another change where it is alone")
 

@@ -41,6 +41,7 @@ class CppTextKernel:
     """
 
     def __init__(self) -> None:
+        # Eight characters are read as one word, the first in its lowest byte.
         if sys.byteorder != "little":
             raise _SOURCE.unavailable("a big-endian processor")
         self._library = _SOURCE.load()
@@ -57,6 +58,7 @@ class CppTextKernel:
     def split(self, data: bytes, *, delimiter: int, kinds: np.ndarray) -> Fields | None:
         """The fields of a block, or None."""
         kinds = _packed(kinds, np.uint8)
+        # One pass to know how large the arrays are is cheaper than arrays that grow.
         num_records = self._library.ziggurat_count_byte(data, len(data), ord("\n"))
         shape = (len(kinds), num_records)
         starts = np.empty(shape, dtype=np.int32)
@@ -117,6 +119,7 @@ class CppTextKernel:
             _at(places),
             _at(done),
         )
+        # A copy of the few new ones: a view would keep places for all keys.
         return numbers[: int(done[0])], places[:num_new].copy()
 
 

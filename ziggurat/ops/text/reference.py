@@ -57,6 +57,7 @@ class NumpyTextKernel:
             return None
         if len(data) != (int(line_feeds[-1]) + 1 if len(line_feeds) else 0):
             return None
+        # A field begins behind the separator before it.
         begins = np.empty_like(separators)
         begins[:1] = 0
         begins[1:] = separators[:-1] + 1
@@ -92,6 +93,7 @@ class NumpyTextKernel:
         found = slots.keys[places]
         same = found == keys
         numbers = np.where(same, slots.numbers[places], np.int32(-1))
+        # An empty slot ends a search: keys are never taken out.
         waiting = np.flatnonzero(~same & (found != EMPTY_SLOT))
         mask = np.int64((1 << slots.bits) - 1)
         while len(waiting):
@@ -121,6 +123,7 @@ class NumpyTextKernel:
         new_keys, first, inverse = np.unique(np.maximum(keys[fresh], 1), return_index=True, return_inverse=True)
         order = np.argsort(first)
         if most is not None and len(order) > most:
+            # Again, with the keys before the first one that is too many.
             done = int(fresh[first[order[most]]])
             missing = None if missing is None else missing[:done]
             return self.add(slots, keys[:done], next_number=next_number, missing=missing, counts=counts)
@@ -164,6 +167,7 @@ def _integers(words: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
     words |= _ZEROS & ((np.uint64(1) << unused_bits) - np.uint64(1))
     words[empty] = _ZEROS
     digits = words - _ZEROS
+    # A byte below "0" has borrowed into the top bit of `digits`; one above "9" carries into that of this sum.
     words += np.uint64(0x4646464646464646)
     words |= digits
     if bool((words & np.uint64(0x8080808080808080)).any()):
@@ -183,6 +187,7 @@ def _ends_in_point_zero(words: np.ndarray, starts: np.ndarray, lengths: np.ndarr
 def _eight_digits(digits: np.ndarray) -> np.ndarray:
     """Numbers of eight decimal digits, one a byte, the first in the lowest byte."""
     pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
+    # The first pair times 10⁶ and the third times 10², the second times 10⁴ and the fourth: sums in the upper halves.
     upper = (pairs & np.uint64(0x000000FF000000FF)) * np.uint64(0x000F424000000064)
     lower = ((pairs >> np.uint64(16)) & np.uint64(0x000000FF000000FF)) * np.uint64(0x0000271000000001)
     return (upper + lower) >> np.uint64(32)
@@ -198,6 +203,7 @@ def _insert(slots: KeySlots, keys: np.ndarray, *, numbers: np.ndarray) -> None:
         wanted = keys[waiting]
         free = slots.keys[at] == EMPTY_SLOT
         slots.keys[at[free]] = wanted[free]
+        # Where several wanted one slot, the last that was written stays; the others go on.
         stayed = slots.keys[at] == wanted
         slots.numbers[at[stayed]] = numbers[waiting[stayed]]
         waiting = waiting[~stayed]

@@ -151,6 +151,7 @@ def _numbers_and_scales(message: Tensor, code: WireCode) -> tuple[Tensor, Tensor
     """The message as the kernel reads its numbers, and as it reads its scales."""
     if not code.has_scales:
         return _bits(message), message
+    # Scales are BF16 at even bytes, which the kernel counts in twos.
     return message.view(torch.int8) if code is WireCode.INT8 else message, message.view(torch.int16)
 
 

@@ -31,8 +31,10 @@ def _fp8_of(number):
     bits = number.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     bits = bits & 0x7FFFFFFF
+    # 120: the bias of FP32's exponent less that of e4m3, 127 − 7.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
     shifted = bits.to(tl.float32, bitcast=True) + 16384.0  # whose last bit is e4m3's smallest step, 2^-9
+    # Adding has rounded to that step; what is left are the bits above those of 16,384.
     small = shifted.to(tl.uint32, bitcast=True) - 0x46800000
     code = tl.where(bits < 0x3C800000, small, normal)  # 2^-6: below it steps are of one size
     return (tl.where(bits > 0x7F800000, 0x7F, code) | sign).to(tl.uint8)
@@ -54,8 +56,10 @@ def _scales(x, largest: tl.constexpr):
     """The scale of each row, in FP32 and as BF16: no number of it leaves the format's range."""
     most = tl.max(tl.abs(x), axis=1)
     is_nan = tl.max((x != x).to(tl.int32), axis=1) > 0
+    # At least the smallest normal number: rows of zeros are divided by it, too.
     scale = tl.maximum(tl.div_rn(most, tl.full(most.shape, largest, tl.float32)), 1.1754943508222875e-38)
     bits = scale.to(tl.uint32, bitcast=True)
+    # Rounded up to BF16: rounded down, the largest number would leave the range.
     bits = tl.where(bits >= 0x7F800000, bits, bits + 0xFFFF) & 0xFFFF0000
     bits = tl.where(is_nan, 0x7FC00000, bits)
     return bits.to(tl.float32, bitcast=True), (bits >> 16).to(tl.uint16).to(tl.int16, bitcast=True)
