@@ -130,6 +130,7 @@ class AutoInt(RankingModel):
         )
         self.output = Linear(num_fields * attention.dim, num_labels)
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
+        # Tables have starting weights of their own, drawn from another stream of the seed.
         initialise([child for child in self.children() if child is not embeddings], config.init)
 
     def output_biases(self) -> Sequence[Tensor]:

@@ -125,6 +125,7 @@ BuiltInConfig = (
     | NextItemConfig
     | SequenceRankerConfig
 )
+# The union above is the one list of models: whatever needs all of them follows from it.
 MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
 
 
@@ -202,8 +203,10 @@ def build_model(
     check_towers(config, towers)
     inputs = _unpool(config, inputs)
     embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None, make_storage=make_storage)
+    # Draws go to torch's global generator, which is given back as it was.
     with _DenseRoom(config.kind), torch.random.fork_rng(devices=[]):
         layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
+        # After the towers, which seed themselves: the draws of the network start from the seed with and without them.
         torch.manual_seed(seed)
         return config.build(inputs, embeddings=embeddings, towers=layer)
 
@@ -236,6 +239,7 @@ def _build_tables(
             ways_out=("set model.embedding-dim", "leave model.embedding.dim alone"),
         )
     tables = tuple(dataclasses.replace(table, embedding_dim=columns[table.name]) for table in inputs.tables)
+    # The width of most tables that the schema leaves open; the others say theirs.
     dim = max(set(open_dims), key=open_dims.count) if open_dims else wanted
     return EmbeddingTables(
         dataclasses.replace(inputs, tables=tables),
@@ -309,6 +313,7 @@ class _DenseRoom(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the size of what is about to be made."""
         kwargs = kwargs or {}
+        # Parameters are made of it (and filled later), so it is counted before any memory is touched.
         if func is torch.empty:
             shape = kwargs.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
             self._taken += 4 * math.prod(shape)

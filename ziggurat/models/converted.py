@@ -86,14 +86,17 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
             The model is then as it was.
     """
     choose = _chooser(arithmetic)
+    # First, so that what was a plain linear map gets an arithmetic like all others.
     replaced = _take_plain_linears(model)
     reached = {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
     before = {name: module.arithmetic for name, module in reached.items()}
     chosen = {name: choose(name, module) for name, module in reached.items()}
+    # Each arithmetic once, however many modules share it.
     for each in {id(each): each for each in chosen.values()}.values():
         check_arithmetic(each)
     for name, module in reached.items():
         module.arithmetic = chosen[name]
+    # Asked of the converted model: products of an arithmetic are told from others by running it.
     missed, native = unreached_products(model)
     if missed:
         for name, module in reached.items():
@@ -236,6 +239,7 @@ def _take_plain_linears(model: Model) -> dict[str, nn.Module]:
     """Put a `Linear` in the place of each plain `nn.Linear`, and return what stood there."""
     plain = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     for name, module in plain.items():
+        # On the meta device: it takes the weights of the old one and allocates none.
         linear = Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
         linear.weight = module.weight
         linear.bias = module.bias
@@ -272,9 +276,11 @@ class _Watch(TorchDispatchMode):
         """Follow which module runs, and when an arithmetic does."""
         hooks = []
         watched = [module for module in self.root.modules() if isinstance(module, DenseProducts)]
+        # Only what stands in the object itself: a class attribute is not to be put back as one of the object.
         own = [module.__dict__.get("arithmetic") for module in watched]
         for module in self.root.modules():
             hooks.append(module.register_forward_pre_hook(self._enter))
+            # Also after an error, or the stack of running modules would be wrong from there on.
             hooks.append(module.register_forward_hook(self._leave, always_call=True))
         for module in watched:
             module.arithmetic = _Noted(module.arithmetic, watch=self)

@@ -180,6 +180,7 @@ class DCNv2(RankingModel):
             width = dim + config.deep.hidden_dims[-1]
             outputs = [Linear(width, num_labels // num_networks) for _ in range(num_networks)]
         self.outputs = nn.ModuleList(outputs)
+        # Tables and towers draw from streams of the seed of their own.
         initialise([child for child in self.children() if child not in (embeddings, towers)], config.init)
 
     def output_biases(self) -> Sequence[Tensor]:
@@ -189,6 +190,7 @@ class DCNv2(RankingModel):
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Cross and deep network on x₀."""
         flat_Bd = self.flat(dense_BN, fields_BX, vectors)
+        # Shared by all labels, also where each has a deep network of its own.
         crossed_Bd = self.cross(flat_Bd)
         if self.stacked is not None:
             return self.stacked(crossed_Bd)

@@ -197,6 +197,7 @@ class DHENLayer(nn.Module):
         weighted = config.ensemble is Ensemble.WEIGHTED_SUM
         self.scales = nn.Parameter(torch.ones(len(config.modules))) if weighted else None
         same = num_fields == self.num_outputs
+        # X itself where it fits; a product only where the number of fields changes.
         self.shortcut = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
         self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
         for part in self.parts.values():
@@ -225,8 +226,7 @@ def _freeze_constants(part: nn.Module, *, norm: Normalization) -> None:
     elif isinstance(first, TransformerLayer):
         without_gradient(shift_of(first.norm))
     elif isinstance(first, DotBlock | FactorizationMachineBlock):
-        assert first.mlp.output is not None
-        without_gradient(first.mlp.output.bias)
+        without_gradient(first.mlp.output_bias)
 
 
 def _build_module(kind: DHENModule, config: DHENConfig, *, num_fields: int, num_outputs: int, dim: int) -> nn.Module:

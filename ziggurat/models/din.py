@@ -143,6 +143,7 @@ class Dice(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        # As FuxiCTR's Dice has them.
         self.norm = BatchNorm(dim, affine=False, eps=1e-9, momentum=0.01)
         self.alpha = nn.Parameter(torch.zeros(dim))
 
@@ -202,6 +203,7 @@ class TargetAttention(DenseProducts):
         from_query_BH = linear(target_BD, of_query + of_difference, first.bias)
         from_key_NH = linear(keys_ND, of_key - of_difference)
         products_PD = copies.of_samples(target_BD) * keys_PD
+        # (W_q + W_d) q once a sample, (W_e − W_d) e once an event of a slice: copies share it.
         apart_PH = copies.of_events(from_key_NH) + copies.of_samples(from_query_BH)
         return linear(products_PD, of_product) + apart_PH
 
@@ -219,6 +221,7 @@ def softmax_of_lists(
 ) -> Float[Tensor, "P"]:
     """Softmax over the positions of each sample."""
     highest_B = scores_P.new_full((num_samples,), -torch.inf)
+    # Detached: a softmax does not depend on what is taken from all scores, so no gradient goes this way.
     highest_B = highest_B.scatter_reduce(0, samples_P, scores_P.detach(), "amax")
     powers_P = (scores_P - highest_B[samples_P]).exp()
     return powers_P / scores_P.new_zeros(num_samples).index_add(0, samples_P, powers_P)[samples_P]
@@ -271,6 +274,7 @@ class DIN(RankingModel):
         """One embedding for each feature, in the order of `inputs.lookups`, the histories pooled by attention."""
         names = [spec.name for spec in self.inputs.fields]
         found = dict(zip(names, embedded.fields.split(self.field_dims, dim=1), strict=True))
+        # Actions belong to the events of the first history alone.
         first = self.pairs[0][0] if self.config.actions else ""
         for (name, target), attention in zip(self.pairs, self.attentions, strict=True):
             if name == first:

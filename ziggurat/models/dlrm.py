@@ -140,13 +140,14 @@ class DLRM(RankingModel):
             top_dim = beside + passed_on + self.dot.num_pairs
         else:
             top_dim = beside + num_fields * dim
+        # The row is written anew anyway, so its zeros cost nothing, and the first product is faster.
         self.top_padding = padding_columns(top_dim) if config.top.hidden_dims else 0
         self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.dense_inputs, self.alignment, self.top], config.init)
         if config.top_start is TopStart.SUM_OF_PAIRS and self.dot is not None:
             for network in self.top.networks:
-                assert isinstance(network, MLP)
-                _pass_sum(network, num_inputs=self.dot.num_pairs)
+                if isinstance(network, MLP):
+                    _pass_sum(network, num_inputs=self.dot.num_pairs)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Bottom MLP, interaction, top MLP."""
@@ -171,11 +172,13 @@ def _pass_sum(network: MLP, *, num_inputs: int) -> None:
     next layer reads the whole sum as the difference of the two.
     """
     hidden = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
-    if any(layer.out_features < 2 for layer in hidden):
+    # A single unit cannot carry both signs through ReLU: the MLP stays as it was drawn.
+    output = network.output
+    if output is None or any(layer.out_features < 2 for layer in hidden):
         return
-    assert isinstance(network.output, nn.Linear)
     with torch.no_grad():
         for index, layer in enumerate(hidden):
+            # Two units are taken from what was drawn: nothing else reaches them.
             layer.weight[:2] = 0.0
             layer.bias[:2] = 0.0
             for unit, sign in ((0, 1.0), (1, -1.0)):
@@ -185,7 +188,7 @@ def _pass_sum(network: MLP, *, num_inputs: int) -> None:
                     layer.weight[unit, 0] = sign
                     layer.weight[unit, 1] = -sign
         if hidden:
-            network.output.weight[:, 0] = 1.0
-            network.output.weight[:, 1] = -1.0
+            output.weight[:, 0] = 1.0
+            output.weight[:, 1] = -1.0
         else:
-            network.output.weight[:, network.output.in_features - num_inputs :] = 1.0
+            output.weight[:, output.in_features - num_inputs :] = 1.0

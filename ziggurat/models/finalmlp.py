@@ -131,6 +131,7 @@ def context_columns(config: FinalMLPConfig, inputs: InputSpec) -> dict[str, int]
                 where="FinalMLP, model.first-context and model.second-context",
                 ways_out="correct the names",
             )
+        # A set: features that share a table share its extra columns for this gate.
         for table in {table_of[name] for name in names if name in table_of}:
             extra[table] += config.embedding_dim
     return extra
@@ -210,6 +211,7 @@ class FinalMLP(RankingModel):
         """Gates, streams, fusion."""
         main_BX, extra_BE = self.columns(fields_BX)
         flat_Bd = self.flat(dense_BN, main_BX, vectors)
+        # Without gates both streams see everything.
         seen = [flat_Bd * gate(dense_BN, extra_BE) for gate in self.gates] or [flat_Bd, flat_Bd]
         return self.fusion(self.first(seen[0]), self.second(seen[1]))
 

@@ -240,6 +240,7 @@ class FinalNet(RankingModel):
         if not outputs.named:
             return sums
         is_binary_L = numbers_of_labels(self.is_binary, outputs.logits.float())
+        # A constant: blocks move towards the mean, and not the mean towards them.
         mean_BL = outputs.logits.detach().float().sigmoid()
         first_BL, second_BL = (
             F.binary_cross_entropy_with_logits(outputs.named[block], mean_BL, reduction="none")
@@ -247,4 +248,5 @@ class FinalNet(RankingModel):
         )
         weights_BL = labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * is_binary_L
         terms_L = ((first_BL + second_BL) * weights_BL).sum(dim=0)
+        # Adds 0 and its gradient: the loss that is reported stays plain cross-entropy.
         return LossSums(total=sums.total + (terms_L - terms_L.detach()), weight=sums.weight)

@@ -77,6 +77,7 @@ class LogisticRegression(RankingModel):
         self.vector_names = tuple(spec.name for spec in inputs.vectors)
         width = len(inputs.dense) + sum(spec.dim for spec in inputs.vectors)
         self.linear = Linear(width, self.num_labels) if width else None
+        # The linear map has one already.
         self.bias = nn.Parameter(torch.zeros(self.num_labels)) if self.linear is None else None
         initialise([self.linear] if self.linear is not None else [], config.init)
 

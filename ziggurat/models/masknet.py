@@ -186,6 +186,7 @@ class MaskNet(RankingModel):
         self.field_norm = FieldNorm(num_fields, dim=dim) if config.field_norm is Normalization.LAYER else None
         self.output: nn.Module
         if config.structure is MaskStructure.SERIAL:
+            # A block's output is the next one's h.
             pairs = itertools.pairwise((width, *config.deep.hidden_dims))
             self.output = Linear(config.deep.hidden_dims[-1], num_labels)
         else:

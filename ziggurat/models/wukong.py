@@ -203,11 +203,11 @@ class WukongLayer(nn.Module):
         self.residual = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
         self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
         if config.norm is Normalization.BATCH:  # the mean over the batch takes it out again
-            assert self.fm.mlp.output is not None
-            without_gradient(self.fm.mlp.output.bias)
+            without_gradient(self.fm.mlp.output_bias)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """X_{i+1}: n_F + n_L fields."""
+        # Products first, as published: the order of fields is part of the model.
         parts = [self.fm(fields_BFD)]
         if self.linear is not None:
             parts.append(self.linear(fields_BFD))

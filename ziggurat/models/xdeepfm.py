@@ -93,6 +93,7 @@ class XDeepFM(RankingModel):
         super().__init__(inputs, embeddings=embeddings)
         self.config = config
         num_labels = len(inputs.labels)
+        # A first-order weight for each label stands behind the vector in the same row: one lookup for both.
         self.columns = ExtraColumns(self.field_dims, extra_dims=[num_labels] * len(self.field_dims))
         self.first_order = FirstOrder(inputs)
         self.stack = StackedInputs(

@@ -68,7 +68,15 @@ class BatchNorm(nn.BatchNorm1d):
             return self._over_ranks(input, self.world_sum)
         if self.training and input.shape[0] < 2:
             return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+                # Not training, and no momentum: the running statistics are used, and stay as they are.
+                input,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                False,
+                0.0,
+                self.eps,
             )
         return super().forward(input)
 
@@ -79,9 +87,11 @@ class BatchNorm(nn.BatchNorm1d):
         number = exact_BC.new_full((1,), inputs_BC.shape[0])
         sums = world_sum(torch.cat([exact_BC.sum(dim=0), exact_BC.square().sum(dim=0), number]))
         sum_C, squares_C, number = sums.split([self.num_features, self.num_features, 1])
+        # A count has no gradient; the sums keep theirs, through `world_sum`.
         number = number.detach()
         is_known = number >= 2.0  # asked on the device: no rank waits for it
         mean_C = sum_C / number.clamp(min=1.0)
+        # Rounding may take a column without spread below zero.
         var_C = (squares_C / number.clamp(min=1.0) - mean_C.square()).clamp(min=0.0)
         self._take_in(mean_C.detach(), var_C.detach(), number=number)
         used_mean_C = torch.where(is_known, mean_C, self.running_mean.double())
@@ -99,6 +109,7 @@ class BatchNorm(nn.BatchNorm1d):
         assert self.running_var is not None
         assert self.momentum is not None, "a moving average"
         factor = torch.where(number >= 2.0, self.momentum, 0.0)
+        # As torch does: a batch is normalised by its own variance, and the running one estimates that of the data.
         unbiased_C = var_C * number / (number - 1.0).clamp(min=1.0)
         for running_C, now_C in ((self.running_mean, mean_C), (self.running_var, unbiased_C)):
             running_C.copy_(running_C + factor * (now_C - running_C))

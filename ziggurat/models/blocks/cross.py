@@ -44,6 +44,7 @@ class CrossNet(nn.Module):
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
+        # Another arithmetic rounds each product by itself: the fused operation would read the weights past it.
         if not its_arithmetic(self.layers).is_native:
             return _layer_by_layer(inputs_Bd, self.layers)
         ups, biases = _weights(self.layers)
@@ -115,6 +116,7 @@ class ExpertCores(DenseProducts):
 
     def forward(self, inputs_BEr: Float[Tensor, "B E r"]) -> Float[Tensor, "B E r"]:
         """C_e times the vector of each expert."""
+        # Experts first: one batched product has a matrix for each.
         return self.arithmetic.matmul(inputs_BEr.transpose(0, 1), self.weight.mT).transpose(0, 1)
 
 

@@ -64,6 +64,7 @@ class DenseInputs(nn.Module):
         self.num_numeric_fields = {
             NumericInput.BOTTOM_MLP: num_bottom_fields if num_dense else 0,
             NumericInput.FIELDS: num_dense,
+            # Numbers that go beside the fields are none themselves.
         }.get(numeric, 0)
         self.num_vector_fields = len(inputs.vectors)
         self.num_beside = num_dense if numeric is NumericInput.CONCAT else 0
@@ -100,6 +101,7 @@ class NumericFields(nn.Module):
             if init is Init.XAVIER_NORMAL:
                 self.weight.normal_(0.0, (2.0 / (1 + self.weight.shape[1])) ** 0.5)
             else:
+                # ± 1/sqrt(in), with one input.
                 self.weight.uniform_(-1.0, 1.0)
 
     def forward(self, dense_BN: Float[Tensor, "B N"]) -> Float[Tensor, "B N D"]:

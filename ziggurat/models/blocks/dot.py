@@ -42,6 +42,7 @@ class PairwiseDot(DenseProducts):
         self.num_fields = num_fields
         self.dim = dim
         self.num_pairs = num_fields * (num_fields - 1) // 2
+        # Buffers, so that they follow the model to a device; not saved, since F says what they are.
         places = pair_places(num_fields)
         self.register_buffer("pair_places", places.pairs, persistent=False)
         self.register_buffer("full_places", places.full, persistent=False)
@@ -74,6 +75,7 @@ class PairwiseDot(DenseProducts):
 def _computed_in(*inputs: Tensor) -> torch.dtype:
     """The dtype of autocast where that is on, else the widest of the inputs."""
     device_type = inputs[0].device.type
+    # The meta device has no autocast, and asking for it is an error.
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return functools.reduce(torch.promote_types, (each.dtype for each in inputs))

@@ -40,10 +40,12 @@ class ExtraColumns(nn.Module):
         self.main_dims = tuple(all_ - extra for all_, extra in zip(field_dims, extra_dims, strict=True))
         assert all(columns > 0 for columns in self.main_dims), "a table narrower than its extra columns"
         self.sizes = [size for pair in zip(self.main_dims, self.extra_dims, strict=True) for size in pair]
+        # All fields alike: then two views of one matrix do, and nothing is split into pieces.
         self.is_regular = len(set(self.field_dims)) == 1 and len(set(self.extra_dims)) == 1
 
     def forward(self, fields_BX: Float[Tensor, "B X"]) -> tuple[Float[Tensor, "B M"], Float[Tensor, "B E"]]:
         """Vectors side by side, and extra columns side by side."""
+        # No fields: of no columns both parts are the same.
         if not self.field_dims:
             return fields_BX, fields_BX
         if self.is_regular:

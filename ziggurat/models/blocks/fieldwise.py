@@ -62,6 +62,7 @@ class FieldwiseLinear(nn.Module):
         super().__init__()
         self.field_dims = tuple(field_dims)
         self.output_dim = output_dim
+        # In a fixed order: the groups' numbers are names of weights in checkpoints.
         sizes = sorted(set(field_dims), reverse=True)
         self.members = [[i for i, columns in enumerate(field_dims) if columns == size] for size in sizes]
         self.groups = nn.ModuleList(
@@ -74,6 +75,7 @@ class FieldwiseLinear(nn.Module):
         if len(self.groups) == 1:
             return self.groups[0](flat_BT)
         fields = flat_BT.split(self.field_dims, dim=1)
+        # Places to be filled, in the order of the fields.
         projected: list[Tensor] = [flat_BT] * len(fields)
         for members, group in zip(self.members, self.groups, strict=True):
             outputs_BGo = group(torch.cat([fields[index] for index in members], dim=1))

@@ -35,6 +35,7 @@ from ziggurat.ops.dropout import dropout, relu_dropout_
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, Fraction, checked
 
+# FP32 numbers in 32 bytes; narrower products gain less than the wider row costs.
 _PADDED_TO, _MIN_PADDED = 8, 128
 
 
@@ -110,21 +111,28 @@ class MLP(nn.Module):
         self.config = config
         self.output_activation = output_activation
         dims = (input_dim, *config.hidden_dims)
-        self.layers = nn.ModuleList(Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims))
+        linears = [Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims)]
+        self.layers = nn.ModuleList(linears)
+        # A list of its own beside the layers: with and without norms, weights of layers have the same names.
         self.norms = nn.ModuleList()
         if config.normalization is not Normalization.NONE:
             self.norms.extend(norm_of_width(config.normalization, dim) for dim in config.hidden_dims)
         if config.normalization is Normalization.BATCH:
-            for layer in self.layers:
-                assert isinstance(layer, nn.Linear)
-                without_gradient(layer.bias)  # the mean over the batch takes it out again
+            for linear in linears:
+                without_gradient(linear.bias)  # the mean over the batch takes it out again
         self.output = None if output_dim is None else Linear(dims[-1], output_dim)
         self.output_dim = dims[-1] if output_dim is None else output_dim
+
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        """The bias of the closing linear layer; None where there is no such layer."""
+        return None if self.output is None else self.output.bias
 
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"]:
         """Apply every layer; the input may end in `padding_columns` columns of zeros."""
         hidden_BH = inputs_BI
         for index, layer in enumerate(self.layers):
+            # Only the input of the whole may be padded: between layers nobody adds columns.
             hidden_BH = _padded_linear(hidden_BH, layer) if index == 0 else layer(hidden_BH)
             if len(self.norms):
                 hidden_BH = self.norms[index](hidden_BH)

@@ -61,6 +61,7 @@ class StackedInputs(nn.Module):
         self, dense_BN: Float[Tensor, "B N"], fields_BX: Float[Tensor, "B X"], vectors: dict[str, Tensor]
     ) -> Float[Tensor, "B n d"]:
         """X₀ of every sample: numbers, embeddings, vectors."""
+        # Without numbers it would be a matrix of no columns, which a product need not see.
         numeric = [self.dense.numbers(dense_BN)] if self.dense.num_numeric_fields else []
         parts = [*numeric, *self.alignment(fields_BX), *self.dense.vectors(vectors)]
         flat_BX = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

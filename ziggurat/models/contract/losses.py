@@ -95,6 +95,7 @@ def loss_sums(
     inputs: InputSpec,
 ) -> LossSums:
     """Numerators and denominators of `loss_of`, for sums over ranks or over accumulated batches."""
+    # 0 for the arithmetic: NaN times a weight of 0 would still be NaN.
     known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
     weights_BL = labelled_weights(labels_BL, weights_B, inputs=inputs)
     losses = [
@@ -102,6 +103,7 @@ def loss_sums(
     ]
     losses_BL = torch.stack(losses, dim=1)
     total_L = (losses_BL * weights_BL).sum(dim=0)
+    # The usual case has no operation more.
     if any(label.weight != 1.0 for label in inputs.labels):
         total_L = total_L * numbers_of_labels([label.weight for label in inputs.labels], total_L)
     return LossSums(total=total_L, weight=weights_BL.sum(dim=0))
@@ -200,6 +202,7 @@ def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor
     """
     if like.device.type == "cpu":
         return like.new_tensor(numbers)
+    # Filled on the device, number by number: few labels, and no copy to wait for.
     return torch.stack([like.new_full((), float(number)) for number in numbers])
 
 

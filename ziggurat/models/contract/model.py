@@ -144,6 +144,7 @@ class Outputs:
     named: dict[str, Tensor] = field(default_factory=dict)
 
 
+# As pytrees, so that torch.compile and FSDP find the tensors inside.
 for _kind in (Unpooled, Embedded, Outputs):
     pytree.register_dataclass(_kind)
 
@@ -306,16 +307,19 @@ class Model(nn.Module, ABC):
             return self.slots.fields
         device = batch.dense.device.type
         is_rounded = self.rounds_pooled and _computes_in_bf16(device)
+        # Tables stay FP32: autocast would round what a lookup sums.
         with torch.autocast(device, enabled=False):
             pooled_BT = self.embeddings(batch, dtype=torch.bfloat16) if is_rounded else self.embeddings(batch)
         return pooled_BT if self.towers is None else self.towers(pooled_BT)
 
     def unpooled(self, batch: Batch, name: str) -> Unpooled:
         """The vectors of a list feature, one for each of its rows."""
+        # As in `fields`: lookups are not rounded by autocast.
         with torch.autocast(batch.dense.device.type, enabled=False):
             values_ND, offsets_U1, inverse_B = self.embeddings.unpooled_slices(batch, name)
         sizes = batch.sizes(self.inputs.list_position(name))
         found = Unpooled(values=values_ND, offsets=offsets_U1, inverse=inverse_B, sizes=sizes)
+        # Models that do not read slices want a list for each sample.
         return found if self.gives_slices else found.expanded()
 
     def as_outputs(self, computed_BL: Float[Tensor, "B L"], named: dict[str, Tensor] | None = None) -> Outputs:

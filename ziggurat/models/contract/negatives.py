@@ -104,11 +104,13 @@ class DrawnLayout:
 
     def samples(self) -> Int64[Tensor, "S"]:
         """Places of the samples."""
+        # In front of each sample stand those before it, and the drawn items of all earlier blocks.
         number_S = torch.arange(self.num_samples)
         return number_S + number_S // self.block * self.drawn
 
     def drawn_items(self) -> Int64[Tensor, "Z m"]:
         """Places of the drawn items of each block."""
+        # The last block may be shorter: its drawn items follow its last sample.
         ends_Z = torch.clamp(torch.arange(1, self.num_blocks + 1) * self.block, max=self.num_samples)
         return (ends_Z + torch.arange(self.num_blocks) * self.drawn).unsqueeze(1) + torch.arange(self.drawn)
 

@@ -70,6 +70,7 @@ class LookedUp(nn.Module):
         self.config = tables.config
         self.field_dims = tables.field_dims
         self.output_dim = tables.output_dim
+        # Only during a call of the model: whoever calls the module itself finds nothing here.
         self.given: Batched | None = None
 
     def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"]:
@@ -118,6 +119,7 @@ class LookedUp(nn.Module):
                 where="lookup of a wrapped module",
                 ways_out="model = zg.wrap(module); model(batch)",
             )
+        # By identity: what was looked up belongs to this very batch.
         if batch is not self.given.batch:
             raise _past_the_batch("another Batch than forward got")
         return self.given
@@ -136,6 +138,7 @@ class WrappedModel(Model):
         super().__init__(embeddings.inputs, embeddings=embeddings)
         self.network = network
         self.place = place
+        # A new module starts in training mode, whatever mode the wrapped one was in.
         self.train(network.training)
 
     def embed(self, batch: Batch) -> Batched:
@@ -161,6 +164,7 @@ class WrappedModel(Model):
         try:
             found = self.network(embedded.batch)
         finally:
+            # Also after an error: tensors of this batch must not outlive it.
             looked_up.given = None
         return self._outputs(found, num_samples=embedded.batch.batch_size)
 
@@ -188,6 +192,7 @@ def wrap(module: nn.Module) -> WrappedModel:
             its tables where they cannot be exchanged, or there is no label.
     """
     _refuse_kind(module)
+    # Every name: tables that stand in two places have to be exchanged in both.
     named = module.named_modules(remove_duplicate=False)
     found = [(name, each) for name, each in named if isinstance(each, EmbeddingTables)]
     if len({id(tables) for _, tables in found}) != 1:

@@ -21,6 +21,7 @@ from ziggurat.errors import ZigguratError
 from ziggurat.models.contract.model import Model
 from ziggurat.models.costs.model_cost import flops_per_sample
 
+# For each number of a row: gathered, pooled, its gradient and its update (see the top).
 LOOKUP_FLOPS = 50
 
 
@@ -55,5 +56,6 @@ def length_cost(model: Model) -> tuple[SampleCost, str]:
 def _terms(model: Model, name: str, *, one: int) -> tuple[float, float]:
     """FLOPs an event, and a pair of events."""
     two, three = (flops_per_sample(model, lengths={name: length}).total for length in (2, 3))
+    # Second difference of three counts: the coefficient of L², times 2.
     square = (three - 2 * two + one) / 2
     return max(two - one - 3 * square, 0.0), max(square, 0.0)

@@ -134,11 +134,13 @@ def on_shapes(module: nn.Module, measure: Callable[[torch.device], T]) -> T:
         return measure(_META)
     except RuntimeError:  # NotImplementedError is one of these
         first = next(module.parameters(), None)
+        # Dropout draws here, as shapes alone would not: the run's random numbers stay where they are.
         with torch.random.fork_rng():
             return measure(torch.device("cpu") if first is None else first.device)
 
 
 def _difference(module: nn.Module, run: Run, device: torch.device) -> Flops:
+    # 3 less 2: what runs once a batch drops out. Not 2 less 1: to a batch norm one sample is a special case.
     (forward_2, backward_2), (forward_3, backward_3) = (_count(module, run, size, device) for size in (2, 3))
     return Flops(forward=forward_3 - forward_2, backward=backward_3 - backward_2)
 
@@ -161,6 +163,7 @@ def run_apart(module: nn.Module, run: Run, *, size: int, device: torch.device) -
         for name, weight in module.named_parameters()
         if not name.startswith("embeddings.")  # tables that are parameters: no dense network reads them
     }
+    # Copies: batch norms move their statistics, and those of the model must stay.
     buffers = {f"module.{name}": buffer.detach().to(device, copy=True) for name, buffer in module.named_buffers()}
     return functional_call(_Call(module, run), weights | buffers, (size, device))
 
@@ -191,6 +194,7 @@ def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[st
     places = model.embeddings.tables.places
     is_wrapped = isinstance(model, WrappedModel)
     if type(model).embed is not Model.embed and not is_wrapped:
+        # Caught in `on_shapes`, which then tries the model's own device.
         if device == _META:
             raise NotImplementedError("the model has an `embed` of its own, which reads rows")
         with torch.no_grad():

@@ -159,11 +159,13 @@ class Encoder(nn.Module):
         vectors = {spec.name: embedded.vectors[spec.name] for spec in side.vectors}
         dense_BN = _take(embedded.dense, side.dense)
         fields_BX = _take(embedded.fields, side.fields)
+        # FP32 before lengths are taken: BF16 knows a number to two or three digits.
         vectors_BD = self.network.interact(dense_BN, fields_BX, vectors).float()
         if self.length is not VectorLength.UNIT:
             return vectors_BD
         if self.num_vectors == 1:
             return F.normalize(vectors_BD, dim=1, eps=_SHORTEST)
+        # Each vector by itself: they are compared one at a time.
         return F.normalize(vectors_BD.unflatten(1, (self.num_vectors, -1)), dim=2, eps=_SHORTEST).flatten(1)
 
 
@@ -196,6 +198,7 @@ def _network(config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: 
     )
     shapes = EmbeddingTables(inputs, EmbeddingConfig(dim=dim), seed=None)  # open tables: shapes, and no memory
     model = _model_config(config, dim=dim).build(inputs, embeddings=shapes, towers=None)
+    # The model's own tables look up; here only the network is wanted, and its weights in checkpoints.
     del model.embeddings
     return model
 

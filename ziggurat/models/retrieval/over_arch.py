@@ -141,6 +141,7 @@ class MLPOverArch(OverArch):
         self.of_user = Linear(dim, config.hidden)
         self.of_item = Linear(dim, config.hidden, bias=False)
         self.of_product = nn.Parameter(torch.empty(dim, config.hidden).uniform_(-1.0, 1.0) / math.sqrt(dim))
+        # Zeros: training begins with the order of retrieval.
         self.out = nn.Parameter(torch.zeros(config.hidden))
 
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
@@ -182,6 +183,7 @@ class MixtureOfLogits(OverArch):
         self.item_gate = Linear(dim, self.num_pairs)
         self.gate_in = Linear(self.num_pairs, config.hidden)
         self.gate_out = Linear(config.hidden, self.num_pairs)
+        # As above: at first the inner product alone counts.
         self.amount = nn.Parameter(torch.zeros(1))
 
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
@@ -194,6 +196,7 @@ class MixtureOfLogits(OverArch):
 
     def pair_weights(self) -> dict[str, Tensor]:
         """The network of the weights, and how much the mixture counts."""
+        # Weights of both networks by name: on ranks the modules may hold parts of them alone.
         named = {"amount": self.amount}
         for name, layer in (("in", self.gate_in), ("out", self.gate_out)):
             named |= {f"{name}.weight": layer.weight, f"{name}.bias": layer.bias}
@@ -221,6 +224,7 @@ class MixtureOfLogits(OverArch):
 
     def _parts(self, vectors: Tensor, components: Tensor, gate: Tensor) -> Tensor:
         each = self.config.component_dim
+        # Components of length 1, so that products are cosines.
         cut = components.float().view(len(components), components.shape[1] // each, each)
         return torch.cat([vectors.float(), F.normalize(cut, dim=2).flatten(1), gate.float()], dim=1)
 

@@ -73,26 +73,29 @@ def false_negatives(pool: Pool) -> Bool[Tensor, "Z n C"]:
     found_ZnC = same_ZnC | (pool.rows < 0).unsqueeze(1)
     own = torch.eye(num_samples, pool.rows.shape[1], dtype=torch.bool, device=pool.rows.device)
     if pool.groups is not None:
-        found_ZnC = found_ZnC | _liked(pool, same_ZnC)
+        found_ZnC = found_ZnC | _liked(pool.groups, pool.is_positive, same_ZnC)
     if not pool.takes_block:
         found_ZnC = found_ZnC | (torch.arange(pool.rows.shape[1], device=pool.rows.device) < num_samples)
     return found_ZnC & ~own
 
 
-def _liked(pool: Pool, same_ZnC: Bool[Tensor, "Z n C"]) -> Bool[Tensor, "Z n C"]:
+def _liked(
+    groups_Zn: Int64[Tensor, "Z n"], is_positive_Zn: Bool[Tensor, "Z n"], same_ZnC: Bool[Tensor, "Z n C"]
+) -> Bool[Tensor, "Z n C"]:
     """Candidates whose item the user of a sample likes in the block.
 
     The first sample with the same user or item stands for all of them, so that one table of n × n says who likes what.
     """
-    assert pool.groups is not None
     num_blocks, num_samples, num_candidates = same_ZnC.shape
-    same_user_Znn = (pool.groups[:, :, None] == pool.groups[:, None, :]) & (pool.groups != 0).unsqueeze(2)
-    same_user_Znn = same_user_Znn | torch.eye(num_samples, dtype=torch.bool, device=pool.groups.device)
+    same_user_Znn = (groups_Zn[:, :, None] == groups_Zn[:, None, :]) & (groups_Zn != 0).unsqueeze(2)
+    # A sample of no known user is a user of its own.
+    same_user_Znn = same_user_Znn | torch.eye(num_samples, dtype=torch.bool, device=groups_Zn.device)
+    # The place of the largest is that of the first True.
     user_Zn = same_user_Znn.byte().argmax(dim=2)
     item_ZC = same_ZnC.byte().argmax(dim=1)
     likes_Zn2 = torch.zeros(num_blocks, num_samples**2, dtype=torch.uint8, device=user_Zn.device)
     places_Zn = user_Zn * num_samples + item_ZC[:, :num_samples]
-    likes_Zn2 = likes_Zn2.scatter_reduce(1, places_Zn, pool.is_positive.byte(), "amax")
+    likes_Zn2 = likes_Zn2.scatter_reduce(1, places_Zn, is_positive_Zn.byte(), "amax")
     likes_Znn = likes_Zn2.view(num_blocks, num_samples, num_samples)
     of_user_Znn = likes_Znn.gather(1, user_Zn.unsqueeze(2).expand_as(likes_Znn))
     of_item_ZnC = of_user_Znn.gather(2, item_ZC.unsqueeze(1).expand(-1, num_samples, num_candidates))

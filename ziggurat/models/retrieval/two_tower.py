@@ -47,7 +47,7 @@ from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.retrieval.encoders import EncoderConfig, ItemEncoder, UserEncoder, VectorLength, side_of
-from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind, OverArchLearning, found_softmax
+from ziggurat.models.retrieval.over_arch import OverArch, OverArchConfig, OverArchKind, OverArchLearning, found_softmax
 from ziggurat.models.retrieval.retrieval_inputs import check_retrieval_inputs
 from ziggurat.models.retrieval.sampled_softmax import Pool, corrected, in_blocks
 from ziggurat.models.retrieval.two_tower_choices import Correction, Temperature, UserVectors
@@ -206,6 +206,7 @@ class TwoTower(Model):
         for batch in batches:
             rows = batch.single[self._item].to(counts.device)
             counts += torch.bincount(rows, minlength=len(counts))
+        # In place: the buffer is part of checkpoints, and may be on a device.
         self.item_counts.copy_(counts)
 
     def user_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
@@ -234,12 +235,14 @@ class TwoTower(Model):
         """Both vectors, and their inner product over τ as the logit of every label; drawn items have no user: 0."""
         item_BD = self.item_encoder(embedded)
         user_BX = self._users(embedded, item_BD)
+        # 1 / τ, by its logarithm: positive whatever is learned.
         scale_1 = (-self.log_temperature.float()).exp()
         users = user_BX.split(item_BD.shape[1], dim=1)
         logits_BV = torch.cat([(user_BD * item_BD).sum(dim=1, keepdim=True) for user_BD in users], dim=1) * scale_1
         named = {"user": user_BX, "item": item_BD, "scale": scale_1}
         if self.over_arch is not None:
             on_top = self.config.over_arch.learning is OverArchLearning.ON_TOP
+            # Detached, the over-arch learns from vectors that its loss does not move.
             vectors = (user_BX.detach(), item_BD.detach()) if on_top else (user_BX, item_BD)
             named |= {"user_parts": self.over_arch.user_parts(vectors[0])}
             named |= {"item_parts": self.over_arch.item_parts(vectors[1])}
@@ -264,7 +267,7 @@ class TwoTower(Model):
             losses_Zn = masked_ZnC.logsumexp(dim=2) - masked_ZnC.diagonal(dim1=1, dim2=2)
             if self.over_arch is not None:
                 found_ZnC = scores_ZnC.detach().masked_fill(masked_ZnC == -torch.inf, -torch.inf)
-                again_Zn = self._over_arch_losses(outputs, places, pool, found_ZnC)
+                again_Zn = self._over_arch_losses(self.over_arch, outputs, places, pool, found_ZnC)
                 losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
             losses.append(losses_Zn.flatten())
         samples_S = places[0]
@@ -297,10 +300,14 @@ class TwoTower(Model):
         return item_BD.new_zeros(len(item_BD), users_SX.shape[1]).index_copy(0, samples_S, users_SX)
 
     def _over_arch_losses(
-        self, outputs: Outputs, places: tuple[Tensor, Tensor], pool: Pool, found_ZnC: Float[Tensor, "Z n C"]
+        self,
+        over_arch: OverArch,
+        outputs: Outputs,
+        places: tuple[Tensor, Tensor],
+        pool: Pool,
+        found_ZnC: Float[Tensor, "Z n C"],
     ) -> Float[Tensor, "Z n"]:
         """Softmax of the OverArch over the candidates of each sample that retrieval scores highest."""
-        assert self.over_arch is not None
         named = outputs.named
         user_ZnU, item_ZCX = self._blocks(named["user_parts"], named["item_parts"], places)
         num_blocks, size, num_candidates = found_ZnC.shape
@@ -310,7 +317,7 @@ class TwoTower(Model):
         places_ZNX = at_ZnK.flatten(1).unsqueeze(2).expand(-1, -1, width)
         chosen_NKX = item_ZCX.gather(1, places_ZNX).reshape(num_blocks * size, num, width)
         weights = {name.removeprefix(_WEIGHT): value for name, value in named.items() if name.startswith(_WEIGHT)}
-        scores_NK = self.over_arch.scores(user_ZnU.flatten(0, 1), chosen_NKX, weights=weights) * named["scale"]
+        scores_NK = over_arch.scores(user_ZnU.flatten(0, 1), chosen_NKX, weights=weights) * named["scale"]
         scores_ZnK = scores_NK.view_as(at_ZnK)
         if pool.log_q is not None:
             scores_ZnK = scores_ZnK - pool.log_q.unsqueeze(1).expand(-1, size, -1).gather(2, at_ZnK)
@@ -344,6 +351,7 @@ class TwoTower(Model):
     def _pool(self, batch: Batch) -> Pool:
         size, (samples_S, drawn_Zm) = self.config.negatives_block, self._places(batch)
         candidates_B = batch.extras.get(CANDIDATES, batch.single[self._item])
+        # −1 is no item: what fills up the last block is nobody's negative.
         own_Zn = in_blocks(candidates_B[samples_S], size, fill=-1)
         drawn_rows_Zm = candidates_B[drawn_Zm]
         weights_SL = self._weights(batch)[samples_S]
@@ -363,6 +371,7 @@ class TwoTower(Model):
         kind = self.config.negatives.kind
         counts = self.item_counts
         rows_ZC = torch.cat([own_Zn, drawn_Zm], dim=1).clamp(min=0)
+        # An item that training never saw counts as seen once: ln 0 would decide everything.
         shares_ZC = counts[rows_ZC].clamp(min=1).float().log() - counts.sum().clamp(min=1).log()
         if kind is NegativesKind.IN_BATCH:
             return torch.where(torch.cat([own_Zn, drawn_Zm], dim=1) < 0, 0.0, shares_ZC)

@@ -252,6 +252,7 @@ class NextItem(Model):
         named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked, **places_and_lengths(batch)}
         if not torch.is_grad_enabled():
             return named
+        # Gradients are on: a loss will be asked for, and needs wrong answers beside the right ones.
         rows_C = self._draw(batch)
         if batch.batch_size:
             return named | {_CANDIDATES: self._items_at(rows_C), _ROWS: rows_C}
@@ -351,6 +352,7 @@ class NextItem(Model):
         total = len(items_ND)
         named = embedded.named
         offsets_B1 = history.offsets
+        # As in SASRec's code and the original transformer.
         events_ND = items_ND * math.sqrt(self.config.embedding_dim)
         for name in self._actions:
             events_ND = events_ND + embedded.sequences[name].expanded().values

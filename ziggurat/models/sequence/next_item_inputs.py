@@ -81,6 +81,7 @@ def list_lengths(batch: Batch, place: int) -> Int64[Tensor, "B"]:
 
 def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]) -> Float[Tensor, "B D"]:
     """The last row of each list; zeros for an empty one."""
+    # Row 0 is zeros: an empty list points there.
     behind_zeros = torch.cat([values_ND.new_zeros(1, *values_ND.shape[1:]), values_ND])
     return behind_zeros[torch.where(offsets_B1.diff() > 0, offsets_B1[1:], 0)]
 
@@ -118,8 +119,7 @@ def question_times(
     Raises:
         DataError: not one time an event.
     """
-    kept = batch if on_host is None else batch.on_host
-    assert kept is not None, "offsets of a copy that there is"
+    kept = batch if on_host is None else batch.on_host or batch
     expected_B1 = offsets_B1 if on_host is None else on_host
     found_B1 = kept.sequences[times].expanded().offsets
     if not torch.equal(found_B1, expected_B1):

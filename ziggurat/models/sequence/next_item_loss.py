@@ -102,6 +102,7 @@ def draw_candidates(
         return torch.arange(NUM_RESERVED_ROWS, num_rows, device=device)
     shares = {NextItemNegatives.UNIFORM: 0, NextItemNegatives.MIXED: num_negatives // 2}
     num_own = shares.get(negatives, num_negatives) if len(answers_N) else 0
+    # Drawn on the host and sent: a run draws the same candidates with and without a GPU.
     places = torch.randint(max(1, len(answers_N)), (num_draws, num_own))
     size = (num_draws, num_negatives - num_own)
     uniform = torch.randint(NUM_RESERVED_ROWS, max(NUM_RESERVED_ROWS + 1, num_rows), size)
@@ -167,6 +168,7 @@ def next_item_losses(
     drawn_GC = candidates.rows.view(num_draws, -1)
     states_GSD = F.pad(scaled_PD, (0, 0, 0, missing)).unflatten(0, (num_draws, share))
     vectors_GCD = candidates.vectors.unflatten(0, (num_draws, -1))
+    # A candidate that is the answer counts in no sum: it would be pushed away and pulled at once.
     is_answer_GSC = F.pad(rows_P, (0, missing)).view(num_draws, share, 1) == drawn_GC.unsqueeze(1)
     if loss is NextItemLoss.SOFTMAX:
         log_q_GC = None
@@ -199,7 +201,9 @@ class _SoftmaxLosses(torch.autograd.Function):
         if log_q_GC is not None:
             shares_GSC -= log_q_GC.unsqueeze(1)
         shares_GSC.masked_fill_(is_answer_GSC, -torch.inf)
+        # The largest of all terms, the answer's among them: no exponential overflows.
         top_GS1 = torch.maximum(shares_GSC.amax(dim=2), own_GS).unsqueeze(2)
+        # In place from here on: this is the one buffer of P·C numbers that there is.
         shares_GSC.sub_(top_GS1).exp_()
         own_GS1 = (own_GS.unsqueeze(2) - top_GS1).exp_()
         total_GS1 = shares_GSC.sum(dim=2, keepdim=True) + own_GS1

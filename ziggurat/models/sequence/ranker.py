@@ -41,6 +41,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY, HISTORY_LENGTHS, HISTORY_TIMES, PIECE_STARTS, of_history
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.items import Items
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
@@ -152,7 +153,7 @@ class SequenceRankerConfig(StacksLayers):
         columns = {table.name: self.embedding_dim for table in inputs.tables}
         if self.actions is ActionInput.ADDED or inputs.items is None:
             return columns
-        names = _action_lists(inputs)
+        names = _action_lists(inputs, items=inputs.items)
         narrow = {spec.table for spec in inputs.jagged if spec.name in names}
         wide = {spec.table for spec in (*inputs.single, *inputs.jagged) if spec.name not in names}
         if both := sorted(narrow & wide):
@@ -179,10 +180,9 @@ class SequenceRankerConfig(StacksLayers):
         return SequenceStack(layers, mask=mask, asked=self.asked)
 
 
-def _action_lists(inputs: InputSpec) -> list[str]:
+def _action_lists(inputs: InputSpec, *, items: Items) -> list[str]:
     """The lists of what was done: neither items nor what is known of them."""
-    assert inputs.items is not None, "checked with the inputs"
-    of_items = {HISTORY, *(of_history(name) for name in inputs.items.features)}
+    of_items = {HISTORY, *(of_history(name) for name in items.features)}
     return [spec.name for spec in inputs.sequences if spec.name not in of_items]
 
 
@@ -233,7 +233,7 @@ class SequenceRanker(Model):
         self._item_fields = [name for name in self._fields if name in items.features]
         self._context = [name for name in self._fields if name not in items.features]
         self._item_lists = [HISTORY, *(of_history(name) for name in self._item_fields if name != items.id)]
-        self._actions = _action_lists(inputs)
+        self._actions = _action_lists(inputs, items=items)
         self.joined_lists = ((*self._item_lists, *self._actions, HISTORY_TIMES),)
         lists = [spec.name for spec in inputs.jagged]
         single = [spec.name for spec in inputs.single]
@@ -256,6 +256,7 @@ class SequenceRanker(Model):
         self.action_map = Linear(width, dim) if is_mapped else nn.Identity()
         self.context_places = nn.Parameter(torch.empty(len(self._context), dim)) if self._context else None
         has_positions = config.positions is not Positions.NONE
+        # One more than events: the place behind them, where all candidates stand.
         self.positions = nn.Embedding(length + 1, dim) if has_positions else None
         self.time_vectors = nn.Embedding(config.time_buckets, dim) if config.time_buckets else None
         hidden = config.head_dim or dim
@@ -283,6 +284,7 @@ class SequenceRanker(Model):
         times_N, asked_Q = question_times(asked, offsets_Q1)
         told = {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q}
         told |= places_and_lengths(asked) | of_pieces
+        # In host memory all along: nothing to send, and sizes may be asked for.
         if kept is batch:
             return told
         longest = len(self._context) + longest_question(offsets_Q1, question_B)
@@ -384,6 +386,7 @@ class SequenceRanker(Model):
             asked_N = named[_ASKED].repeat_interleave(lengths_Q, output_size=total)
             sizes = {"per_minute": self.config.per_minute, "num_buckets": self.config.time_buckets}
             history_ND = history_ND + self.time_vectors(minute_buckets(named[_TIMES], asked_N, **sizes))
+            # A candidate is asked about now: the bucket of no time.
             candidates_BD = candidates_BD + self.time_vectors.weight[0]
         p = self.config.dropout
         training = self.training

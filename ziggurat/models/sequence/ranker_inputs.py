@@ -57,6 +57,7 @@ def questions_of(batch: Batch, *, lists: list[int], single: list[int]) -> tuple[
     """
     size = batch.batch_size
     same_B = torch.ones(size, dtype=torch.bool, device=batch.dense.device)
+    # There is none before the first.
     same_B[:1] = False
     for position in lists if size else ():
         rows, inverse_B = batch.lists(position)
@@ -116,6 +117,7 @@ def as_before(values_N: Int64[Tensor, "N"], offsets_B1: Int64[Tensor, "B+1"]) ->
         lengths_B, output_size=len(values_N)
     )
     before_N = (torch.arange(len(values_N), device=values_N.device) - lengths_B[samples_N]).clamp(min=0)
+    # Compared only where lengths agree: other lists have no counterpart at that distance.
     differs_N = (values_N != values_N[before_N]) & same_B[samples_N]
     return same_B & (torch.zeros_like(lengths_B).index_add(0, samples_N, differs_N.long()) == 0)
 

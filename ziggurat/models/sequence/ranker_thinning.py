@@ -104,6 +104,7 @@ def question_keys(rows: JaggedRows, asked_Q: Int64[Tensor, "Q"]) -> Int64[Tensor
     histories = rows.values.numpy()
     begins = rows.offsets.tolist()
     asked = (asked_Q & 0xFFFFFFFF).tolist()
+    # A hash that is the same in every process, as Python's own is not.
     keys = [zlib.crc32(histories[begins[at] : begins[at + 1]].tobytes(), when) for at, when in enumerate(asked)]
     return torch.tensor(keys, dtype=torch.int64)
 
@@ -125,6 +126,7 @@ def _slices(
     if not set(lists) & set(group.features.jagged):
         return group
     slices = max(1, group.num_slices)
+    # Question and slice as one number: each pair that occurs becomes a slice.
     codes_U, inverse_B = torch.unique(question_B * slices + group.inverse, return_inverse=True)
     slice_U = codes_U % slices
     question_U = codes_U // slices

@@ -84,6 +84,7 @@ def build_tower_module(
         ConfigError: the compression does not fit N.
     """
     output_dim = config.output_dim(dim)
+    # A seed for each tower, so that its weights do not depend on the towers built before it.
     digest = hashlib.sha256(f"{seed}/tower {tower}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -98,6 +99,7 @@ def build_tower_module(
                 module = CrossTower(field_dims, dim=output_dim, config=config)
             case TowerModuleKind.FM:
                 module = FactorizationMachineTower(field_dims, dim=output_dim, config=config)
+        # Inside the fork: these draws belong to the tower's seed, too.
         initialise([module], config.init)
     return module
 
@@ -231,6 +233,7 @@ def _merged(columns: Sequence[range]) -> list[slice]:
     """Adjacent ranges as one slice, so that a tower of neighbours needs no copy."""
     slices: list[slice] = []
     for each in columns:
+        # Neighbours become one slice, and a tower of one slice is a view.
         if slices and slices[-1].stop == each.start:
             slices[-1] = slice(slices[-1].start, each.stop)
         else:

@@ -112,6 +112,7 @@ class TowerModuleConfig:
                     ways_out=("set tower-module.kind = linear (or flattened, cross, fm)", "leave compression at 1"),
                 )
             return dim
+        # A compression may be written with few digits: 5.333 for 64 / 12.
         found = round(dim / self.compression)
         if found < 1 or abs(dim / self.compression - found) > 1e-3:
             possible = ", ".join(str(size) for size in range(1, dim + 1) if dim % size == 0)
@@ -260,5 +261,6 @@ class FactorizationMachineTower(TowerModule):
         outputs_BO = crossed_BO + self.compress(fields_BFD).flatten(1)
         if not self.num_kept:
             return outputs_BO
+        # The first F output fields keep the projected ones; zeros are added to the others.
         kept_BX = fields_BFD.flatten(1)
         return outputs_BO + nn.functional.pad(kept_BX, (0, self.output_dim - kept_BX.shape[1]))

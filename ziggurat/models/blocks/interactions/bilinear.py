@@ -45,6 +45,7 @@ class BilinearFusion(DenseProducts):
         self.num_labels = num_labels
         self.first = Linear(first_dim, num_labels)
         self.second = Linear(second_dim, num_labels)
+        # The labels' matrices side by side, so that all of them are one product.
         self.weight = nn.Parameter(torch.empty(num_heads, first_dim // num_heads, num_labels * second_dim // num_heads))
         self.initialise_own(Init.TORCH)
 

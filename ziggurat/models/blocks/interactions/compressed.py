@@ -44,6 +44,7 @@ class CompressedInteraction(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B H"]:
         """Sums over d of all layers, side by side."""
+        # Turned once: every layer then multiplies rows that lie side by side.
         first_BDF = fields_BFD.mT.contiguous()
         crossed_BDH = first_BDF
         sums = []

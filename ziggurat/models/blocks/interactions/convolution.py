@@ -39,8 +39,8 @@ class FieldConvolution(DenseProducts):
         """Keep torch's start of a convolution, or Xavier's."""
         if init is Init.XAVIER_NORMAL:
             nn.init.xavier_normal_(self.convolution.weight)
-            assert self.convolution.bias is not None
-            nn.init.zeros_(self.convolution.bias)
+            if self.convolution.bias is not None:
+                nn.init.zeros_(self.convolution.bias)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B CF D"]:
         """Channel after channel, each n fields."""

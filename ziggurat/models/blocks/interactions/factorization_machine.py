@@ -82,6 +82,7 @@ class FactorizationMachine(DenseProducts):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
         """The products, from right to left: 4·n·d·k FLOPs instead of 2·n²·(d + k)."""
+        # Right to left: the n × n products are never formed.
         mixed_BrD = mix_by(self.arithmetic, fields_BFD, self.weight.t())
         return self.arithmetic.matmul(fields_BFD, mixed_BrD.mT)
 
@@ -141,6 +142,7 @@ class FactorizationMachineBlock(nn.Module):
         self.products = products
         self.norm = norm_of_width(norm, num_products, eps=norm_eps)
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
+        # The first mean over the batch takes out what the norm's shift adds, so its gradient is noise.
         if forgets_constants(mlp):
             without_gradient(shift_of(self.norm))
 

@@ -55,6 +55,7 @@ class FieldsLinear(DenseProducts):
 
     def forward(self, fields_BFi: Float[Tensor, "B F i"]) -> Float[Tensor, "B F o"]:
         """Every field through the map, as one product."""
+        # Fields as samples: one matrix product serves all of them.
         flat_Ni = fields_BFi.flatten(0, 1)
         return self.arithmetic.linear(flat_Ni, self.weight, self.bias).unflatten(0, fields_BFi.shape[:2])
 
@@ -114,6 +115,7 @@ class SelfAttention(DenseProducts):
             for each in (self.query, self.key, self.value)
         )
         if self.config.scaled:
+            # Before the product: n·A numbers are scaled in place of n² scores a head.
             query_BhFa = query_BhFa * (self.config.dim // self.config.num_heads) ** -0.5
         weights_BhFF = self.arithmetic.matmul(query_BhFa, key_BhFa.mT).softmax(dim=3)
         weights_BhFF = dropout(weights_BhFF, p=self.config.dropout, training=self.training)
@@ -133,6 +135,7 @@ class AutoIntLayer(nn.Module):
         super().__init__()
         self.config = config
         self.attention = SelfAttention(num_fields, input_dim=input_dim, config=config)
+        # Widths that agree need no map, as in FuxiCTR.
         projected = config.residual and input_dim != config.dim
         self.residual = FieldsLinear(num_fields, input_dim=input_dim, output_dim=config.dim) if projected else None
         self.norm = nn.LayerNorm(config.dim) if config.layer_norm else None

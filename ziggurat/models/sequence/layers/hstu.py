@@ -242,6 +242,7 @@ class HSTULayer(SequenceLayer):
         normed_ND = gated_norm(None, events_ND, norm.weight, norm.bias, form=GatedNormForm(eps=norm.eps))
         projected = self.projection(normed_ND)
         if config.activated is Activated.ALL:
+            # One pass for all four, before they are cut apart. SiLU of U alone is left to `finish`.
             projected = F.silu(projected)
         sizes = [config.value_dim, config.value_dim, config.qk_dim, config.qk_dim]
         if config.split is SplitOrder.HEADS_FIRST:
@@ -264,6 +265,7 @@ class HSTULayer(SequenceLayer):
             layout=places.layout,
             form=AttentionForm.SILU,
             scale=1.0 if config.scale is ScoreScale.ONE else config.qk_dim**-0.5,
+            # A constant of the model: an output must not depend on who else is in the batch.
             divisor=float(config.max_length),
             bias=bias,
         )

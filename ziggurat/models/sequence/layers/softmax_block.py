@@ -162,6 +162,7 @@ class SoftmaxBlock(SequenceLayer):
         self.feed_in = Linear(dim, (2 if has_gate else 1) * hidden)
         self.feed_out = Linear(hidden, dim)
         is_gated = config.residual is Residual.GATED
+        # Gates read the events, not what the branch made of them (LiGR).
         self.gate_attention, self.gate_feed = (Linear(dim, dim) if is_gated else None for _ in range(2))
         for linear in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
@@ -196,6 +197,7 @@ class SoftmaxBlock(SequenceLayer):
         kind = self.config.normalised
         normed = self.norm_attention(rows) if kind is Normalised.AFTER else self.norm_feed(rows)
         fed = self._drop(self.feed_out(self._drop(self._activate(self.feed_in(normed)))))
+        # Pre-norm residuals run from the rows themselves, those of SASRec and of post-norm from the normalised ones.
         rows = rows if kind is Normalised.ALL else normed
         rows = rows + (fed if self.gate_feed is None else torch.sigmoid(self.gate_feed(rows)) * fed)
         return self.norm_feed(rows) if kind is Normalised.AFTER else rows

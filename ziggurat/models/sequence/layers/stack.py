@@ -133,6 +133,7 @@ class SequenceStack(nn.Module):
             before = (offsets[:-1] - starts).repeat_interleave(counts, output_size=len(times))
             history = (lengths - num_targets).repeat_interleave(counts, output_size=len(times))
             position = torch.arange(len(times), device=before.device) - before
+            # The last event of a history and all candidates are asked at their own time.
             asked = torch.where(position >= history - 1, times, asked)
         return SequencePlaces(layout=layout, key_times=times, query_times=asked, attention=self.attention)
 
@@ -148,6 +149,7 @@ class SequenceStack(nn.Module):
         """
         lengths = offsets.diff()
         last = events_ND.new_zeros(len(lengths), events_ND.shape[1])
+        # Their inputs, not their outputs: the last event may have to be computed again (`extend`).
         last[lengths > 0] = events_ND[offsets[1:][lengths > 0] - 1]
         places = self.places_of(offsets, times=times)
         kept = []
@@ -210,6 +212,7 @@ class SequenceStack(nn.Module):
             histories: what `remember` gave for the slices.
             asked_at: time of each history's question; needed where histories have times.
         """
+        # `score` wants the candidates of a history side by side.
         order_B = torch.argsort(inverse, stable=True)
         counts_U = torch.bincount(inverse, minlength=len(histories.offsets) - 1)
         scored_BD = self.score(
@@ -246,9 +249,9 @@ class SequenceStack(nn.Module):
             )
         self._check(offsets, events_MD, histories, times)
         last = histories.last_events
-        if histories.times is not None:
-            assert times is not None
+        if histories.times is not None and times is not None:
             lengths = histories.offsets.diff()
+            # The last event was computed before anybody knew when the next one comes (see the top).
             again = (lengths > 0).to(torch.int64)
             events_MD, _ = join_lists(last[again > 0], events_MD, offsets=(offsets_of(again), offsets))
             old = histories.times[histories.offsets[1:][again > 0] - 1]
@@ -257,6 +260,7 @@ class SequenceStack(nn.Module):
         asked = None if times is None else asked_times(times, offsets=offsets, asked=self.asked)
         _, kept, joined = self._behind(events_MD, offsets.diff(), histories, times=(asked, times), targets=False)
         grown = offsets.diff() > 0
+        # A copy: the histories that were given stay as they are.
         last = last.clone()
         last[grown] = events_MD[offsets[1:][grown] - 1]
         all_times = None

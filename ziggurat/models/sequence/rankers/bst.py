@@ -199,6 +199,7 @@ class BST(RankingModel):
             lengths_B1 = events.offsets.diff().unsqueeze(1)
             return sums_BE if self.config.output is BSTOutput.SUM else sums_BE / (lengths_B1 + 1)
         length = self.history.max_length
+        # By place counted from the latest event: slots of shorter histories stay zeros at the end.
         slots_N = events.samples * length + from_latest(events)
         rows = events_NE.new_zeros(candidate_BE.shape[0] * length, events_NE.shape[1])
         rows = rows.index_copy(0, slots_N, events_NE).view(candidate_BE.shape[0], length * events_NE.shape[1])

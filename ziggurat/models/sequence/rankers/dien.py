@@ -247,6 +247,7 @@ class DIEN(RankingModel):
         offsets_B1 = self.history.offsets_of(batch)
         if not self.training or not self.config.alpha:
             return {}
+        # Of the copy on the host, where there is one: no GPU is asked.
         num_events = int(self.history.lengths_of(batch).sum())
         return {_NEGATIVES: to_device(torch.randint(max(1, num_events), (num_events,)), offsets_B1.device)}
 
@@ -288,6 +289,7 @@ class DIEN(RankingModel):
 
     def _auxiliary(self, states: Unpooled, events: Unpooled, embedded: Embedded) -> Float[Tensor, "B"]:
         """The auxiliary loss of each sample; 0 for a history of fewer than two events."""
+        # The latest event of a history is followed by nothing that is known.
         is_followed_N = (from_latest(events) > 0).float()
         happened_NE = self._as_candidates(events.values)
         if self.config.negatives:

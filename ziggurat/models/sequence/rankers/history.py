@@ -201,6 +201,7 @@ class History:
         begins = {}
         place = 0
         for spec in inputs.fields:
+            # Columns of pooled fields stand in the order of the inputs; candidates are read from there.
             begins[spec.name] = place
             place += columns[spec.table]
         self._columns = [(begins[target], dims[name]) for name, target in pairs]
@@ -397,6 +398,7 @@ class PositionVectors(nn.Module):
         if self.by_time:
             assert ages_N is not None, "found with the batch"
             return self.vectors(time_buckets(ages_N, num_buckets=self.vectors.num_embeddings))
+        # The candidate has place 0.
         return self.vectors(from_latest(events) + 1)
 
     def of_candidate(self, num_samples: int) -> Float[Tensor, "B D"]:

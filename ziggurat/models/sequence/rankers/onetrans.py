@@ -219,6 +219,7 @@ class OneTransLayer(DenseProducts):
         normed_ND = self.norm_attention(events.values)
         normed_BTD = self.norm_attention(fields_BTD)
         going = events if kept is None else events.picked(*kept)
+        # Queries of what goes on alone; keys and values of all that came in.
         asked_MD = normed_ND if kept is None else normed_ND[kept[0]]
         q, places_M, places_BT = self._joined(self.query, asked_MD, normed_BTD, lists=going)
         k, _, _ = self._joined(self.key, normed_ND, normed_BTD, lists=events)
@@ -304,6 +305,7 @@ class OneTrans(RankingModel):
             lengths_B = lengths_B.clamp(max=most)
             kept_B1 = offsets_of(offsets_B1.diff().clamp(max=most))
             shift_B = offsets_B1[1:] - kept_B1[1:]
+            # Counted on the host; the offsets are on the device.
             rows_M = torch.arange(int(lengths_B.sum()), device=kept_B1.device)
             named[_KEPT.format(number)] = rows_M + shift_B.repeat_interleave(kept_B1.diff(), output_size=len(rows_M))
             named[_OFFSETS.format(number)] = offsets_B1 = kept_B1

@@ -185,6 +185,7 @@ class TokenNetworks(DenseProducts):
             return self.narrow(hidden_BTH.flatten(1)) + self.bias.squeeze(1), None
         gates_BTE = self.router(tokens_BTD).relu()
         hidden_BTEH = hidden_BTH.unflatten(2, (self.config.num_experts, -1)) * gates_BTE.unsqueeze(3)
+        # Each expert's bias times its gate: an expert that is off adds nothing.
         biases_TBD = self.arithmetic.matmul(gates_BTE.transpose(0, 1), self.bias.to(gates_BTE.dtype))
         return self.narrow(hidden_BTEH.flatten(1)) + biases_TBD.transpose(0, 1), gates_BTE
 
@@ -240,6 +241,7 @@ class RankMixer(RankingModel):
             inputs, field_dims=(*self.field_dims, *pooled), dim=dim, numeric=config.numeric, bottom=config.bottom
         )
         piece = -(-self.flat.output_dim // config.num_tokens)
+        # Zeros that fill the last token's piece.
         self.padding = piece * config.num_tokens - self.flat.output_dim
         self.tokens = TokenLinear(config.num_tokens, input_dim=piece, output_dim=config.token_dim)
         self.layers = nn.ModuleList(RankMixerLayer(config) for _ in range(config.num_layers))

@@ -203,7 +203,7 @@ class TransAct(RankingModel):
         places_N = from_latest(events)
         if hidden_B is not None:
             places_N = places_N - hidden_B[samples_N]
-        parts = [] if self.pooled is None else [self._maximum(rows_NE, places_N, events)]
+        parts = [] if self.pooled is None else [self.pooled(self._maximum(rows_NE, places_N, events))]
         if self.config.latest:
             parts.append(self._latest(rows_NE, places_N, events))
         return torch.cat(parts, dim=1)
@@ -211,14 +211,14 @@ class TransAct(RankingModel):
     def _maximum(
         self, rows_NE: Float[Tensor, "N E"], places_N: Int64[Tensor, "N"], events: Unpooled
     ) -> Float[Tensor, "B E"]:
-        """W max_t z_t; that of zeros where nothing is left of a history."""
-        assert self.pooled is not None
+        """The maximum of the rows of each sample; zeros where nothing is left of a history."""
         num_samples = events.offsets.shape[0] - 1
         width = rows_NE.shape[1]
+        # Hidden events have places below zero.
         seen_NE = rows_NE.masked_fill((places_N < 0).unsqueeze(1), -torch.inf)
         highest_BE = seen_NE.new_full((num_samples, width), -torch.inf)
         highest_BE = highest_BE.scatter_reduce(0, events.samples.unsqueeze(1).expand(-1, width), seen_NE, "amax")
-        return self.pooled(highest_BE.masked_fill(highest_BE == -torch.inf, 0.0))
+        return highest_BE.masked_fill(highest_BE == -torch.inf, 0.0)
 
     def _latest(
         self, rows_NE: Float[Tensor, "N E"], places_N: Int64[Tensor, "N"], events: Unpooled
@@ -228,6 +228,7 @@ class TransAct(RankingModel):
         num_samples = events.offsets.shape[0] - 1
         is_kept_N = (places_N >= 0) & (places_N < latest)
         slots_N = torch.where(is_kept_N, events.samples * latest + places_N, num_samples * latest)
+        # One slot more takes the rows that are not kept, and is cut off.
         kept = rows_NE.new_zeros(num_samples * latest + 1, rows_NE.shape[1])
         kept = kept.index_add(0, slots_N, rows_NE.masked_fill(~is_kept_N.unsqueeze(1), 0.0))
         return kept[:-1].view(num_samples, latest * rows_NE.shape[1])
