@@ -175,6 +175,7 @@ class DCNv2(RankingModel):
         elif config.structure is Structure.CROSS_ONLY:
             outputs = [Linear(dim, num_labels)]
         else:
+            # One network with an output for each label, or a network for each.
             num_networks = num_labels if config.heads is HeadSharing.SEPARATE else 1
             self.deep.extend(MLP(dim, config=config.deep) for _ in range(num_networks))
             width = dim + config.deep.hidden_dims[-1]

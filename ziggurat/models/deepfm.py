@@ -100,5 +100,6 @@ class DeepFM(RankingModel):
         """The sum of the three terms."""
         main_BX, weights_BE = self.columns(fields_BX)
         fields_BFD = self.stack(dense_BN, main_BX, vectors)
+        # The second-order term has one column: it is the same for all labels.
         logits_BL = self.first_order(dense_BN, weights_BE, vectors) + sum_of_pairs(fields_BFD)
         return logits_BL if self.deep is None else logits_BL + self.deep(fields_BFD.flatten(1))

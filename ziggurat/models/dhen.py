@@ -194,6 +194,7 @@ class DHENLayer(nn.Module):
                 for kind in config.modules
             }
         )
+        # From 1: training begins with the plain sum.
         weighted = config.ensemble is Ensemble.WEIGHTED_SUM
         self.scales = nn.Parameter(torch.ones(len(config.modules))) if weighted else None
         same = num_fields == self.num_outputs
@@ -216,6 +217,7 @@ class DHENLayer(nn.Module):
 
 def _freeze_constants(part: nn.Module, *, norm: Normalization) -> None:
     """Let biases stay that the norm behind a module takes out again; see `without_gradient.py`."""
+    # The interaction itself, before the map that mixes its fields.
     first = part[0] if isinstance(part, nn.Sequential) else part
     if isinstance(first, FieldConvolution):  # one number for all columns of a field: a layer norm takes it out, too
         without_gradient(first.convolution.bias)

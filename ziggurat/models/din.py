@@ -145,6 +145,7 @@ class Dice(nn.Module):
         super().__init__()
         # As FuxiCTR's Dice has them.
         self.norm = BatchNorm(dim, affine=False, eps=1e-9, momentum=0.01)
+        # From 0: what lies below the kink is cut off at first, as by ReLU.
         self.alpha = nn.Parameter(torch.zeros(dim))
 
     def forward(self, inputs_PH: Float[Tensor, "P H"]) -> Float[Tensor, "P H"]:
@@ -199,6 +200,7 @@ class TargetAttention(DenseProducts):
         """The first layer: what depends on the history, and on the target, alone is computed once for each."""
         first = cast(Linear, self.layers[0] if len(self.layers) else self.output)
         linear = first.arithmetic.linear
+        # W as it is written for [q, e, q − e, q ⊙ e].
         of_query, of_key, of_difference, of_product = first.weight.chunk(4, dim=1)
         from_query_BH = linear(target_BD, of_query + of_difference, first.bias)
         from_key_NH = linear(keys_ND, of_key - of_difference)

@@ -136,6 +136,7 @@ class DLRM(RankingModel):
                     ways_out=("set model.interaction = cat", "use the DNN model", "add features to the schema"),
                 )
             self.dot = PairwiseDot(num_fields, dim=dim)
+            # z goes up beside the products; without a bottom MLP there is none.
             passed_on = dim if self.dense_inputs.bottom is not None else 0
             top_dim = beside + passed_on + self.dot.num_pairs
         else:

@@ -163,6 +163,7 @@ class ContextGate(nn.Module):
         self.numbers = [index for index, name in enumerate(inputs.dense) if name in names]
         self.starts = [starts[each.name] for each in inputs.fields if each.name in names]
         self.numeric = NumericFields(len(self.numbers), dim=self.dim) if self.numbers else None
+        # A context for all samples alike, where no feature is named.
         self.learned = None if names else nn.Parameter(torch.zeros(1, self.dim))
         width = self.dim * max(1, len(self.numbers) + len(self.starts))
         self.mlp = MLP(width, config=config.gate, output_dim=output_dim)
@@ -170,6 +171,7 @@ class ContextGate(nn.Module):
     def forward(self, dense_BN: Float[Tensor, "B N"], extra_BE: Float[Tensor, "B E"]) -> Float[Tensor, "B d"]:
         """The gate of every sample (one row for all, where the context is a learned vector)."""
         if self.learned is not None:
+            # Times 2: a gate whose MLP says 0 passes everything as it is.
             return 2.0 * self.mlp(self.learned).sigmoid()
         parts = [] if self.numeric is None else [self.numeric(dense_BN[:, self.numbers]).flatten(1)]
         parts += [extra_BE[:, start : start + self.dim] for start in self.starts]

@@ -158,6 +158,7 @@ class FactorizedBlock(nn.Module):
         self.norms = nn.ModuleList()
         wide = input_dim
         for width in config.hidden_dims:
+            # A sum needs two halves that are as wide as its result.
             self.layers.append(Linear(wide, 2 * width if residual is Residual.SUM else width))
             if config.normalization is not Normalization.NONE:
                 self.norms.append(norm_of_width(config.normalization, width))
@@ -218,6 +219,7 @@ class FinalNet(RankingModel):
         blocks = self.blocks(embedded.dense, embedded.fields, embedded.vectors)
         if len(blocks) == 1:
             return self.as_outputs(blocks[0])
+        # FP32 at least: blocks are compared with their mean in the loss.
         first_BL, second_BL = (block_BL.to(torch.promote_types(block_BL.dtype, torch.float32)) for block_BL in blocks)
         return self.as_outputs((first_BL + second_BL) / 2, {"first": first_BL, "second": second_BL})
 

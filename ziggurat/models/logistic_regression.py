@@ -87,6 +87,7 @@ class LogisticRegression(RankingModel):
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of all weights that a sample touches."""
+        # A row is its weights, one a label: fields are added up.
         logits_BL = fields_BX.unflatten(1, (-1, self.num_labels)).sum(dim=1) if fields_BX.shape[1] else None
         if self.linear is None:
             assert logits_BL is not None

@@ -191,6 +191,7 @@ class WukongLayer(nn.Module):
         self.num_outputs = num_fm + num_linear
         self.fm = FactorizationMachineBlock(
             _products(config, num_fields=num_fields, dim=dim, rank=rank),
+            # The plain form gives n numbers a field, the others k.
             num_products=num_fields * (num_fields if config.fm is FMKind.PLAIN else rank),
             num_outputs=num_fm,
             dim=dim,

@@ -83,6 +83,7 @@ class BatchNorm(nn.BatchNorm1d):
     def _over_ranks(self, inputs_BC: Tensor, world_sum: Callable[[Tensor], Tensor]) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
+        # FP64: Σ x² / n − mean² would lose the digits of a column whose mean is large.
         exact_BC = inputs_BC.double()
         number = exact_BC.new_full((1,), inputs_BC.shape[0])
         sums = world_sum(torch.cat([exact_BC.sum(dim=0), exact_BC.square().sum(dim=0), number]))

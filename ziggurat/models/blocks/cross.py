@@ -146,6 +146,7 @@ class CrossNetMix(nn.Module):
         for down, cores, up in zip(self.down, self.cores, self.up, strict=True):
             low_BEr = down(crossed_Bd).tanh().unflatten(1, (self.num_experts, self.rank))
             gates_BE = self.gate(crossed_Bd).softmax(dim=1)
+            # Weighed before U: one product of width E·r then serves all experts.
             mixed_BEr = cores(low_BEr).tanh() * gates_BE.unsqueeze(2)
             crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, up(mixed_BEr.flatten(1)))
         return crossed_Bd

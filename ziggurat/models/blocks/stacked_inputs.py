@@ -84,4 +84,5 @@ def check_stackable(numeric: NumericInput, *, where: str) -> None:
 
 
 def _pieces(columns: int, *, dim: int) -> list[int]:
+    # k·d columns are k fields as they are; any other width is mapped to one field.
     return [dim] * (columns // dim) if columns % dim == 0 else [columns]

@@ -65,6 +65,7 @@ class LossSums:
                 this rank's share of the global loss; the shares of all ranks *add up* to it (multiply by the number of
                 ranks first where gradients are averaged).
         """
+        # A label that nobody in the batch has counts as 0, and not as 0 / 0.
         denominators = self.weight if weight is None else weight
         return (self.total / torch.where(denominators > 0, denominators, 1.0)).mean()
 
@@ -119,6 +120,7 @@ def in_label_units(computed_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> F
     if all(label.offset == 0.0 and label.scale == 1.0 for label in inputs.labels):
         return computed_BL
     columns = [
+        # FP64: of a label around 1e9 FP32 knows the multiples of 64 alone.
         label.task.logits(computed_BL[:, column].double(), mean=label.offset, deviation=label.scale)
         for column, label in enumerate(inputs.labels)
     ]
@@ -163,6 +165,7 @@ def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) ->
     the logits are (`in_label_units`).
     """
     logits_BL = at_least_fp32(logits_BL)
+    # Training kept that share of the negatives, so its odds are 1 / r times too high.
     if any(label.negative_rate != 1.0 for label in inputs.labels):
         logits_BL = logits_BL + numbers_of_labels([math.log(each.negative_rate) for each in inputs.labels], logits_BL)
     tasks = [label.task for label in inputs.labels]
@@ -186,6 +189,7 @@ def labelled_weights(
     weights_BL = present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
     if all(label.positive_weight == 1.0 for label in inputs.labels):
         return weights_BL
+    # 1 for a negative, c for a positive, in between for soft labels.
     more_L = numbers_of_labels([label.positive_weight - 1.0 for label in inputs.labels], weights_BL)
     return weights_BL * (1.0 + more_L * torch.where(present_BL, labels_BL, 0.0).float())
 

@@ -195,6 +195,7 @@ def wrap(module: nn.Module) -> WrappedModel:
     # Every name: tables that stand in two places have to be exchanged in both.
     named = module.named_modules(remove_duplicate=False)
     found = [(name, each) for name, each in named if isinstance(each, EmbeddingTables)]
+    # One object may have several names; several objects would be several sets of tables.
     if len({id(tables) for _, tables in found}) != 1:
         raise _refused(
             module,
@@ -250,6 +251,7 @@ def _refuse_references(module: nn.Module, tables: EmbeddingTables) -> None:
     """Refuse what would look up past the model: tables, or methods of them, in plain attributes."""
     for name, each in module.named_modules():
         for key, value in vars(each).items():
+            # Also bound methods, whose `__self__` are the tables.
             items = value if isinstance(value, list | tuple) else [value]
             if each is not tables and any(
                 item is tables or getattr(item, "__self__", None) is tables for item in items

@@ -188,6 +188,7 @@ class ItemEncoder(Encoder):
 
 def _network(config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: int) -> RankingModel:
     """The dense network of a ranking model with an output for each column of the vector."""
+    # Inputs that say sizes alone: a field of each width, and a label for each column of the vector.
     tables = tuple(TableSpec(name=str(i), num_rows=1, embedding_dim=each) for i, each in enumerate(side.field_dims))
     inputs = InputSpec(
         dense=tuple(map(str, range(side.num_dense))),

@@ -70,6 +70,7 @@ def false_negatives(pool: Pool) -> Bool[Tensor, "Z n C"]:
     """
     num_samples = pool.is_positive.shape[1]
     same_ZnC = pool.rows[:, :num_samples, None] == pool.rows[:, None, :]
+    # −1 is no item.
     found_ZnC = same_ZnC | (pool.rows < 0).unsqueeze(1)
     own = torch.eye(num_samples, pool.rows.shape[1], dtype=torch.bool, device=pool.rows.device)
     if pool.groups is not None:

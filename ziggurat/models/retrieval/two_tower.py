@@ -271,6 +271,7 @@ class TwoTower(Model):
                 losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
             losses.append(losses_Zn.flatten())
         samples_S = places[0]
+        # What filled up the last block is cut off.
         losses_SV = torch.stack(losses, dim=1)[: len(samples_S)]
         weights_SL = weights_BL[samples_S]
         # A sample that is no question must not lend the sum a NaN of its own weightlessness: 0 · inf.
@@ -376,9 +377,11 @@ class TwoTower(Model):
         if kind is NegativesKind.IN_BATCH:
             return torch.where(torch.cat([own_Zn, drawn_Zm], dim=1) < 0, 0.0, shares_ZC)
         if kind is NegativesKind.UNIFORM:
+            # m / N for every candidate: it drops out of the softmax.
             return torch.zeros_like(shares_ZC)
         expected_ZC = shares_ZC.exp() * (own_Zn >= 0).sum(dim=1, keepdim=True)
         if kind is NegativesKind.MIXED:
+            # Items of the training data, among which those drawn uniformly were drawn.
             num_items = (counts[NUM_RESERVED_ROWS:] > 0).sum().clamp(min=1)
             return (expected_ZC + drawn_Zm.shape[1] / num_items).log()
         certain_Zm = torch.zeros_like(drawn_Zm, dtype=torch.float32)

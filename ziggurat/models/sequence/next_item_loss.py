@@ -121,6 +121,7 @@ def log_expected(
     """
     if negatives in (NextItemNegatives.ALL, NextItemNegatives.UNIFORM):
         return None
+    # What training never saw counts as seen once: its ln would be −∞.
     shares_R = counts_R.clamp(min=1).float() / counts_R.sum().clamp(min=1)
     if negatives is NextItemNegatives.IN_BATCH:
         return (num_candidates * shares_R).log()

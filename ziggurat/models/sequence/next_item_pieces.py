@@ -200,6 +200,7 @@ def moments_of_rows(rows: JaggedRows) -> SequenceGroup:
 
 def _following(lists: JaggedRows, otherwise: Tensor, samples: Tensor, ends: Tensor, *, is_last: Tensor) -> Tensor:
     """Return the value at the end of each piece in its list; the other where the list ends there."""
+    # One zero more, which those read whose own value is taken anyway.
     padded = torch.cat([lists.values, lists.values.new_zeros(1)])
     at = torch.where(is_last, len(padded) - 1, lists.offsets[:-1][samples] + ends)
     return torch.where(is_last, otherwise, padded[at])

@@ -300,6 +300,7 @@ class SequenceRanker(Model):
         size = len(items_MD)
         first_Q = named[_FIRST]
         question_M = named[_QUESTION]
+        # Pieces have samples that carry events alone; candidates are the others.
         is_cut = PIECE_STARTS in named
         if is_cut:
             items_MD = items_MD[named[CANDIDATES]]

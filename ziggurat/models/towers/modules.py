@@ -180,6 +180,7 @@ class LinearTower(TowerModule):
 
     def __init__(self, field_dims: Sequence[int], *, dim: int, config: TowerModuleConfig) -> None:
         super().__init__(field_dims, output_field_dims=(dim,) * (config.p + config.c * len(field_dims)))
+        # Without bias, as all maps here but one: an empty tower stays zero.
         self.together = Linear(self.input_dim, config.p * dim, bias=False) if config.p else None
         self.alone = FieldwiseLinear(field_dims, output_dim=config.c * dim) if config.c else None
 

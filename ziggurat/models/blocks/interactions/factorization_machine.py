@@ -140,6 +140,7 @@ class FactorizationMachineBlock(nn.Module):
         self.num_outputs = num_outputs
         self.dim = dim
         self.products = products
+        # Products of small embeddings are tiny, and the MLP needs numbers of order one.
         self.norm = norm_of_width(norm, num_products, eps=norm_eps)
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
         # The first mean over the batch takes out what the norm's shift adds, so its gradient is noise.

@@ -121,6 +121,7 @@ def join_lists(
 
 def cut_lists(values: Tensor, *, offsets: Int64[Tensor, "B+1"], keep: Int64[Tensor, "B"]) -> Tensor:
     """The first `keep` rows of every list."""
+    # With `output_size` the host need not ask the device how many rows there are.
     position = torch.arange(len(values), device=values.device) - offsets[:-1].repeat_interleave(
         offsets.diff(), output_size=len(values)
     )

@@ -229,6 +229,7 @@ class History:
         found = [self._offsets(batch, at) for at in self._at.values()]
         for name, other in zip(self._at, found, strict=True):
             if not torch.equal(other, found[0]):
+                # Offsets differ first behind the sample whose lists do.
                 sample = int((other != found[0]).nonzero()[0]) - 1
                 raise DataError(
                     expected=f"as many rows in {name!r} as in {self.names[0]!r}: both describe the same events",

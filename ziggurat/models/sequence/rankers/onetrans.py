@@ -300,6 +300,7 @@ class OneTrans(RankingModel):
         lengths_B = self.history.lengths_of(batch)
         for number in range(1, self.config.num_layers + 1):
             most = self.config.kept(number, length=length)
+            # None or all: there is nothing to choose.
             if most in (0, length):
                 continue
             lengths_B = lengths_B.clamp(max=most)

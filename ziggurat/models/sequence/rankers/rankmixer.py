@@ -267,6 +267,7 @@ class RankMixer(RankingModel):
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, and in training λ times the gates of experts."""
         sums = super().loss(outputs, batch)
+        # Evaluations report the labels' losses alone.
         if _PENALTY not in outputs.named or not self.training:
             return sums
         losses_B = self.config.penalty * outputs.named[_PENALTY]

@@ -175,6 +175,7 @@ class TransAct(RankingModel):
         named = self.history.further(batch)
         if not self.training or not self.config.time_window:
             return {}
+        # One window for the whole step, drawn on the host.
         window = torch.randint(self.config.time_window + 1, ())
         offsets_B1 = self.history.offsets_of(batch)
         is_hidden_N = named[AGES] < to_device(window, named[AGES].device)
