@@ -154,6 +154,7 @@ class _GatedNorm(torch.autograd.Function):
         values_ND = _with_dense_rows(values_ND)
         gate_ND = None if gate_ND is None else _with_dense_rows(gate_ND)
         ctx.form = form
+        # Inputs alone: backward computes the norm again, which costs less than to keep and read it.
         ctx.save_for_backward(gate_ND, values_ND, weight, bias)
         num_rows, dim = values_ND.shape
         parts = 1 if form.beside is Beside.NOTHING else 3

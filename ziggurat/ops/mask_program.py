@@ -251,6 +251,7 @@ def _cost(tree: Tree) -> float:
         share = (leaf.high - leaf.low + 1) / 256
         return 8 + (1 - share if tree.negated else share)  # what excludes more goes first
     if isinstance(leaf, BloomLeaf):
+        # Last of all, the rarest first: what it lets through has to be looked up item by item.
         return 100 + leaf.holders
     return 1 if isinstance(leaf, PlaneLeaf | MaskLeaf) else 0
 

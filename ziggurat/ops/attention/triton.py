@@ -171,6 +171,7 @@ def attention_triton_op(
     )
     bias = AttentionBias(w_pos=w_pos, w_time=w_time, query_times=query_times, key_times=key_times)
     check_problem(q, k, v, layout=layout, bias=bias)
+    # Mostly views of one projection: events may lie apart, and are read where they lie.
     q, k, v = (_last_is_dense(each) for each in (q, k, v))
     call = _Call(q, v, layout=layout, bias=bias, form=form, scale=scale, divisor=divisor, spans=spans)
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])

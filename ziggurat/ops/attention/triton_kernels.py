@@ -48,6 +48,7 @@ def _sequence(
     first_query = tl.load(query_offsets + b)
     num_keys = (tl.load(offsets + b + 1) - first_key).to(tl.int32)
     num_queries = (tl.load(query_offsets + b + 1) - first_query).to(tl.int32)
+    # Without spans the queries are the last events of their sequence.
     query_start = num_keys - num_queries
     key_start = num_keys * 0
     length = num_keys
@@ -221,6 +222,7 @@ def bounds_kernel(query_times, key_times, bounds, offsets, query_offsets, sequen
     num_queries = (tl.load(query_offsets + b + 1) - first_query).to(tl.int32)
     index = at + tl.arange(0, tile)
     if at < num_queries:
+        # Behind the end the last one is read again, which moves no bound.
         times = tl.load(query_times + first_query + tl.minimum(index, num_queries - 1))
         tl.store(bounds + pid * 2, tl.min(times, axis=0))
         tl.store(bounds + pid * 2 + 1, tl.max(times, axis=0))

@@ -175,6 +175,7 @@ class _SumNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.eps = eps
         size, num_fields, dim = kept_BMD.shape
+        # The normalised numbers and a scale a field are all that backward needs of the sum.
         out, normal = (torch.empty(kept_BMD.shape, dtype=kept_BMD.dtype) for _ in range(2))
         scales = out.new_empty(size, num_fields)
         inputs = [each.contiguous() for each in (first_BPD, second_BQD, kept_BMD, weight_D, bias_D)]

@@ -88,6 +88,7 @@ class _FieldwiseProducts(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             transposed_Fod = gradient_BT.new_empty(num_fields, o, d)
             for field in range(num_fields):
+                # gᵀ x, and not xᵀ g: a narrow o is slow in the second (see the top).
                 gradient_oB = _columns(gradient_BT, field, o).t()
                 torch.mm(gradient_oB, _columns(inputs_BT, field, d), out=transposed_Fod[field])
             weights_gradient = transposed_Fod.transpose(1, 2).contiguous()

@@ -147,6 +147,7 @@ def times_in_turns(contestants: Mapping[str, Callable[[], object]], *, device: t
     for _ in range(1 + _ROUNDS):
         for name, work in contestants.items():
             found[name].append(_milliseconds(work, device))
+    # The smallest: other work on the machine can only add to a time.
     return {name: min(times[1:]) for name, times in found.items()}
 
 

@@ -246,6 +246,7 @@ def _search(function: Callable[..., int], queries: Tensor, asked: _Asked, *argum
         asked: what is asked, without queries and results.
         arguments: where the function searches.
     """
+    # Most queries are right as they come: they are not touched.
     if queries.dtype is not torch.float32 or queries.requires_grad or not queries.is_contiguous():
         queries = queries.detach().to(torch.float32).contiguous()
     asked.num_queries = num = len(queries)

@@ -408,6 +408,7 @@ def _best_keys(
     num = len(asked.codes)
     sizes = _Sizes.of(num, spans, most=most)
     width = sizes.programs * sizes.keep
+    # There may be fewer rows than are wanted.
     wanted = min(most, width)
     # One query at least, however many keys it has.
     at_a_time = max(1, min(num, _MOST_KEYS // width))
