@@ -175,10 +175,12 @@ def make_users(
     place = np.empty_like(most_active)
     place[most_active] = np.arange(len(most_active))
     users = place[users]
+    # The last key counts first: by user, then the latest event, and of equal times the later row.
     latest_first = np.lexsort((-np.arange(len(users)), -times, users))
     users = users[latest_first]
     items = items[latest_first]
     _, first = np.unique(users * len(catalogue) + items, return_index=True)  # each item of a user once
+    # np.unique has sorted by item: back to the order of users and times.
     first.sort()
     users = users[first]
     items = items[first]

@@ -136,6 +136,7 @@ def _limited(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
 
     def counted(table: pa.Table) -> bool:
         left[0] -= table.num_rows
+        # A table is taken as long as rows are wanting before it: the last one is taken whole.
         return left[0] + table.num_rows > 0
 
     return takewhile(counted, tables)

@@ -126,6 +126,7 @@ def _products(model: object, labels: Sequence[str]) -> list[str]:
 
 def _numeric(source: RawSource, *, schemas: Sequence[Schema], names: Sequence[str]) -> list[str]:
     """Those columns that may be numbers in a catalogue, as `typed_columns` makes it."""
+    # From the end, so that of several features that read a column the first one counts.
     features = {column_of(each): each for schema in reversed(schemas) for each in reversed(schema.features)}
     kinds = source.columns()
     is_text = source.is_text(source.paths[0])

@@ -126,18 +126,18 @@ def held_out_likes(
         schemas: of the models, whose columns of users are wanted.
         wanted: split and sample.
     """
-    assert chain.catalogue is not None
-    assert chain.index is not None
     dataset = prepared.valid if wanted.split == "valid" else prepared.test
     assert dataset is not None, "who asks looks first"
+    # Who is asked in the test split has had the items of his validation samples by then.
     before = () if wanted.split == "valid" or prepared.valid is None else (prepared.valid,)
     ranking = FullRanking(prepared.train, before=before)
     places = _Places.of(chain, ranking)
-    of_item = chain.catalogue.columns.features
+    of_item = chain.needed_catalogue.columns.features
     chain = dataclasses.replace(chain, index=without(chain, places.unknown))
     rows, num_all = _sampled(dataset, most=wanted.most, seed=wanted.seed)
     found = _facts(dataset, rows, ranking=ranking)
     raw = _raw_rows(data, rows, split=wanted.split, schemas=schemas, of_item=of_item)
+    # The protocol may let a target win that the user had: it is then not among what is left out.
     spared = found.targets if ranking.repeats.target_can_win else np.full_like(found.targets, -1)
     questions = [
         Question(row=row, k=1, exclude=places.of_items(had, but=target))
@@ -186,13 +186,13 @@ def scored_candidates(likes: HeldOutLikes, *, progress: Progress | None = None) 
 
 def without(chain: Chain, items: NDArray[np.int64]) -> Any:
     """The search of a chain that does not find some items."""
-    assert chain.index is not None
-    assert chain.catalogue is not None
+    index = chain.needed_index
     if not len(items):
-        return chain.index
+        return index
+    # A change that changes nothing, so that only what is gone counts.
     nothing = torch.empty(0, dtype=torch.int64)
-    vectors = chain.index.vectors_of(nothing)
-    return chain.index.changed(nothing, vectors=vectors, items=chain.catalogue.frame.head(0), gone=items.tolist())
+    vectors = index.vectors_of(nothing)
+    return index.changed(nothing, vectors=vectors, items=chain.needed_catalogue.frame.head(0), gone=items.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +209,7 @@ class _Places:
 
     @staticmethod
     def of(chain: Chain, ranking: FullRanking) -> _Places:
-        assert chain.encoder is not None
-        assert chain.catalogue is not None
-        side = encode_frame(chain.encoder.items, chain.catalogue.frame)
+        side = encode_frame(chain.needed_encoder.items, chain.needed_catalogue.frame)
         at = [spec.name for spec in side.inputs.single].index(ranking.item.name)
         numbers = ranking.numbers(side.batch.single[at].numpy())
         order = np.argsort(numbers, kind="stable")
@@ -232,6 +230,7 @@ class _Places:
     def of_items(self, numbers: NDArray[np.int64], *, but: int) -> Tensor:
         """The rows of the catalogue of some items, without one."""
         numbers = np.unique(numbers[(numbers >= 0) & (numbers != but)])
+        # An item may have several rows, side by side in `order`: one gather takes the ranges of all items.
         first, end = (np.searchsorted(self.numbers, numbers, side=side) for side in ("left", "right"))
         lengths = end - first
         starts = np.cumsum(lengths) - lengths
@@ -275,10 +274,13 @@ def _facts(dataset: EncodedDataset, rows: NDArray[np.int64], *, ranking: FullRan
     for batch in _batches(dataset):
         mine = np.flatnonzero(np.isin(batch.row_ids.numpy(), rows))
         at = np.searchsorted(rows, batch.row_ids.numpy()[mine])
-        targets[at], weights[at] = ranking.targets(batch)[mine], _weights(batch, dataset)[mine]
+        targets_here = ranking.targets(batch)[mine]
+        targets[at] = targets_here
+        weights[at] = _weights(batch, dataset)[mine]
         if batch.groups is not None:
             groups[at] = batch.groups.numpy()[mine]
-        _, pairs = left_out(ranking.targets(batch)[mine], ranking.had(batch, mine), repeats=ranking.repeats)
+        _, pairs = left_out(targets_here, ranking.had(batch, mine), repeats=ranking.repeats)
+        # Pairs lie question by question: these are where each one begins.
         bounds = np.searchsorted(pairs[:, 0], np.arange(len(mine) + 1))
         for number, place in enumerate(at.tolist()):
             had[place] = pairs[bounds[number] : bounds[number + 1], 1]

@@ -67,6 +67,7 @@ def schema_for_both(schema: Schema, ranker: Schema, *, where: str) -> Schema:
     actions = tuple(name for name in dict.fromkeys((*schema.events.actions, *ranker.events.actions)))
     actions = tuple(name for name in actions if name not in of_items)
     length = max(schema.events.max_length, ranker.events.max_length)
+    # Only the log is read by it: tables, which each run has of its own, play no part.
     return replace(
         schema,
         features=tuple(replace(features[name], table="") for name in (*of_items, *actions)),

@@ -58,6 +58,7 @@ def write_index(
     if encoder.over_arch is not None:
         Rescorer.build(encoder.over_arch, vectors=vectors).save(folder / OVER_ARCH_FILE)
         facts["over_arch"] = encoder.over_arch.config.kind.value
+        # The index has to find enough for whichever of its readers takes more.
         most = max(most, wanted.num_over_arch)
     if export.has(USERS_FILE):
         users = read_parquet(export.file(USERS_FILE))

@@ -25,7 +25,8 @@ from ziggurat.errors import DataError, ExportError, RequestError, SchemaError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, column_of, table_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 
-LEAST_ITEMS, LEAST_USERS = 0.5, 0.1
+LEAST_ITEMS = 0.5
+LEAST_USERS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ def known_shares(
         of_ranker = _known(ranker, column, ids)
         if of_ranker is not None:
             of_encoder = _known(encoder, column, ids)
+            # Only ids that the encoder knows: of one that came after both were trained, a ranker can know nothing.
             counted = pl.repeat(True, len(ids), eager=True) if of_encoder is None else of_encoder
             known = int((of_ranker & counted).sum())
             found.append(KnownShare(what=what, column=column, known=known, of=int(counted.sum()), least=least))

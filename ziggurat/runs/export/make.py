@@ -150,6 +150,7 @@ def export_run(
             progress.say(f"{repeats.of_answers} (repeats = {repeats.value}); a request may say otherwise: exclude_seen")
         settings.write(folder / CHAIN_FILE)
         made = {"sources": _sources(runs), "made_with": _versions()}
+        # Sealed before it is whole, since the index is made by the encoder as the export has it.
         seal_export(folder, facts=facts, **made)
         if runs.encoder is not None and catalogue is not None:
             wanted = Found(
@@ -171,6 +172,7 @@ def export_run(
         if value.formula != formula:
             replace(settings, formula=value.formula).write(folder / CHAIN_FILE)
             seal_export(folder, facts=facts, **made)
+            # Answers that are kept for comparison are those of the chosen formula.
             loaded = _read_back(folder, runs, models)
         write_golden(loaded, golden_requests(loaded, data, number=config.golden), folder / GOLDEN_FILE)
         seal_export(folder, facts=facts, **made)
@@ -304,9 +306,9 @@ def _read_back(folder: Path, runs: _Runs, models: Sequence[type[object]]) -> Rec
 def _compare(
     run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress
 ) -> dict[str, object]:
-    assert loaded.chain.ranker is not None
+    ranker = loaded.chain.needed_ranker
     progress.begin("compare with the run", total=None)
-    parity = compare(run, loaded.chain.ranker, data=data, num_rows=config.parity_rows)
+    parity = compare(run, ranker, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
     exact = not config.kept.has_few_bits
@@ -328,8 +330,7 @@ def _compare_vectors(
 
 def _write_program(folder: Path, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> str:
     """The dense network as a program; where torch cannot trace it, why not."""
-    ranker = loaded.chain.ranker
-    assert ranker is not None
+    ranker = loaded.chain.needed_ranker
     if data.events is not None:
         why = "which candidates share a history is found in each batch"
         progress.say(f"no {PROGRAM_FILE}: {why}, which no program of torch.export can do")

@@ -214,6 +214,7 @@ def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...]
         is_alone = readers[name] == 1  # what one feature takes for an unknown id may be no number for another
         kind = frame.schema[name]
         cells = pl.Series(draw.integers(0, 8, frame.height))
+        # Lists of the same events are missing in the same rows, or their lengths would differ.
         if feature.name in together:
             cells = of_group[together[feature.name]].replace(1, 0)
         cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))

@@ -230,6 +230,7 @@ class _Trial:
         for formula in self._gains:
             difference = self._gains[formula] - reference
             gain = float(np.average(difference, weights=weights))
+            # Likes of one user hang together, so that the error is that of the sums of users.
             of_users = np.bincount(users, weights=weights * (difference - gain))
             error = float(np.sqrt((of_users**2).sum()) / weights.sum())
             found.append(Tried(formula=formula, ndcg=self.ndcg(formula), gain=gain, error=error))

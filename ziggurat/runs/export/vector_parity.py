@@ -79,10 +79,9 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
         data: of the run.
         num_rows: about how many raw rows.
     """
-    theirs = chain.encoder
-    assert theirs is not None
-    assert chain.catalogue is not None
-    mine = VectorEncoder(packed_of(run), item_columns=chain.catalogue.columns.features)
+    theirs = chain.needed_encoder
+    catalogue = chain.needed_catalogue
+    mine = VectorEncoder(packed_of(run), item_columns=catalogue.columns.features)
     of_run = []
     of_export = []
     sample: RawChunk | None = None
@@ -98,8 +97,8 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
     as_requests = _products_of_rows(theirs, request_rows(changed))
     first = np.concatenate(of_run)
     second = np.concatenate(of_export)
-    best = min(_MOST_BEST, len(chain.catalogue), chain.settings.num_candidates)
-    items = mine.item_vectors(chain.catalogue.frame)
+    best = min(_MOST_BEST, len(catalogue), chain.settings.num_candidates)
+    items = mine.item_vectors(catalogue.frame)
     return VectorParity(
         num_rows=len(first),
         largest_difference=largest_difference(first, second),
@@ -108,7 +107,7 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
         best=best,
         recall=_recall(
             _best(_user_vectors(mine, rows), items, best),
-            _best(_user_vectors(theirs, rows), theirs.item_vectors(chain.catalogue.frame), best),
+            _best(_user_vectors(theirs, rows), theirs.item_vectors(catalogue.frame), best),
         ),
     )
 
