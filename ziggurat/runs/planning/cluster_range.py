@@ -16,7 +16,7 @@ from ziggurat.planning.cluster.cluster import Cluster
 
 _RANGE = re.compile(r"([a-z0-9]+)x\{(\d+)\.\.(\d+)\}")
 _ONE = re.compile(r"([a-z]+[0-9]*?)x(\d+)")
-_LEAST_EXPANDED = 3
+_LEAST_EXPANDED = 3  # names: two may as well be two clusters that somebody wants to compare
 
 
 def clusters_named(words: Sequence[str]) -> list[Cluster]:

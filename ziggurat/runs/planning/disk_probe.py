@@ -33,6 +33,7 @@ def measured_disk(folder: str | Path, *, sample: DiskSample = SAMPLE) -> DiskMea
     Raises:
         FileError: no file can be made there, or the disk refuses.
     """
+    # A file of one row, to learn whether this file system takes direct I/O.
     file = RowFile(folder, num_rows=1, payload_bytes=ROW_BYTES)
     is_direct = file.is_direct
     file.close()
@@ -77,6 +78,7 @@ def with_disk(cluster: Cluster, disk: DiskMeasurement) -> Cluster:
         f"ziggurat cluster probe, {datetime.now(UTC).date().isoformat()}: rows of {disk.row_bytes} bytes in random "
         f"order, {page_cache}"
     )
+    # What the cluster said of its disk before goes, and where that came from goes with it.
     sources = (each for each in cluster.sources if each.constant not in names)
     values = (disk.disk_bytes, disk.read_rows_per_s, disk.written_rows_per_s)
     return replace(

@@ -137,8 +137,10 @@ class _BaseSteps:
 
     def step_s(self, cluster: Cluster) -> float:
         """The shortest that searches found."""
+        # So much memory is no figure of any source.
         roomy = replace(cluster, device=replace(cluster.device, memory_bytes=self._plenty), sources=())
         found = []
+        # A search that its time cut short is made again with more of it, until one settles.
         for longer in _BUDGETS:
             settings = replace(self._settings, budget_s=longer * self._settings.budget_s)
             planned = plan_model(self._model, roomy, settings=settings)

@@ -155,7 +155,8 @@ def probe_run(run: Run, *, config: EmbeddingProbeConfig | None = None, progress:
     progress.begin("probe", total=total)
     for batch in loader.batches(epoch=0):
         sums.add(comparable_fields(model, pooled_lookups(model, batch)))
-        num_rows += batch.jagged.lengths(num_features=len(inputs.jagged)).sum(1) if inputs.jagged else 0
+        if inputs.jagged:
+            num_rows += batch.jagged.lengths(num_features=len(inputs.jagged)).sum(1)
         progress.update(min(sums.num_samples, total))
         if sums.num_samples >= total:
             break
@@ -232,6 +233,7 @@ def lookup_dims(model: Model) -> tuple[int, ...]:
 def _projections(model: Model) -> FieldAlignment | None:
     """The model's map of its pooled embeddings into one space, if it has one."""
     for module in model.modules():
+        # A map of other columns, such as those of one tower, is not that of all features.
         if isinstance(module, FieldAlignment) and module.field_dims == lookup_dims(model):
             return module
     return None

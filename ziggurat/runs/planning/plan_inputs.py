@@ -30,7 +30,8 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
 
 _SAMPLE_ROWS = 16_384
-_USUAL_LENGTH = 10.0
+_USUAL_LENGTH = 10.0  # ids a sample; a note says that it was assumed
+# Different values of C1 to C26 in Criteo's data set of Kaggle.
 _CRITEO_KAGGLE = (
     *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992),
     *(5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
@@ -128,6 +129,7 @@ def plan_inputs(
     if assumed:
         shown = ", ".join(f"{name} {length:g}" for name, length in assumed.items())
         notes.append(f"lists: assumed ids a sample: {shown} (--list-length NAME=X)")
+    # What was given goes before what was measured, and that before what was assumed.
     return PlanInputs(inputs=inputs, list_lengths={**assumed, **lengths, **given}, notes=tuple(notes))
 
 

@@ -37,7 +37,7 @@ from ziggurat.training.config import Precision
 MEASURED_PLACEMENTS = tuple(each for each in Placement if each.is_searched)  # what a probe measures
 _MEASURED_IN_FP32 = "measured prices are those of rows in FP32; memory is counted in the formats of the tables"
 _POOLED = (1.0, 0.97, 0.93, 0.85, 0.7)  # shares of all devices' memory that formats are chosen for, until a plan fits
-_TRIAL_S = 0.2
+_TRIAL_S = 0.2  # seconds
 _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales
 
 
@@ -114,6 +114,7 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
         way_out = unit_missing(request.memory_limit, setting="--memory-limit")
         config, formats = _with_formats(config, data, cluster, settings=settings, way_out=way_out)
     planned = plan_model(model_to_place(config, data), cluster, settings=settings, cost_model=cost_model)
+    # The same model without towers, so that the report can say what they gain.
     flat = None
     if config.towers is not None:
         try:
@@ -140,6 +141,7 @@ def _with_formats(
         formats = {name: rung.row_format for name, rung in choice.rungs.items()}
         limited = replace(config, tables=replace(config.tables, by_table=formats, memory_limit=""))
         try:
+            # A short search tells whether tables fit; the caller plans them again with all of its time.
             plan_model(model_to_place(limited, data), cluster, settings=replace(settings, budget_s=_TRIAL_S))
         except PlanError as short:
             error = short

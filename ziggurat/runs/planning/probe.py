@@ -47,10 +47,10 @@ from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import machine_lines, version_lines
 from ziggurat.typed import checked
 
-_SAVE_EVERY_S = 5.0
-_EXCHANGE_SHARE = 1 / 3
+_SAVE_EVERY_S = 5.0  # about what is lost of a probe that is killed
+_EXCHANGE_SHARE = 1 / 3  # of the time; lookups have the rest
 _NUM_CUT_GROUPS = 16
-_LINK_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+_LINK_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)  # from what latency alone takes to what bandwidth alone takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,7 @@ def _probe(config: ProbeConfig, out: Path, progress: Progress) -> ProbeResult:
             cost_model.save(cost_model_path(out))
             bar.end()
 
+    # The other ranks wait meanwhile, so that they do not disturb what is measured.
     agreement.on_first(on_first_rank)
     topology.close()
     agreement.close()
@@ -176,6 +177,7 @@ class _State:
 
 def _begin(config: ProbeConfig, out: Path, topology: Topology) -> Measurements:
     """An empty file, or the one that is there, if it is of the same machine and settings."""
+    # Where ranks share cores, the wall's clock would count the turns of others.
     shared = topology.ranks_per_host > len(os.sched_getaffinity(0))
     new = Measurements(
         machine=machine_lines()["machine"],
@@ -211,8 +213,10 @@ def _measure_memory(state: _State, progress: Progress) -> None:
     if state.found.memory is not None:
         return
     progress.begin("memory", total=None)
-    source, target = torch.zeros(1 << 25), torch.zeros(1 << 25)
-    rows, table = torch.randint(1 << 18, (1 << 16,)), source[: 1 << 24].view(1 << 18, 64)
+    source = torch.zeros(1 << 25)
+    target = torch.zeros(1 << 25)
+    rows = torch.randint(1 << 18, (1 << 16,))
+    table = source[: 1 << 24].view(1 << 18, 64)
     picked = torch.empty(len(rows), 64)
     copy_s = _fastest_s(lambda: target.copy_(source))
     gather_s = _fastest_s(lambda: torch.index_select(table, 0, rows, out=picked))
@@ -238,6 +242,7 @@ def _fastest_s(action: Callable[[], object], *, repeats: int = 7) -> float:
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
+        # Other work of the machine only adds to a time: the shortest is the nearest.
         action()
         best = min(best, time.process_time() - start)
     return best
@@ -273,6 +278,7 @@ def _measure_exchanges(
     clock = MeterClock(state.found.clock)
     meter = ExchangeMeter(topology, batch_size=state.found.batch_size, clock=clock)
     progress.begin("exchanges", total=config.max_exchanges)
+    # Rank 0 says when it is enough: a rank that stopped by its own clock would leave the others waiting.
     done = agreement.gather(len(state.found.exchanges))[0]
     while done < config.max_exchanges and agreement.gather(time.monotonic() < deadline)[0]:
         columns, starts = _draw_exchange(config.draw.seed, done, topology.world_size, clock=clock)
@@ -294,6 +300,7 @@ def _draw_exchange(
     seed: int, index: int, ranks: int, *, clock: MeterClock
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Columns from balanced to as uneven as plans get; starts up to 5 ms apart."""
+    # By its index alone: a probe that goes on draws what one long one would have drawn.
     generator = np.random.default_rng([seed, 2, index])
     mean = generator.uniform(16, 640)
     spread = generator.uniform(0, 1)
@@ -332,6 +339,7 @@ def _measure_lookups(state: _State, config: ProbeConfig, *, deadline: float, pro
         new.append(entry)
         done += 1
         progress.update(done, note=f"{len(group)} tables {times.total_ms:.2f} ms")
+        # Each `add` copies all lookups before, so that it is not called for every one.
         if len(new) == 16:
             state.add(lookups=(*state.found.lookups, *new))
             new.clear()

@@ -106,6 +106,7 @@ def cluster_of_ranks(name: str, *, world_size: int, ranks_per_host: int) -> Clus
 
 
 def _fastest(config: RunConfig, inputs: InputSpec, cluster: Cluster, *, towers: Towers) -> ChosenSize:
+    # Only lists have lengths to measure: without them no data is read.
     prepared = prepared_data(config) if inputs.jagged else None
     lengths = {} if prepared is None else measured_lengths(prepared)
     data = PlanInputs(inputs=inputs, list_lengths=lengths)
