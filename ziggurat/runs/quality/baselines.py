@@ -49,7 +49,8 @@ from ziggurat.training.records.run_folder import VERSUS, RunFolder
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 
-_EPOCHS, _WITHOUT_VALIDATION = 20, 3
+_EPOCHS = 20  # at most: validation stops it sooner
+_WITHOUT_VALIDATION = 3  # epochs, where nothing says when to stop
 _SCORED_ROWS = 4096
 
 
@@ -139,6 +140,7 @@ def train_baseline(
         ways_out=("restore the raw files", "train the run again, in another folder"),
     )
     place = RunFolder(run.baseline)
+    # What was begun goes on by its own settings.
     started = place.config.exists()
     wanted = load_config(place.path) if started else baseline_config(config, data=prepared)
     result = train_run(wanted, folder=place.path, resume=started, progress=quiet)
@@ -170,6 +172,7 @@ def _half_widths(
         units: list[np.ndarray] = []
         for each, dataset in zip(loaded, datasets, strict=True):
             accumulator = MetricAccumulator(each.model.inputs)
+            # Both models read the same rows in the same order, so that the units of either are those of both.
             units = []
             batches = ordered_batches(dataset, batch_size=_SCORED_ROWS).batches(epoch=0)
             for batch, scores in scores_of(each.model, batches):

@@ -64,14 +64,11 @@ class BelowChance:
         reasons: dict[str, str] = {}
         for name in low:
             label = self._label(name)
-            is_auc = label.task.has_positives
-            reasons[name] = (
-                (is_auc and self._few_rows(metrics[name], label))
-                or (is_auc and _turned(metrics[name], trained=trained.get(name, math.nan)))
-                or self._unknown()
-                or self._order(here, before, label)
-                or ""
-            )
+            reason = ""
+            if label.task.has_positives:
+                reason = self._few_rows(metrics[name], label)
+                reason = reason or _turned(metrics[name], trained=trained.get(name, math.nan))
+            reasons[name] = reason or self._unknown() or self._order(here, before, label)
         return suspicious(metrics, split=self.split, reasons=reasons)
 
     def _label(self, metric: str) -> LabelSpec:
@@ -149,6 +146,7 @@ def some_rows(dataset: EncodedDataset | MemoryDataset) -> pa.Table:
 
 def _turned(value: float, *, trained: float) -> str:
     """Say that the label of these rows means the opposite."""
+    # A model that does no better than that on training rows cannot say that the label is turned.
     if not math.isfinite(trained) or trained < 0.6 or 0.5 - value < _TURNED * (trained - 0.5):
         return ""
     return (

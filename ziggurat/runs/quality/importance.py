@@ -332,6 +332,7 @@ def _sampled(run: Run, tables: Iterable[pa.Table], config: ImportanceConfig) -> 
         num_rows += len(table)
         kept.append(table)
         keys = np.concatenate([keys, rng.random(len(table))])
+        # Sorting at twice the sample, not at every table, keeps it rare.
         if config.samples and len(keys) > 2 * config.samples:
             kept, keys = _smallest(kept, keys, config.samples)
     if config.samples and len(keys) > config.samples:
@@ -344,6 +345,7 @@ def _sampled(run: Run, tables: Iterable[pa.Table], config: ImportanceConfig) -> 
 
 
 def _smallest(tables: Sequence[pa.Table], keys: np.ndarray, count: int) -> tuple[list[pa.Table], np.ndarray]:
+    # np.argpartition gives the smallest in any order, and rows are to stay in theirs.
     places = np.sort(np.argpartition(keys, count)[:count])
     return [pa.concat_tables(tables).take(pa.array(places)).combine_chunks()], keys[places]
 

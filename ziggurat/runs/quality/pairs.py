@@ -45,8 +45,10 @@ from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
 from ziggurat.training.metrics.metric import with_floor
 
 _SAMPLES = 131_072  # through the model, in all
-_MOST_ROWS, _FEWEST_ROWS = 4096, 1000
-_MOST_BACKGROUNDS, _FEWEST_BACKGROUNDS = 8, 2
+_MOST_ROWS = 4096
+_FEWEST_ROWS = 1000
+_MOST_BACKGROUNDS = 8
+_FEWEST_BACKGROUNDS = 2
 _BATCH = 4096
 _STEPS = 2500  # by which models of few rows have left the plateau
 _FALLS = 0.999
@@ -73,6 +75,7 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
     if num_rows < _FEWEST_ROWS:
         return None
     table = some_rows(valid)
+    # Spread evenly and not drawn, so that a run says the same each time.
     chosen = np.unique(np.linspace(0, len(table) - 1, num_rows).astype(np.int64))
     batch = table_to_batch(table.take(chosen).combine_chunks(), inputs)
     backgrounds = np.linspace(0, len(chosen) - 1, num_backgrounds).astype(np.int64)
@@ -86,6 +89,7 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
             order = torch.full((batch.batch_size,), int(background))
             mixed = permuted(batch, inputs=inputs, features=others, order=order)
             single += _logits(model, mixed, column=column, label=label) / num_backgrounds
+    # The sum of single effects has any mean: with that of the model, calibration is not what differs.
     single += whole.mean() - single.mean()
     metric = with_floor(label.task).name
     one_label = replace(inputs, labels=(label,))
@@ -97,6 +101,7 @@ def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
             torch.from_numpy(scores).unsqueeze(1), batch.labels[:, [column]], batch.weights, batch.groups
         )
         accumulators.append(accumulator)
+    # Samples of one group hang together, so that a group is one unit of the interval.
     units = (batch.row_ids if batch.groups is None else batch.groups).numpy()
     found = paired_differences(accumulators[0], accumulators[1], units=units)[metric]
     if not np.isfinite(found.value) or not np.isfinite(found.half_width):

@@ -100,10 +100,12 @@ class Slicer:
             own: rows of `encoded` that this rank scores, by their number in the data (`Batch.row_ids`).
         """
         rows = encoded.column(ROW_COLUMN).to_numpy()
+        # Bad rows are missing from `encoded`: each row is found in the chunk by its number.
         places = np.searchsorted(chunk.global_rows, rows)
         columns = [self._values(name, chunk.column(self._column[name]))[places] for name in self.config.columns]
         for name, numbers in zip(self.config.columns, columns, strict=True):
             counts = np.bincount(numbers, minlength=len(self._number_of[name]))
+            # Values that this chunk showed first have no counts yet; those before keep their places.
             counts[: self._counts[name].size] += self._counts[name]
             self._counts[name] = counts
         for name in self._with_vocabulary:
@@ -111,6 +113,7 @@ class Slicer:
             states = np.where(looked_up == UNKNOWN_ROW, 1, np.where(looked_up == MISSING_ROW, 2, 0))
             self._state_counts[name] += np.bincount(states, minlength=len(_STATES))
             columns.append(states)
+        # All rows were counted above; kept are those that this rank scores.
         self._pieces.append(np.stack(columns, axis=1)[np.searchsorted(rows, own.numpy())].astype(np.int64))
 
     def numbers(self) -> NDArray[np.int64]:
@@ -127,6 +130,7 @@ class Slicer:
                     if count:
                         yield name, _STATES[state], count, place, [state]
             counts = self._counts[name].tolist()
+            # Equal counts by text, so that the order of rows plays no part.
             by_count = sorted(self._number_of[name].items(), key=lambda item: (-counts[item[1]], item[0]))
             own = [item for item in by_count if counts[item[1]] >= self.config.min_rows][: self.config.top]
             for value, number in own:
@@ -146,6 +150,7 @@ class Slicer:
                 where="slices",
                 ways_out="slice by another column",
             )
+        # Texts are made once for each different value, which are far fewer than rows.
         unique = column.unique(maintain_order=True)
         number_of = self._number_of[name]
         found = canonical_text(unique)  # as ids: whatever type a file has for the column

@@ -30,8 +30,9 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.quality.below_chance import some_rows
 
-_LOOKED_AT, _OF_A_CHUNK = 16_384, 2_048
-_MOST_TRAINING_ROWS = 4_000_000
+_LOOKED_AT = 16_384  # rows in all, which give a share to within half a per cent
+_OF_A_CHUNK = 2_048  # a file may be sorted, so that no chunk of it is to speak for all
+_MOST_TRAINING_ROWS = 4_000_000  # beyond, they are not read, so that the comparison stays short
 _WELL_ABOVE = 0.05
 
 
@@ -91,6 +92,7 @@ class SeenRows:
             return None
         train = prepared.train
         trained = [_hashes(train.read_group(index)) for index in range(len(train.group_sizes))]
+        # The empty part is for data without a group of rows: nothing to join is an error.
         known = np.unique(np.concatenate([*trained, np.empty(0, np.uint64)]))
         chance = None
         if prepared.valid is not None and prepared.valid.num_rows:
@@ -110,5 +112,6 @@ def _prepared_rows(config: RunConfig) -> PreparedData | None:
 
 def _hashes(table: Any) -> NDArray[np.uint64]:
     """(rows,) a hash of what each encoded row holds, but for where it stands."""
+    # A hash depends on the order of columns, and files may have them in any.
     held = [name for name in sorted(table.column_names) if name not in (ROW_COLUMN, SESSION_COLUMN)]
     return pl.DataFrame(table.select(held)).hash_rows(seed=0).to_numpy()
