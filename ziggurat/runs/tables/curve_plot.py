@@ -27,6 +27,7 @@ def curve_figure(curves: Mapping[str, MissRatioCurve], *, title: str) -> Figure:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    # Even steps on an axis of powers of ten.
     shares = np.geomspace(0.001, 1.0, _POINTS)
     largest = sorted(curves, key=lambda name: -curves[name].trace.num_rows)
     for name in largest[:_MOST_CURVES]:

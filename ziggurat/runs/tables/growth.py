@@ -16,7 +16,8 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.training.records.log import read_records
 
 _PREFIX = "growing/"
-_FULL_SHARE, _LOST_SHARE = 0.5, 0.2  # of the lines of a log, and of look-ups, from which on it is said
+_FULL_SHARE = 0.5  # of the lines of a log, from which on a table is said to be full
+_LOST_SHARE = 0.2  # of look-ups, from which on it is said that they cost rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,19 @@ def logged_growth(log: Path, *, limits: Mapping[str, int]) -> dict[str, LoggedGr
     lines = Counter[str]()
     full = Counter[str]()
     for record in read_records(log):
-        for name, count in record.items() if record.get("kind") == "train" else ():
+        if record.get("kind") != "train":
+            continue
+        for name, count in record.items():
+            # From the right: the name of a table may have slashes of its own.
             table, _, what = name.removeprefix(_PREFIX).rpartition("/")
             if not name.startswith(_PREFIX) or table not in limits:
                 continue
             counts[table, what] += count
+            # One count of ids a line: how full the table was when it was written.
             if what == "ids":
                 lines[table] += 1
-                full[table] += count >= limits[table]
+                if count >= limits[table]:
+                    full[table] += 1
     return {
         table: LoggedGrowth(
             name=table,

@@ -76,6 +76,7 @@ def with_rungs(
         )
     limit_bytes = size_of_text(limit, where=SETTING)
     problem = tier_problem(config, dataset.inputs, list_lengths=list_lengths, limit_bytes=limit_bytes)
+    # A sample of the rows takes time to read: only where something has to be chosen by it.
     if config.tables.cache or sum(table.num_bytes(_FP32) for table in problem.tables) > limit_bytes:
         problem = _with_tiers(problem, config, dataset)
     choice = choose_rungs(problem, way_out=unit_missing(limit, setting=SETTING))
@@ -109,6 +110,7 @@ def _with_tiers(problem: TierProblem, config: RunConfig, dataset: Dataset) -> Ti
         is_below = config.tables.is_on_disk(table.name) or config.tables.is_in_host(table.name)
         here = Place.BELOW if is_below else Place.MEMORY
         place = here if is_chosen or table.name in config.tables.in_memory else Place.ANYWHERE
+        # A rate for each table, since rows of other widths take other time.
         rate = disk_rate(folder, payload_bytes=table.row_bytes) if folder else None
         return replace(table, disk=rate, link=link, place=place)
 

@@ -45,7 +45,8 @@ from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
 
 QUANTISATION = Format(name="ziggurat.quantisation", what="a report on a run in few bits")
-_LARGEST, _ERROR = "largest_change", "log_loss_error"
+_LARGEST = "largest_change"
+_ERROR = "log_loss_error"
 _Scores = Float[np.ndarray, " n"]
 
 
@@ -224,7 +225,11 @@ class _ScoresOfRun:
 
         A label that is always 1 (what came next) has NaN: its items are judged by their ranks, and no score says more.
         """
-        kept, again, asked, kinds = iter(self._kept), iter(self._kept), iter(labels), iter(labels)
+        # Both metrics go through all labels, each at its own pace.
+        kept = iter(self._kept)
+        again = iter(self._kept)
+        asked = iter(labels)
+        kinds = iter(labels)
 
         def largest(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
             del labels, weights
@@ -318,6 +323,7 @@ def rounded_tables(config: RunConfig, row_format: RowFormat, *, table: str) -> T
         return TablesConfig(weights=row_format)
     if config.tables.cache:
         return TablesConfig(by_table={table: row_format})
+    # The format is chosen, and a limit would choose another.
     return replace(config.tables, by_table={**config.tables.by_table, table: row_format}, memory_limit="")
 
 

@@ -36,6 +36,7 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
     marks = dict(zip(formats, itertools.cycle(_MARKS)))
     for cost in report.tried:
         before = report.run.weight_bytes if not cost.table else report.table_bytes[cost.table]["run"]
+        # Where one table is tried, the others keep the bytes of the run.
         share = (report.run.weight_bytes - before + cost.weight_bytes) / max(report.run.weight_bytes, 1)
         loss = _loss(cost, metric)
         name = cost.table or "all tables"
@@ -43,6 +44,7 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
         axes.plot(100 * share, max(loss, _LEAST), marks[cost.row_format], color=colour)
         if loss > _LEAST or not cost.table:
             point = (100 * share, max(loss, _LEAST))
+            # Names of points at the right edge stand on their left, where there is room.
             is_right = share > 0.8
             axes.annotate(
                 f"{cost.row_format}, {name}",

@@ -85,8 +85,11 @@ class TablesReport:
 
     def lines(self) -> list[str]:
         """Say what the figures are of."""
-        names = ("weight_bytes", "state_bytes", "cache_bytes", "map_bytes", "disk_bytes")
-        weights, state, cache, maps, disk = (sum(getattr(each, name) for each in self.tables) for name in names)
+        weights = sum(each.weight_bytes for each in self.tables)
+        state = sum(each.state_bytes for each in self.tables)
+        cache = sum(each.cache_bytes for each in self.tables)
+        maps = sum(each.map_bytes for each in self.tables)
+        disk = sum(each.disk_bytes for each in self.tables)
         cached = f", cache {size_text(cache)}" if cache else ""
         cached += f", maps of ids {size_text(maps)}" if maps else ""
         order = "the second epoch" if self.epochs == 2 else "the second half of the sample"
@@ -110,6 +113,7 @@ class TablesReport:
             own = [f"{each.own_hits.text} ({each.name})" for each in caches if each.own_hits is not None]
             log = self.why_not_measured if measured is None else f"{100 * measured:.1f} % in the log"
             found += [f"{name:<9} the run's own: predicted {', '.join(own)}; measured: {log}"] if own else []
+        # A smaller share would be shown as 0 %.
         new = {each.name: each.first_touches for each in self.tables if each.first_touches >= 0.005}
         if new:
             shown = ", ".join(f"{name} {100 * share:.0f} %" for name, share in list(new.items())[:5])
@@ -142,10 +146,11 @@ class TablesReport:
         in_host = [each for each in self.tables if each.place is RowsPlace.HOST]
         if not in_host:
             return []
-        rows, whole = (sum(getattr(each, name) for each in in_host) for name in ("num_rows", "weight_bytes"))
-        held, state = (sum(getattr(each, name) for each in in_host) for name in ("cache_bytes", "state_bytes"))
+        rows = sum(each.num_rows for each in in_host)
+        held = sum(each.cache_bytes for each in in_host)
+        whole = sum(each.weight_bytes + each.state_bytes for each in in_host)
         return [
-            f"host      {rows:,} rows of {len(in_host)} tables, {size_text(whole + state)} of the host's memory; "
+            f"host      {rows:,} rows of {len(in_host)} tables, {size_text(whole)} of the host's memory; "
             f"{size_text(held)} of the device hold rows, and {MAP_BYTES} bytes for each of all rows say where"
         ]
 
@@ -177,6 +182,7 @@ def measured_hits(log: Path | None, *, name: str) -> float | None:
         return None
     timings = [each.get("timing", {}) for each in read_records(log) if each.get("kind") == "train"]
     rates = [each[name] for each in timings if name in each]
+    # In the first half caches are still filling.
     return statistics.fmean(rates[len(rates) // 2 :]) if rates else None
 
 
@@ -268,6 +274,7 @@ def table_sizes(config: RunConfig, inputs: InputSpec) -> dict[str, TableSize]:
 def cache_bytes(config: RunConfig, size: TableSize) -> int:
     """Return the bytes of the cached rows of a table, all of whose rows are as hot as those of other tables."""
     per_row, per_element = state_bytes(size.optimizer)
+    # Rows are cached in FP32, whatever the table keeps them in.
     row_bytes = (4 + per_element) * size.dim + per_row
     return config.tables.cache_of(size.row_format).bytes_for(size.num_rows, row_bytes=row_bytes)
 
@@ -283,6 +290,7 @@ def _use(
     own = config.tables.cache_of(formats[0]).share
     if place is not RowsPlace.MEMORY:
         own = held_share(config, sizes) if on_disk else share_on_device(config, sizes)
+    # Rows on a disk take memory only while they are held, which `cache_bytes` counts.
     in_memory = () if on_disk else tables
     growing = (touched.inputs.table(each).growing for each in tables)
     return TableUse(

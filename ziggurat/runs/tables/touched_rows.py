@@ -60,6 +60,7 @@ class TouchedRows:
             most_touches: beyond this many, a share of the rows stands for all.
         """
         sizes = [self.inputs.table(name).num_rows for name in tables]
+        # In a cache that tables share, the rows of each are numbered on from those before it.
         first_rows = [0, *itertools.accumulate(sizes)]
         batches = []
         for parts in zip(*(self.batches[name] for name in tables), strict=True):
@@ -79,6 +80,7 @@ class TouchedRows:
 
     def ages(self, table: str) -> Int64[np.ndarray, " r"]:
         """Batches since each of the different rows was used last, at the end of the sample; 0: by the last batch."""
+        # From the last batch back: where a row is first is where it was used last.
         parts = [rows for rows, _ in reversed(self.batches[table])]
         numbers = np.repeat(np.arange(len(parts)), [len(rows) for rows in parts])
         _, latest = np.unique(np.concatenate(parts), return_index=True)
@@ -101,26 +103,27 @@ def touched_rows(dataset: Dataset, *, loader: LoaderConfig, samples: int) -> Tou
         samples: to read, half of them to fill the cache; of small data as many as two epochs have.
     """
     stream = Loader(dataset, config=loader)
-    half = -(-min(samples // 2, dataset.num_rows) // loader.batch_size)
-    all_of_it = 2 * dataset.num_rows <= samples
-    warm, counted = (stream.steps_per_epoch,) * 2 if all_of_it else (half, half)
+    warm = -(-min(samples // 2, dataset.num_rows) // loader.batch_size)
+    if 2 * dataset.num_rows <= samples:
+        warm = stream.steps_per_epoch
     inputs = dataset.inputs
     found: dict[str, list[_Touched]] = {table.name: [] for table in inputs.tables}
     num_samples = 0
     growing = GrowingBatches(inputs)
-    for number, batch in enumerate(_first(stream, warm + counted)):
+    for number, batch in enumerate(_first(stream, 2 * warm)):
         if growing.ids:
             batch, _ = growing.admitted(batch, step=number + 1)
         for table, rows in _rows_of(batch, inputs).items():
             distinct, lookups = np.unique(rows, return_counts=True)
             found[table].append((distinct, lookups))
-        num_samples += batch.batch_size if number >= warm else 0
+        if number >= warm:
+            num_samples += batch.batch_size
     return TouchedRows(
         inputs=inputs,
         batches=found,
         counted_from=warm,
         num_samples=num_samples,
-        epochs=1 + (warm + counted > stream.steps_per_epoch),
+        epochs=2 if 2 * warm > stream.steps_per_epoch else 1,
         growing={name: ids.report() for name, ids in growing.ids.items()},
     )
 
@@ -139,5 +142,6 @@ def _rows_of(batch: Batch, inputs: InputSpec) -> dict[str, Int64[np.ndarray, " n
         parts[spec.table].append(batch.single[index])
     for index, spec in enumerate(inputs.jagged):
         parts[spec.table].append(batch.jagged.of(index, batch_size=batch.batch_size).values)
+    # A table that this batch does not look up has rows, too: none.
     nothing = torch.empty(0, dtype=torch.int64)
     return {name: torch.cat([nothing, *rows]).numpy() for name, rows in parts.items()}
