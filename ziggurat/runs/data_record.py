@@ -65,7 +65,8 @@ _FORMAT = Format(
     migrations={1: _rounded_by_the_processor, 2: _labels_in_32_bits},
     ways_out=("restore the file from a copy", "delete it: the run is then resumed without comparing its data"),
 )
-_BLOCKS, _BLOCK_BYTES = 17, 1 << 16
+_BLOCKS = 17
+_BLOCK_BYTES = 1 << 16
 _ALL = "all"  # the role of a file whose rows a split deals out
 
 
@@ -166,6 +167,7 @@ def raw_file(path: DataPath, *, role: str = _ALL) -> RawFile:
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
         last = max(0, size - _BLOCK_BYTES)
+        # A file that fits one block has all these places at 0: the set leaves one of them.
         for start in sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)}):
             file.seek(start)
             digest.update(file.read(_BLOCK_BYTES))
@@ -217,7 +219,10 @@ def refuse_other_data(
     now = DataRecord(vocabulary=prepared.preprocessing.fingerprint, splits=_splits(prepared), raw_files=())
     saved = {} if record is None else record.rows_facts()
     given = {} if record is None else now.rows_facts()
-    vocabulary = fitted.fingerprint if fitted is not None else record.vocabulary if record is not None else ""
+    vocabulary = "" if record is None else record.vocabulary
+    if fitted is not None:
+        vocabulary = fitted.fingerprint
+    # Where the run has kept what was fitted, statistics may differ by their rounding; in a fingerprint they may not.
     if fitted is None or fitted.difference(prepared.preprocessing):
         saved = {"vocabulary": vocabulary} | saved
         given = {"vocabulary": now.vocabulary} | given

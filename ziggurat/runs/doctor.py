@@ -74,6 +74,7 @@ def gpu_lines() -> dict[str, str]:
         return {"GPU": choose_device().reason, **lines}
     free, total = torch.cuda.mem_get_info()
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Measured one by one below: where this GPU cannot give one of them, the others are shown all the same.
     rates = {
         "copies in memory": lambda: f"{copy_gb_per_s(device='cuda', num_bytes=_copied(free)):,.0f} GB/s, both ways",
         "products BF16": lambda: _rate(matmul_gflop_per_s(torch.bfloat16, device="cuda", size=_LARGE)),

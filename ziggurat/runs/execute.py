@@ -123,6 +123,7 @@ def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
                 ways_out="start from the recipe synthetic_dlrm",
             )
         teacher = SyntheticTeacher(config.teacher)
+        # The settings name the file, so that another teacher never finds the rows of this one.
         digest = hashlib.sha256(json.dumps(to_json(config.teacher), sort_keys=True).encode()).hexdigest()[:16]
         path = cache_folder() / "synthetic" / f"{digest}_{config.dataset.rows}.parquet"
         if not path.exists():
@@ -198,6 +199,7 @@ def prepare_run(
 
     prepared = prepared_with(None)
     fitted_anew = prepared.preprocessing
+    # The same data, whose statistics round otherwise here: the run goes on with the numbers that it began with.
     if fitted is not None and fitted.numbers != fitted_anew.numbers and not fitted.difference(fitted_anew):
         prepared = prepared_with(fitted.numbers)
     end_phase()
@@ -358,6 +360,7 @@ def _check_known_tables(config: RunConfig) -> None:
 
     On many ranks `parallelize` does it, since the plan says what each of them holds.
     """
+    # The ranks have not met yet: that there are many is known from who started them alone.
     if type(config.model) not in MODEL_CONFIGS or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return
     if config.tables.memory_limit:  # formats are chosen when all sizes are known
@@ -402,6 +405,7 @@ def check_schema_fits(config: RunConfig) -> None:
     tables = {name for feature in schema.features if (name := table_of(feature))}
     vocabularies = {name: range(8) for name in tables if schema.table(name).encoding is Encoding.VOCABULARY}
     inputs = inputs_of_schema(schema, vocabularies)
+    # Shapes are checked all the same, and no table takes memory or time.
     with torch.device("meta"):
         build_model(config.model, inputs, seed=0, towers=config.towers, draw_tables=False)
 
@@ -477,6 +481,7 @@ def _build(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunF
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
         model.embeddings.tables.check_room(TableUse.TRAINING)
+    # A checkpoint fills the tables of a resumed run: rows drawn before would be drawn for nothing.
     if not (resume and ranks.on_first(lambda: complete_steps(run.checkpoints))):
         for tables in tables_of(model):
             tables.draw(config.training.seed)

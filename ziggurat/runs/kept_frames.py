@@ -65,8 +65,9 @@ def with_kept_frames(config: RunConfig, frames: Mapping[str, pl.DataFrame], *, r
         *config.data.train,
         *config.data.valid,
         *config.data.test,
-        *([config.dataset.name] * bool(config.dataset.name)),
+        *([config.dataset.name] if config.dataset.name else ()),
     ]
+    # A config that is resumed names the kept files already.
     named = [name for name in named if (name,) not in kept.values()]
     if named:
         raise ConfigError(
@@ -76,6 +77,7 @@ def with_kept_frames(config: RunConfig, frames: Mapping[str, pl.DataFrame], *, r
             ways_out=("leave data out", "leave the files out of config.data, and the data set out of config.dataset"),
         )
     split = config.data.split
+    # Frames that come by split are not to be split again.
     if len(frames) > 1:
         split = dataclasses.replace(split, by=SplitBy.FILES)
     data = dataclasses.replace(config.data, split=split, **kept)
@@ -94,6 +96,7 @@ def keep_frames(frames: Mapping[str, pl.DataFrame], *, run: RunFolder) -> None:
         is_there = path.exists() and _holds(path, frame)
         if is_there:
             continue
+        # What a start has left that never began may be replaced.
         if run.has_begun() and path.exists():
             raise DataError(
                 expected=f"the table that the run was started with, {path.name}",

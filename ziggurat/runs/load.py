@@ -282,7 +282,9 @@ class Run:
         if out is not None and self.team.is_first:
             return write_frames(frames, out, schema=schema)
         found = pl.concat([pl.DataFrame(schema=schema), *frames])
-        return len(found) if out is not None else like(found, data) if is_frame(data) else found
+        if out is not None:
+            return len(found)
+        return like(found, data) if is_frame(data) else found
 
     def next_items(self, data: object, *, k: int = 10, bad_rows: BadRowPolicy = BadRowPolicy.ERROR) -> pl.DataFrame:
         """The `k` items that come next for each user of an event log; see `scores/next_items.py`."""
@@ -369,7 +371,7 @@ class Run:
 
     def _full_ranking(self, prepared: PreparedData, split: str = "") -> FullRankingPass:
         train = self._rows(prepared, "train")
-        asked = prepared.valid if split == "valid" else train if split == "train" else None
+        asked = {"train": train, "valid": prepared.valid}.get(split)
         found = FullRankings(self.model, train=train, valid=None if split == "train" else prepared.valid).begin(asked)
         assert found is not None
         return found
@@ -482,11 +484,13 @@ def load_run(
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     growing = GrowingTables(model)
     into = {f"model.{name}": value for name, value in model.state_dict().items()} | growing.state()
+    # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
     loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
     store.close()
     if loaded.step != chosen and team.is_first:
         why = "\n".join(map(str, loaded.skipped))
         _log.warning("the best checkpoint (step %d) is lost; that of step %d is taken:\n%s", chosen, loaded.step, why)
+    # The checkpoint has filled the rows: tables that are not told so refuse to be read.
     for held in tables_of(model):
         held.mark_filled()
     model.eval()

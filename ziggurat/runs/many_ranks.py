@@ -129,6 +129,7 @@ class Ranks:
             made.append(action(shown))
 
         self._agreement.on_first(lambda: run(progress))
+        # Only now is there a result that the others can find.
         self._agreement.everywhere(lambda: None if self.is_first else run(NoProgress()))
         return made[0]
 
@@ -200,6 +201,7 @@ class Ranks:
         source = "--plan"
         if plan is None and resume and run.plan.exists():
             kept = Plan.load(run.plan)
+            # A plan for another number of ranks, or other groups, is of no use: a new one is made.
             if kept.world_size == world_size and config.parallel.tower_size in (0, kept.ranks_per_group):
                 plan = kept
                 source = "the plan in the run's folder"

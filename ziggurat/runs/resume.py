@@ -84,6 +84,7 @@ def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[
     stored = load_config(run.path, models=(type(given.model),))
     given = _as_stored_where_auto(given, stored)
     same_place = [getattr(given.data, name) == getattr(stored.data, name) for name in ("train", "valid", "test")]
+    # Files that moved together with the run are taken where they lie now, on both sides of the comparison.
     if all(same_place) and given.dataset.source == stored.dataset.source:
         stored = located(stored, folder=run.path)
         given = replace(given, data=replace(given.data, **_files(stored)), dataset=stored.dataset)

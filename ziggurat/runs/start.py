@@ -52,6 +52,7 @@ def base_rates(prepared: PreparedData) -> BaseRates:
     shares: list[float] = []
     for label in labels:
         values = table[label_column(label.name)].to_numpy().astype(np.float64)
+        # A label that is missing counts for neither side.
         known = ~np.isnan(values)
         positives = label.positive_weight * float((weights[known] * values[known]).sum())
         negatives = float((weights[known] * (1.0 - values[known])).sum())
@@ -70,7 +71,8 @@ def start_at_base_rates(model: Model, prepared: PreparedData) -> str:
         prepared: its training rows.
     """
     found = base_rates(prepared)
-    known = [f"{name} {share:.2%}" for name, share in zip(found.names, found.shares, strict=True) if share == share]
+    shares = zip(found.names, found.shares, strict=True)
+    known = [f"{name} {share:.2%}" for name, share in shares if not math.isnan(share)]
     if not known:
         return ""
     biases = model.output_biases()

@@ -61,6 +61,7 @@ def verify_run(folder: str | Path, *, models: Sequence[type[object]] = ()) -> Ve
         lines.append(f"{name}: DAMAGED\n{error}")
     files = WrittenFiles(run)
     if intact:
+        # No tensor is wanted, only what the checkpoint says of the run.
         state = store.load(intact[-1], into={}, match=Match.SUBSET).state
         best = Position.from_json(state.get("position")).best_step
         if best in store.steps() and best not in store.pinned():
@@ -97,6 +98,7 @@ def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:
             check(path)
         except ZigguratError as error:
             found.append((str(path.relative_to(run.path)), error))
+    # Compared only where both can be read.
     if not found:
         try:
             _refuse_other_inputs(run)

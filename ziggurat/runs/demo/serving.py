@@ -29,7 +29,8 @@ from ziggurat.runs.execute import train_run
 from ziggurat.runs.export.make import export_run
 from ziggurat.training.report.progress import Progress
 
-RETRIEVER, RANKER = "movielens_two_tower", "movielens_dcn_v2"
+RETRIEVER = "movielens_two_tower"
+RANKER = "movielens_dcn_v2"
 QUESTIONS = (
     ({"user_id": "17"}, ""),
     ({"user_id": "17"}, "genres:Drama AND NOT year:1995..1999"),

@@ -27,7 +27,8 @@ from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder, read_evaluation
 from ziggurat.training.report.progress import Progress
 
-NUM_HOSTS, RANKS_PER_HOST = 2, 2
+NUM_HOSTS = 2
+RANKS_PER_HOST = 2
 COMPRESSION = 4
 _TIME_LIMIT_S = 1800
 

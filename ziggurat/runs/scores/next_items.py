@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ziggurat.runs.load import Run
 
 RANK, SCORE = "rank", "score"
-_USERS = 4_096
+_USERS = 4_096  # asked at once
 
 
 def next_items_schema(run: Run) -> pl.Schema:
@@ -89,10 +89,12 @@ def next_items(
     if progress is not None and run.team.is_first:
         progress.say(f"{repeats.of_answers} (repeats = {repeats.value})")
     with torch.no_grad():
+        # Only items that training met: of another one nothing is known but how its row was drawn.
         rows_N = model.item_counts[NUM_RESERVED_ROWS:].nonzero().squeeze(1) + NUM_RESERVED_ROWS
         items_ND = model.vectors_of_items(rows_N)
         table_ids = ids_of_table(run, table_of(schema.feature(schema.item_settings.id)))
         ids = table_ids.gather(rows_N.cpu().numpy() - NUM_RESERVED_ROWS)
+        # From rows of the table to places in `items_ND`; -1 for what is no candidate.
         number_of_row = torch.full_like(model.item_counts, -1)
         number_of_row[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
         for table in sample_tables(log, questions, schema, purpose=Purpose.PREDICTION):
@@ -130,6 +132,7 @@ def _answers(
     run: Run, users: pl.Series, ids: pl.Series, items_ND: torch.Tensor, asked: Questions, *, k: int
 ) -> pl.DataFrame:
     _, found_QK = rank_all(items_ND, asked, depth=min(k, len(items_ND)))
+    # Places without an item are -1: they take the score of any, and are left out below.
     scores_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)])
     found = found_QK.cpu().numpy()
     schema = next_items_schema(run)

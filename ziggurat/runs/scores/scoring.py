@@ -335,6 +335,7 @@ def own_rows(run: Run, table: pa.Table) -> Batch:
     """The rows of an encoded chunk that this rank scores, as a batch."""
     rank = run.team.rank
     world_size = run.team.world_size
+    # Ends of all ranks by one formula: no row is left out, and none scored twice.
     first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
     return table_to_batch(table.slice(first, last - first).combine_chunks(), run.preprocessing.inputs)
 
@@ -392,6 +393,7 @@ def scored_frames(
     run: Run, data: Any, *, schema: pl.Schema, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None
 ) -> Iterator[pl.DataFrame]:
     """The scores of each chunk in the columns of `schema`; none on ranks but the first."""
+    # Scoring may read ahead of its scores: chunks wait here for theirs.
     waiting: deque[RawChunk] = deque()
 
     def batches() -> Iterator[Batch]:
@@ -407,6 +409,7 @@ def scored_frames(
         chunk = waiting.popleft()
         if not run.team.is_first:
             continue
+        # Rows that were put aside have no score, so that each is found by its number.
         at = np.searchsorted(chunk.global_rows, rows)
         columns = {ROW: pl.Series(rows, dtype=pl.Int64)}
         columns |= {name: _cast(chunk.column(name).gather(at), schema[name], chunk) for name in keep}
@@ -417,6 +420,7 @@ def scored_frames(
 def _cast(series: pl.Series, kind: pl.DataType, chunk: RawChunk) -> pl.Series:
     try:
         cast = series.cast(kind)
+        # A cast to integers drops fractions without a word: the way back shows it.
         lost = series.dtype.is_float() and kind.is_integer() and bool((cast.cast(series.dtype) != series).any())
         problem = "with fractions" if lost else ""
     except pl.exceptions.PolarsError as error:
