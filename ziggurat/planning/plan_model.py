@@ -42,8 +42,8 @@ from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.typed import Count, CountOrNone, checked
 
 ALL_PLACEMENTS = tuple(Placement)
-_BYTES_PER_WEIGHT = 16
-_MOST_SIZES = 3
+_BYTES_PER_WEIGHT = 16  # FP32: the weight, its gradient and two moments of Adam
+_MOST_SIZES = 3  # sizes of tower groups, which share the time of the search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +220,7 @@ def plan_model(
             refusals.append(error)
             tried.append(SizeTried(size=size, step_s=None))
     if not found:
+        # That of a host, which is tried first.
         raise refusals[0]
     best = min(found, key=lambda planned: planned.timeline.step_s)
     if model.towers is None:
@@ -240,6 +241,7 @@ def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> l
         Plan(world_size=cluster.world_size, tables=(), towers=towers, tower_size=asked)  # refuses what is impossible
         return [asked]
     host = cluster.devices_per_host
+    # By ratios: half as many ranks are as near as twice as many.
     near = sorted(possible, key=lambda size: (abs(np.log2(size / host)), size))
     return near[:_MOST_SIZES]
 
@@ -296,8 +298,8 @@ def memory_ledger(work: StepWork, cluster: Cluster) -> MemoryLedger:
     return MemoryLedger(
         reserve=cluster.device.memory_bytes - cluster.usable_bytes,
         dense=_BYTES_PER_WEIGHT * sum(part.num_parameters for part in parts),
-        activations=int(8 * work.batch_size * sum(part.numbers for part in parts)),
-        buffers=2 * (looked_up + received),
+        activations=int(8 * work.batch_size * sum(part.numbers for part in parts)),  # and a gradient for each
+        buffers=2 * (looked_up + received),  # and their gradients
     )
 
 

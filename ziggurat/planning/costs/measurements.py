@@ -132,6 +132,7 @@ class Measurements:
         disk: None as long as it is not measured.
     """
 
+    # Files that were written before have the name on the left.
     FORMERLY: ClassVar[Mapping[str, str]] = {"ranks_a_host": "ranks_per_host"}
 
     machine: str = ""

@@ -133,10 +133,12 @@ def report_on(
     for names in towers.towers:
         mine = [features[index[name]] for name in names]
         pairs = interactions[[index[name] for name in names]][:, [index[name] for name in names]]
+        # Without the pairs of a feature with itself.
         off = ~torch.eye(len(mine), dtype=torch.bool)
         loads.append(
             TowerLoad(
                 features=names,
+                # By table, so that one which several features share counts once.
                 num_bytes=int(sum({feature.table: feature.table_bytes for feature in mine}.values())),
                 lookups=float(sum(feature.lookups for feature in mine)),
                 reads=float(sum(feature.lookups * feature.dim for feature in mine)),
