@@ -178,6 +178,7 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
             ways_out=f"--out {pasted(target.with_stem(target.stem + '_lists'))}",
         )
     parts = _parts_of(target)
+    # The nearest folder that is there: what is between is made later.
     place = next(each for each in (parts, *parts.parents) if each.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise _no_place(parts, "a file" if not place.is_dir() else f"no permission to write in {place}")
@@ -298,6 +299,7 @@ class _Parts:
 
     def write(self, number: int, lists: pl.DataFrame) -> None:
         """Keep the lists of a part, then its note, with which it counts."""
+        # In memory first, so that the digest is of what was meant, whatever the disk makes of it.
         content = io.BytesIO()
         lists.write_parquet(content)
         data = content.getvalue()

@@ -273,6 +273,7 @@ class Recommender:
         if self._leaves_out_seen(request) and self._users is not None and number in self._users.seen(request.user):
             said = f"repeats = {self._info.repeats}" if request.exclude_seen is None else "exclude_seen"
             lines.append(f"left out: the user has had it ({said})")
+        # 17 and 17.0 name one item, in the catalogue as in requests.
         if canonical_id(id) in {canonical_id(each) for each in request.exclude}:
             lines.append("left out: the request excludes it")
         if question.filter is not None and self.chain.index is not None:

@@ -231,9 +231,12 @@ def canonical_id(value: object, *, column: str = "id") -> str | None:
     text = _id(value, column)
     if text in ("True", "False"):
         return text.lower()
+    # Ids that stood in a column with gaps come as floats: 17.0 is 17.
     if text is not None and text.endswith(".0") and text[:-2].lstrip("-").isdecimal() and text.isascii():
         whole = text[:-2]
-        return "0" if whole == "-0" else whole if whole.count("-") <= 1 else text
+        if whole == "-0":
+            return "0"
+        return whole if whole.count("-") <= 1 else text
     return text or None
 
 
@@ -318,6 +321,7 @@ def number_of(value: object, *, column: str) -> float | None:
         truth = {"true": 1.0, "false": 0.0}.get(text.lower())
         if truth is not None:
             return truth
+        # float() would take digits of other scripts and 1_000, which are no numbers in files.
         if text.isascii() and "_" not in text:
             with contextlib.suppress(ValueError):
                 return float(text[:400])
@@ -330,6 +334,7 @@ def _id(value: object, column: str) -> str | None:
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             raise _wrong(f"text of at most {MAX_TEXT:,} characters", value, column)
+        # JSON can hold one half of a pair of surrogates, which no file can.
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -338,6 +343,7 @@ def _id(value: object, column: str) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
+        # Python refuses to write numbers of thousands of digits, with an error of its own.
         if value.bit_length() > 1024:
             raise _wrong("an id", f"a number of {value.bit_length():,} bits", column)
         return str(value)

@@ -49,6 +49,7 @@ class ItemSearch:
             vectors: one a row of the catalogue.
             items: the catalogue.
         """
+        # Vectors as they are: answers have to be those of the run.
         config = ItemIndexConfig(vectors=VectorIndexConfig(kept=Kept.FLOAT32))
         return ItemSearch(ItemIndex.build(vectors, items=items, config=config))
 
@@ -83,13 +84,16 @@ class ItemSearch:
     def example(self) -> str:
         """A filter for documentation that some items pass and others do not, as many as can be; "" without one."""
         found: dict[str, float] = {}
-        for name, values in self._filters().values_of(0).items() if len(self.index.vectors) else ():
+        if not len(self.index.vectors):
+            return ""
+        for name, values in self._filters().values_of(0).items():
             for value in (values or [])[:3]:  # None: the item has none
                 text = f"{name}:{_quoted(value)}"
                 try:
                     passing = self._filters().selectivity(text)
-                except ZigguratError:
+                except ZigguratError:  # a value that filters have no way to write
                     continue
+                # An example needs a name that is written without quotes, and has to leave something out.
                 if " " not in name and passing < 1:
                     found[text] = passing
         return max(found, key=lambda text: found[text], default="")
@@ -141,7 +145,9 @@ class ItemSearch:
             items: their rows of the catalogue.
             gone: numbers of items that are deleted, whether or not they were ever found here.
         """
+        # Searches that are under way keep the index that they began with.
         index = self.index.fork()
+        # Numbers of deleted items count as well: no item that comes later may get one of them.
         index.reserve(max([-1, *numbers.tolist(), *gone]) + 1)
         if len(gone):
             index.delete(list(gone))

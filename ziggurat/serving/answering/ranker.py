@@ -25,7 +25,7 @@ from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_of_
 from ziggurat.serving.export.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of, placed_in_request
 
-CHUNK_PAIRS = 16_384
+CHUNK_PAIRS = 16_384  # scored at once, whatever requests ask for, so that memory is bounded
 
 
 class Ranker:
@@ -86,6 +86,7 @@ class Ranker:
     ) -> Float32[Tensor, "P L"]:
         """Scores of pairs (number of the user, number of the item in the catalogue)."""
         known_items = self._known_items()
+        # Items that were changed are encoded in later rows than their numbers.
         if self._row_of_item is not None:
             pairs = (pairs[0], self._row_of_item[pairs[1]])
         found = []
@@ -109,6 +110,7 @@ class Ranker:
         """Scores of raw rows, as `ziggurat predict` gives them; `unknown` as in `score_rows`."""
         parts: list[Tensor] = []
         for number, part in enumerate(frame.iter_slices(CHUNK_PAIRS)):
+            # Errors name the row of the whole frame, not of this part.
             batch = self.packed.preprocessing.batch(part, first_row=number * CHUNK_PAIRS)
             if unknown is not None:
                 unknown += unknown_of_rows(batch, self.inputs)

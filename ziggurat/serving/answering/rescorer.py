@@ -37,6 +37,7 @@ class Rescorer:
     def __init__(self, over_arch: OverArch, *, parts: Float32[Tensor, "N X"]) -> None:
         self.over_arch = over_arch
         self.parts = parts
+        # Once, since they are the same for all users and items.
         with torch.no_grad():
             self._weights = over_arch.pair_weights()
 
@@ -71,6 +72,7 @@ class Rescorer:
             numbers: of the items.
             vectors: of the items, as they are now.
         """
+        # Answers that are under way read the old parts, so that nothing is written into these.
         parts = self.parts.new_zeros(max(len(self.parts), int(numbers.max()) + 1), self.parts.shape[1])
         parts[: len(self.parts)] = self.parts
         parts[numbers] = self.over_arch.item_parts(vectors)

@@ -91,7 +91,9 @@ class ShardItems:
         if self.change is None:
             return ShardItems(change=_in_order(later))
         before = self.change
+        # What was changed or deleted later counts no more as it was.
         stays = ~torch.isin(before.numbers, torch.cat([later.numbers, later.gone]))
+        # A deleted item that was put again is there.
         gone = before.gone[~torch.isin(before.gone, later.numbers)]
         both = ShardChange(
             numbers=torch.cat([before.numbers[stays], later.numbers]),
@@ -185,6 +187,7 @@ class Shards:
             rows = items.filter(pl.Series(own.numpy(), dtype=pl.Boolean))
             change = ShardChange(numbers=numbers[own], vectors=vectors[own], items=rows, gone=out)
             after.append(before.then(change))
+        # Before a question names the new items.
         self.scatter.prepare(after)
         return Shards(self.scatter, order=self._order, items=after)
 

@@ -47,6 +47,7 @@ class Side:
         self.preprocessing: Preprocessing | None = None
         if features:
             used = {table_of(feature) for feature in features}
+            # Requests bring features alone: a label, weight, group or time that is not there must not be asked for.
             part = dataclasses.replace(
                 schema,
                 features=features,
@@ -116,6 +117,7 @@ def encode_frame(side: Side, frame: pl.DataFrame) -> EncodedSide:
 
 def stacked(parts: Sequence[Batch]) -> Batch:
     """Batches of one side, one after the other."""
+    # Without a copy: a catalogue of one part is large enough.
     if len(parts) == 1:
         return parts[0]
     return dataclasses.replace(Batch.stacked(parts), row_ids=torch.arange(sum(part.batch_size for part in parts)))
@@ -145,6 +147,7 @@ def join(
         if side.inputs.dense:
             dense[:, [dense_at[name] for name in side.inputs.dense]] = side.batch.dense[chosen]
         for index, spec in enumerate(side.inputs.single):
+            # Straight into its row, since a gather of its own would be copied once more.
             torch.index_select(side.batch.single[index], 0, chosen, out=single[single_at[spec.name]])
         vectors |= {spec.name: side.batch.vectors[spec.name][chosen] for spec in side.inputs.vectors}
         for index, spec in enumerate(side.inputs.jagged):
@@ -153,6 +156,7 @@ def join(
             group = side.batch.sequences[spec.name].expanded()
             times, lengths = _take(group.values[MOMENT], group.offsets, chosen)
             moments[spec.name] = moments_group(times, _offsets_of(lengths))
+    # In the order of the model, in which features of users and items may alternate.
     ordered = [lists[spec.name] for spec in inputs.jagged]
     jagged = JaggedRows.empty()
     if ordered:

@@ -24,7 +24,7 @@ from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, jo
 from ziggurat.serving.export.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of, placed_in_request
 
-_CHUNK_ITEMS = 16_384
+_CHUNK_ITEMS = 16_384  # at once, so that memory is bounded
 
 
 @runtime_checkable
@@ -64,7 +64,8 @@ class VectorEncoder:
         self.items = Side(packed.preprocessing, names=of_item)
         self.users = Side(packed.preprocessing, names={each.name for each in features} - set(of_item))
         self.tasks = tuple(task_names(packed.model))
-        self._nobody, self._nothing = _empty(self.users), _empty(self.items)
+        self._nobody = _empty(self.users)
+        self._nothing = _empty(self.items)
 
     @property
     def over_arch(self) -> OverArch | None:
@@ -113,4 +114,5 @@ class VectorEncoder:
 
 def _empty(side: Side) -> EncodedSide:
     """One sample of a side whose columns are all missing."""
+    # A column that no feature reads gives the frame its one row.
     return encode_frame(side, pl.DataFrame({"nothing:": [None]}))

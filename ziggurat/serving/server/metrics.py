@@ -14,8 +14,8 @@ from typing import Any
 
 from ziggurat.serving.answers import Effort, Info
 
-_LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)  # seconds
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # requests of a batch
 
 
 def share_metrics(*, folder: Path, slot: int) -> None:
@@ -46,6 +46,7 @@ class Metrics:
 
         self.registry = CollectorRegistry()
         shared: dict[str, Any] = {"registry": self.registry}
+        # Of workers that live: the queue of a dead one is gone with it.
         live: dict[str, Any] = shared | {"multiprocess_mode": "livesum"}
         self._requests = Counter(
             "ziggurat_requests", "Requests answered, by route and status.", ("route", "status"), **shared
@@ -77,6 +78,7 @@ class Metrics:
         self._asked = Counter(
             "ziggurat_shard_questions", "Questions to shards, by what became of them.", ("shard", "outcome"), **shared
         )
+        # All workers have the same items, so that one figure says it for all: the latest.
         latest: dict[str, Any] = shared | {"multiprocess_mode": "livemostrecent"}
         self._items = {
             name: Gauge(f"ziggurat_{name}", text, **latest)
@@ -90,6 +92,7 @@ class Metrics:
                 ("last_merge_seconds", "When changes were merged last, in seconds since 1970; 0: never."),
             )
         }
+        # labels() looks a child up under a lock, so that those in use are kept.
         self._children: dict[tuple[str, int], Any] = {}
         self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
         self._of_route: dict[str, Any] = {}
@@ -118,7 +121,9 @@ class Metrics:
 
     def show_items(self, info: Info) -> None:
         """Take the figures of an export's items over, if it has any."""
-        for name in self._items if info.changes else ():
+        if not info.changes:
+            return
+        for name in self._items:
             if name == "last_merge_seconds":
                 at = info.changes["last_merge"]
                 self._items[name].set(datetime.fromisoformat(at).timestamp() if at else 0)

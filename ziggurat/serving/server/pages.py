@@ -37,7 +37,7 @@ _SECURITY = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_MOST_USERS = 100
+_MOST_USERS = 100  # as many as a list on a page is read
 _MOST_HISTORY = 50
 
 
@@ -68,6 +68,7 @@ def _any_text(route: Route) -> Route:
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Any]:
+    # Read once: the page of a server that runs goes with its code, whatever is installed meanwhile.
     content = resources.files("ziggurat.serving.server").joinpath("page", name).read_bytes()
 
     async def serve(request: Request) -> Response:
@@ -92,6 +93,7 @@ class _Pages:
     async def item(self, request: Request) -> Response:
         id = request.path_params["id"]
         try:
+            # In a thread, since reading a catalogue must not hold up the event loop.
             columns = await run_in_threadpool(self.answerer.item, id)
         except RequestError as error:
             raise refused_as(404, error) from None

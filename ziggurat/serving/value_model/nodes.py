@@ -42,11 +42,13 @@ class Number:
     """A number as it was written."""
 
     value: float
+    # Without an annotation, here and below, which would make it a field.
     is_condition = False
 
     def compute(self, scores: Mapping[str, Tensor]) -> Tensor:
         """The result for each candidate."""
         like = next(iter(scores.values()))
+        # One for each candidate, so that the results of all parts have one shape.
         return torch.full_like(like, self.value)
 
 
