@@ -172,7 +172,9 @@ class ServerApp:
             watch.end(status, answer=answer)
         return status
 
-    async def _respond(self, path: str, scope: Any, receive: Any, send: Send, watch: Watch | None) -> tuple[int, Any]:
+    async def _respond(
+        self, path: str, scope: object, receive: object, send: Send, watch: Watch | None
+    ) -> tuple[int, Any]:
         # Before anything is read: a refusal must cost microseconds. A request with a deadline of its own may have the
         # time.
         if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
