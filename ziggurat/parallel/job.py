@@ -31,6 +31,11 @@ _FAREWELL_S = 5.0
 _NO_DEVICE = "none"
 
 
+def launched_ranks() -> int:
+    """Return the ranks that a launcher has started this process among, before they have met; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def join_job(*, backend: str = "", device: Device | None = None, timeout_s: float = 300.0) -> bool:
     """Enter the job that torchrun started; True if there is one.
 
@@ -46,7 +51,7 @@ def join_job(*, backend: str = "", device: Device | None = None, timeout_s: floa
     """
     if dist.is_initialized():
         return True
-    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+    if "RANK" not in os.environ or launched_ranks() == 1:
         return False
     end_with_launcher()
     try:

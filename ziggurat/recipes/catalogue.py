@@ -45,6 +45,7 @@ from ziggurat.models.build import kind_of
 from ziggurat.models.contract.reads import Reads, finds_items, is_linear, ranks_rows, reads_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
+from ziggurat.parallel.job import launched_ranks
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
@@ -367,13 +368,13 @@ def logistic_run(config: RunConfig, *, rows: int, epochs: int = 20) -> RunConfig
     )
     model = config.model
     if model.embedding == EmbeddingConfig():
-        embedding = replace(model.embedding, initial_sum=_soft_start(batch_size))
+        embedding = replace(model.embedding, initial_sum=_soft_start(batch_size * launched_ranks()))
         model = replace(cast(Any, model), embedding=embedding)
     return replace(config, model=model, training=training)
 
 
 def _soft_start(batch_size: int) -> float:
-    """Return the accumulator that ids of a linear model start with, for a batch size.
+    """Return the accumulator that ids of a linear model start with, for a batch of all ranks together.
 
     Row-wise Adagrad moves an id by the whole rate when it is first seen, however little one sample says. The gradient
     of a sample is at most 1 / batch; with the square of six of them an id that is seen once moves by a sixth of the
@@ -392,7 +393,7 @@ def with_soft_start(config: RunConfig) -> RunConfig:
     is_plain = replace(embedding, initial_sum=0.0) == EmbeddingConfig()
     if not is_linear(config.model) or not embedding.initial_sum or not is_plain:
         return config
-    soft = replace(embedding, initial_sum=_soft_start(config.training.loader.batch_size))
+    soft = replace(embedding, initial_sum=_soft_start(config.training.loader.batch_size * launched_ranks()))
     return replace(config, model=replace(cast(Any, config.model), embedding=soft))
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +49,7 @@ from ziggurat.models import (
 )
 from ziggurat.models.contract.reads import Reads, reads_of
 from ziggurat.models.dlrm import TopStart
+from ziggurat.parallel.job import launched_ranks
 from ziggurat.recipes.catalogue import table_model, table_run
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
@@ -242,10 +242,10 @@ def train_first_model(
         ConfigError: there are no validation rows, or torchrun started this process.
     """
     shown = progress or NoProgress()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched_ranks() > 1:
         raise ConfigError(
             expected="one process: models are tried on one device",
-            found=f"{os.environ['WORLD_SIZE']} ranks",
+            found=f"{launched_ranks()} ranks",
             where="training without a recipe",
             ways_out=("leave torchrun out", "name a recipe: torchrun … -m ziggurat train table_dlrm …"),
         )

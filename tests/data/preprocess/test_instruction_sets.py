@@ -29,7 +29,9 @@ def digests() -> dict[str, str]:
     columns = [np.ldexp(rng.random(200), rng.integers(-10, 20, 200)) for _ in range(25)]
     columns += [rng.integers(18, 70, 200).astype(np.float64) for _ in range(25)]
     found: dict[str, str] = {}
-    for transform in NumericTransform:
+    # Other tests of this process may have listed transforms of their own, which the other process lacks.
+    ours = [each for each in NumericTransform if type(each).__module__.startswith("ziggurat.")]
+    for transform in ours:
         digest = hashlib.sha256()
         features = tuple(Dense(name=f"{index}", transform=transform) for index in range(len(columns)))
         fitter = NumericFitter(features)
