@@ -27,10 +27,10 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame
-from ziggurat.data.raw.names import in_terms_of_keys
+from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_keys
 from ziggurat.data.raw.source import RawSource
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError, DataError, SchemaError, ZigguratError
+from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
@@ -293,12 +293,20 @@ class Run:
             return next_items_frame(self, data, k=k, bad_rows=bad_rows)
 
     def scores(self, frame: Any) -> np.ndarray:
-        """Return probabilities (or values, as float64) of a small frame or dict of raw columns: (rows, labels)."""
+        """Return probabilities (or values, as float64) of a small frame or dict of raw columns: (rows, labels).
+
+        Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
+        """
+        text = self.reading.text
         with saying_unknown_ids(self, None):
             try:
-                batch = self.preprocessing.batch(as_polars(frame))
-            except (SchemaError, DataError) as error:
-                raise in_terms_of_keys(error, tuple(frame)) if isinstance(frame, Mapping) else error from error
+                batch = self.preprocessing.batch(
+                    as_polars(frame), numbers=text.numbers, list_separator=text.list_separator
+                )
+            except (SchemaError, DataError, BoundsError) as error:
+                if isinstance(frame, Mapping):
+                    raise in_terms_of_keys(error, tuple(frame)) from error
+                raise in_terms_of_frame(error) from error
         return next(scores for _, scores in scores_of(self.model, [batch]))
 
     def embeddings(self, feature: str) -> pl.DataFrame:

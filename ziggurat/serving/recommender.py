@@ -31,7 +31,8 @@ from torch import Tensor
 
 from ziggurat.arguments import check_arguments
 from ziggurat.data.raw.frames import as_polars, is_frame
-from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.data.raw.names import in_terms_of_frame
+from ziggurat.errors import BoundsError, DataError, RequestError, ZigguratError
 from ziggurat.features.schema import column_of
 from ziggurat.serving.answering.chain import Candidates, Chain, Question
 from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
@@ -195,8 +196,15 @@ class Recommender:
         return or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
 
     def scores(self, frame: Any) -> np.ndarray:
-        """Scores of whole raw rows in any frame: float32 (rows, labels), as `ziggurat predict` gives them."""
-        return self._ranker().score_frame(as_polars(frame)).numpy()
+        """Scores of whole raw rows in any frame: float32 (rows, labels), as `ziggurat predict` gives them.
+
+        Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
+        """
+        ranker = self._ranker()
+        try:
+            return ranker.score_frame(as_polars(frame), numbers=self.chain.settings.written).numpy()
+        except (DataError, BoundsError) as error:
+            raise in_terms_of_frame(error) from error
 
     def info(self) -> Info:
         """Describe what the export is, and what may be asked of it."""

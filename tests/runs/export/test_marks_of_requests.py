@@ -12,7 +12,7 @@ import ziggurat as zg
 from tests.serving.shop import SETTINGS
 from ziggurat.data.raw.written_numbers import DecimalMark, ThousandsMark, WrittenNumbers
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
-from ziggurat.errors import RequestError
+from ziggurat.errors import DataError, RequestError
 from ziggurat.features.items import Items
 from ziggurat.models import MLPConfig
 from ziggurat.serving.answering.chain import ChainSettings
@@ -79,6 +79,44 @@ def test_a_known_user_is_scored_as_in_the_run(exported: tuple[Path, zg.Recommend
         assert by_id == pytest.approx(scores[number], abs=1e-6)
         assert in_text.items[0].score == pytest.approx(scores[number], abs=1e-6)
         assert in_json.items[0].score == pytest.approx(scores[number], abs=1e-6)
+
+
+def test_frames_and_dicts_are_read_as_the_files_of_the_run(exported: tuple[Path, zg.Recommender, pl.DataFrame]) -> None:
+    place, rec, rows = exported
+    run = zg.load_run(place / "run")
+    some = rows.head(40).drop("like").with_columns(income=pl.lit(1200.0), price=pl.Series([1500.5, 1.5] * 20))
+    written = some.with_columns(pl.col(name).map_elements(german, pl.String) for name in ("income", "price"))
+    assert written["income"][0] == "1.200,0"
+    written = written.with_columns(income=pl.lit("1.200"))
+    predicted = run.predict(written)
+    of_numbers = run.predict(some)
+    assert isinstance(predicted, pl.DataFrame)
+    assert isinstance(of_numbers, pl.DataFrame)
+    expected = predicted["like"].to_numpy()
+    assert of_numbers["like"].to_numpy() == pytest.approx(expected, abs=1e-6), "numbers stay as they are"
+    for scorer in (run, rec):
+        for given in (some, written, written.to_pandas(), written.to_dict(as_series=False)):
+            assert scorer.scores(given)[:, 0] == pytest.approx(expected, abs=1e-6)
+    ranked = rec.rank({"user_id": 1, "income": "1.200"}, written.select("item", "price").head(1))
+    plain = rec.rank({"user_id": 1, "income": 1200}, some.select("item", "price").head(1))
+    assert ranked.items[0].score == plain.items[0].score
+
+
+def test_what_a_frame_cannot_have_is_refused_in_words_of_python(
+    exported: tuple[Path, zg.Recommender, pl.DataFrame],
+) -> None:
+    place, rec, rows = exported
+    run = zg.load_run(place / "run")
+    texts = rows.head(3).with_columns(price=pl.Series(["1.5", "2.5", "3.5"]))
+    for ask in (run.scores, rec.scores, run.predict, run.evaluate, run.importance):
+        with pytest.raises(DataError, match="a comma before the fraction") as refused:
+            ask(texts)
+        assert "row 0, column 'price'" in refused.value.where
+        assert "give the column as numbers" in str(refused.value)
+        assert "--data" not in str(refused.value)
+        assert "schema" not in str(refused.value)
+    for way_out in (texts.with_columns(pl.col("price").cast(pl.Float64)), texts.with_columns(price=None)):
+        assert run.scores(way_out).shape == (3, 1)
 
 
 def test_a_text_that_the_files_could_not_have_is_refused(exported: tuple[Path, zg.Recommender, pl.DataFrame]) -> None:

@@ -49,6 +49,7 @@ from ziggurat.data.preprocess.values.parsing import ParsedChunk, offsets_of, par
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.growing import NUM_NUMBERS, Growing
@@ -246,7 +247,13 @@ class Preprocessing:
         return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def batch(
-        self, frame: pl.DataFrame | pa.Table | Mapping[str, Any], *, with_labels: bool = False, first_row: int = 0
+        self,
+        frame: pl.DataFrame | pa.Table | Mapping[str, Any],
+        *,
+        with_labels: bool = False,
+        first_row: int = 0,
+        numbers: WrittenNumbers = PLAIN_NUMBERS,
+        list_separator: str = "",
     ) -> Batch:
         """A few raw rows as a batch for a model.
 
@@ -254,12 +261,14 @@ class Preprocessing:
             frame: the columns of the schema's features (and labels, with `with_labels`).
             with_labels: whether to read labels and weights too.
             first_row: number of the first row in errors, for a part of a frame.
+            numbers: how numbers are written in columns of text; columns of numbers are taken as they are.
+            list_separator: what divides lists in columns of text, where the schema does not say it.
 
         Raises:
             SchemaError, DataError, BoundsError: as `encode`.
         """
         rows = frame if isinstance(frame, pl.DataFrame) else pl.DataFrame(frame)
-        chunk = replace(RawChunk.of(rows), first_row=first_row)
+        chunk = replace(RawChunk.of(rows), first_row=first_row, numbers=numbers, list_separator=list_separator)
         table = self.encode(chunk, with_labels=with_labels)
         return table_to_batch(table, self.inputs)
 

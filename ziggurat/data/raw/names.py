@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from ziggurat.commands import pasted, python_line
+from ziggurat.data.raw.bad_rows import BadReason, BadRow
 from ziggurat.data.raw.saved_datasets import saved_files
 from ziggurat.errors import DataError, MissingFileError, SchemaError, ZigguratError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
@@ -25,6 +26,13 @@ _FEATURES_OUT_OF_SCHEMA = "take these features out of the schema"
 _MOST_NAMED = 10
 _MOST_NEAREST = 3
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_OF_VALUES = (  # faults that a missing value in their place mends
+    BadReason.NOT_A_NUMBER,
+    BadReason.NOT_AN_INTEGER,
+    BadReason.NOT_FINITE,
+    BadReason.TOO_LARGE,
+    BadReason.OUT_OF_RANGE,
+)
 _DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
 
 
@@ -148,6 +156,31 @@ def in_terms_of_keys(error: ZigguratError, keys: Sequence[str]) -> ZigguratError
             ways_out=("correct the value", "None in its place: it is missing then"),
         )
     return error
+
+
+def in_terms_of_frame(error: ZigguratError) -> ZigguratError:
+    """Return an error of a row in words of the frame that was given to a trained run; others as they are.
+
+    Flags of a command line and changes of the schema are no ways out there: the run has been trained with them.
+
+    Args:
+        error: of encoding the rows.
+    """
+    bad = BadRow.of(error)
+    if bad is None or bad.reason not in _OF_VALUES:
+        return error
+    is_number = bad.reason is BadReason.NOT_A_NUMBER
+    as_number = "give the column as numbers in place of text: they are taken as they are"
+    return type(error)(
+        expected=error.expected,
+        found=error.found,
+        where=error.where,
+        ways_out=(
+            "correct the value",
+            *([as_number] if is_number else []),
+            "None in its place: it is missing then",
+        ),
+    )
 
 
 def guess_separator(header: str) -> str:

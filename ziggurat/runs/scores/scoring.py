@@ -34,11 +34,11 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_column
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame, is_pandas
-from ziggurat.data.raw.names import in_terms_of_run
+from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_run
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark
-from ziggurat.errors import ConfigError, DataError, SchemaError, nearest_names
+from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, nearest_names
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.schema import OutOfRange, column_of, table_of
@@ -270,6 +270,10 @@ def encoded_chunks(
                 yield chunk, encoded
         except SchemaError as error:
             raise in_terms_of_run(error, run.folder) from error
+        except (DataError, BoundsError) as error:
+            if not is_frame(data):
+                raise
+            raise in_terms_of_frame(error) from error
 
 
 def _refuse_no_label(run: Run, source: RawSource) -> None:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.models.contract.losses import scores_from_logits
@@ -106,12 +107,24 @@ class Ranker:
         """
         return self.score_frame(self._frame_of(rows, self.schema), unknown=unknown)
 
-    def score_frame(self, frame: pl.DataFrame, *, unknown: list[UnknownOfRow] | None = None) -> Float[Tensor, "N L"]:
-        """Scores of raw rows, as `ziggurat predict` gives them; `unknown` as in `score_rows`."""
+    def score_frame(
+        self,
+        frame: pl.DataFrame,
+        *,
+        unknown: list[UnknownOfRow] | None = None,
+        numbers: WrittenNumbers = PLAIN_NUMBERS,
+    ) -> Float[Tensor, "N L"]:
+        """Scores of raw rows, as `ziggurat predict` gives them.
+
+        Args:
+            frame: the columns of the schema's features.
+            unknown: as in `score_rows`.
+            numbers: how numbers are written in columns of text.
+        """
         parts: list[Tensor] = []
         for number, part in enumerate(frame.iter_slices(CHUNK_PAIRS)):
             # Errors name the row of the whole frame, not of this part.
-            batch = self.packed.preprocessing.batch(part, first_row=number * CHUNK_PAIRS)
+            batch = self.packed.preprocessing.batch(part, first_row=number * CHUNK_PAIRS, numbers=numbers)
             if unknown is not None:
                 unknown += unknown_of_rows(batch, self.inputs)
             parts.append(self.score_batch(batch))
