@@ -27,12 +27,13 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame
-from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_keys
+from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_keys, missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import column_of
 from ziggurat.models import Model, build_model
 from ziggurat.models.converted import take_precision
 from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
@@ -65,6 +66,7 @@ from ziggurat.runs.scores.scoring import (
     like,
     output_schema,
     own_rows,
+    refuse_events,
     saying_unknown_ids,
     scored_frames,
 )
@@ -132,6 +134,8 @@ class Run:
         """
         by = slices if isinstance(slices, SliceConfig) else SliceConfig(columns=tuple(slices))
         slicer = Slicer(by, preprocessing=self.preprocessing) if by.columns else None
+        check_data(data)
+        refuse_events(self, data)
         is_known = self._warn_of_known(data, progress)
         keep = () if slicer is None else slicer.raw_columns
         seen = SeenRows()
@@ -195,6 +199,7 @@ class Run:
             tables = (dataset.read_group(index) for index in range(len(dataset.group_sizes)))
             return importance_of(self, tables, rows=f"the run's {split} rows", config=config, progress=progress)
         check_data(data)
+        refuse_events(self, data)
         is_known = self._warn_of_known(data, progress)
         seen = SeenRows()
         chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, progress=progress)
@@ -298,16 +303,26 @@ class Run:
         Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
         """
         text = self.reading.text
+        if is_frame(frame):
+            refuse_events(self, frame)
+        if isinstance(frame, Mapping):
+            self._refuse_absent_keys(frame)
+        rows = as_polars(frame, where="rows to score", written=text.numbers)
         with saying_unknown_ids(self, None):
             try:
-                batch = self.preprocessing.batch(
-                    as_polars(frame), numbers=text.numbers, list_separator=text.list_separator
-                )
+                batch = self.preprocessing.batch(rows, numbers=text.numbers, list_separator=text.list_separator)
             except (SchemaError, DataError, BoundsError) as error:
                 if isinstance(frame, Mapping):
                     raise in_terms_of_keys(error, tuple(frame)) from error
                 raise in_terms_of_frame(error) from error
         return next(scores for _, scores in scores_of(self.model, [batch]))
+
+    def _refuse_absent_keys(self, given: Mapping[str, Any]) -> None:
+        """Refuse a dict without a column of a feature, before what is wrong with the values of its other keys."""
+        keys = tuple(map(str, given))
+        absent = [name for name in map(column_of, self.preprocessing.schema.features) if name not in keys]
+        if absent:
+            raise in_terms_of_keys(missing_column(Path("dict"), absent[0], keys, others=absent[1:]), keys)
 
     def embeddings(self, feature: str) -> pl.DataFrame:
         """Raw ids of a feature with their vectors; see `runs/scores/embeddings.py`. Needs the run on one device."""

@@ -191,7 +191,9 @@ class Recommender:
         Raises:
             RequestError: a column or an id that cannot be.
         """
-        rows = as_polars(items, where="rank, items").to_dicts() if is_frame(items) else items
+        rows = items
+        if is_frame(items):
+            rows = as_polars(items, where="rank, items", written=self.chain.settings.written).to_dicts()
         given = tuple(dict(item) if isinstance(item, Mapping) else item for item in rows)
         return or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
 
@@ -201,8 +203,10 @@ class Recommender:
         Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
         """
         ranker = self._ranker()
+        written = self.chain.settings.written
+        rows = as_polars(frame, where="rows to score", written=written)
         try:
-            return ranker.score_frame(as_polars(frame), numbers=self.chain.settings.written).numpy()
+            return ranker.score_frame(rows, numbers=written).numpy()
         except (DataError, BoundsError) as error:
             raise in_terms_of_frame(error) from error
 

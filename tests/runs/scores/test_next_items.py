@@ -112,6 +112,10 @@ def test_from_events_to_what_comes_next(
     assert one["film"].to_list() == found.filter(pl.col("user") == "u3")["film"].to_list()[:2]
     with pytest.raises(ConfigError, match="samples with history"):
         run.evaluate(fresh)
+    for ask, log in ((run.scores, fresh), (run.evaluate, [tmp_path / "events.parquet"])):
+        with pytest.raises(ConfigError, match=r"what comes next(?s:.*)predict"):
+            ask(log)
+    assert not caplog.messages, "nothing is said of rows that are not evaluated"
     with pytest.raises(ConfigError, match="no columns to keep"):
         run.predict(fresh, keep=("user",))
     with pytest.raises(ConfigError, match="k of 1 or more"):

@@ -16,9 +16,10 @@ where polars can read them in place; one column at a time is looked at again whe
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ import polars as pl
 import pyarrow as pa
 import torch
 
+from ziggurat.data.raw.written_numbers import WrittenNumbers
 from ziggurat.errors import DataError
 from ziggurat.files.parquet import write_table
 
@@ -46,18 +48,21 @@ def is_pandas(data: object) -> bool:
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
-def as_polars(data: object, *, where: str = "data to score") -> pl.DataFrame:
+def as_polars(data: object, *, where: str = "data to score", written: WrittenNumbers | None = None) -> pl.DataFrame:
     """Return a table in memory as a polars frame.
+
+    In a dict, NaN, None and NA among texts are missing values, and with `written` numbers among texts are texts.
 
     Args:
         data: see the module docstring.
         where: it was given, for the error.
+        written: how the reader of the texts expects numbers in them; None: numbers among texts are refused.
 
     Raises:
         DataError: it is nothing that polars can take; names the column.
     """
     try:
-        found = _frame_of(data)
+        found = _frame_of(data, written)
         problem = ""
         objects = [] if found is None else [name for name, dtype in found.schema.items() if dtype == pl.Object]
         if objects:
@@ -71,21 +76,32 @@ def as_polars(data: object, *, where: str = "data to score") -> pl.DataFrame:
             expected="a frame of polars or pandas, an Arrow table, or a dict of equally long columns",
             found=f"a {type(data).__name__} of {type(data).__module__}" + (f", {problem}" if problem else ""),
             where=where,
-            ways_out=(
-                "let each column have values of one kind: numbers, texts, times, or lists of these",
-                "name files instead: ['data.parquet']",
-            ),
+            ways_out=_ways_to_a_frame(data),
         )
     return _with_types_of_files(found)
 
 
-def _frame_of(data: Any) -> pl.DataFrame | None:
+def _ways_to_a_frame(data: object) -> tuple[str, ...]:
+    if isinstance(data, list | tuple) and data and all(isinstance(each, Mapping) for each in data):
+        return ("rows as dicts: make a frame of them first, pl.DataFrame(rows) or pd.DataFrame(rows)",)
+    if isinstance(data, Mapping):
+        lengths = {name: len(values) for name, values in data.items() if isinstance(values, Sized)}
+        lengths = {name: length for name, length in lengths.items() if not isinstance(data[name], str)}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name!r} {length}" for name, length in list(lengths.items())[:10])
+            return (f"give each key as many values as there are rows; now {shown}",)
+    if not is_frame(data):
+        return ("columns by name, with a value for each row: {'user': ['u1', 'u2'], 'price': [1.5, None]}",)
+    return ("let each column have values of one kind: numbers, texts, times, or lists of these",)
+
+
+def _frame_of(data: Any, written: WrittenNumbers | None = None) -> pl.DataFrame | None:
     if isinstance(data, pl.DataFrame):
         return data
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, Mapping):
-        return pl.DataFrame({str(name): _column_of(values) for name, values in data.items()})
+        return pl.DataFrame({str(name): _column_of(values, written) for name, values in data.items()})
     if is_pandas(data):
         has_name = any(name is not None for name in data.index.names)
         return pl.from_pandas(data, include_index=has_name)
@@ -95,16 +111,52 @@ def _frame_of(data: Any) -> pl.DataFrame | None:
     return None
 
 
-def _column_of(values: Any) -> Any:
+def _column_of(values: Any, written: WrittenNumbers | None) -> Any:
     """One column of a dict as polars takes it."""
+    is_of_objects = is_pandas_series(values) and values.dtype == object
+    is_of_objects = is_of_objects or (isinstance(values, np.ndarray) and values.dtype.kind == "O")
+    if isinstance(values, list | tuple) or is_of_objects:
+        return _of_one_kind(list(values), written)
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    if isinstance(values, np.ndarray) and values.dtype.kind == "O":
-        return values.tolist()
     is_time = isinstance(values, np.ndarray) and values.dtype.kind in "mM"
     if is_time and np.datetime_data(values.dtype)[0] in ("s", "m", "h"):
         return values.astype("datetime64[ms]" if values.dtype.kind == "M" else "timedelta64[ms]")
     return values
+
+
+def is_pandas_series(data: object) -> bool:
+    """Return whether data is a column of pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.Series)
+
+
+def _of_one_kind(values: list[Any], written: WrittenNumbers | None) -> list[Any]:
+    """Return values with None for each mark of pandas that says missing, as texts where texts are among numbers."""
+    kinds = {type(each) for each in values}
+    if any(kind.__name__ in ("NAType", "NaTType") for kind in kinds):
+        values = [None if type(each).__name__ in ("NAType", "NaTType") else each for each in values]
+    is_text = any(issubclass(kind, str) for kind in kinds)
+    if not is_text and kinds & {list, tuple, np.ndarray}:
+        return [None if isinstance(each, float) and math.isnan(each) else each for each in values]
+    if not is_text or all(issubclass(kind, str) for kind in kinds):
+        return values
+    return [_as_text(each, written) for each in values]
+
+
+def _as_text(value: Any, written: WrittenNumbers | None) -> Any:
+    """Return a number as the text that is read as this number, None for NaN, and anything else as it is."""
+    if isinstance(value, float | np.floating) and math.isnan(value):
+        return None
+    if written is None:
+        return value
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        return written.text_of(float(value))
+    return value
 
 
 def _refused_column(data: Any) -> str:

@@ -137,15 +137,19 @@ def in_terms_of_keys(error: ZigguratError, keys: Sequence[str]) -> ZigguratError
         error: of encoding the columns.
         keys: of the dict.
     """
-    name = re.match(r"a column ('.+?')", error.expected)
+    name = re.match(r"columns? ('.+')", error.expected.removeprefix("a "))
     cell = re.search(r"row (\d+), column ('.+')", error.where)
-    if isinstance(error, SchemaError) and name and _OUT_OF_SCHEMA in error.ways_out:
+    are_many = _FEATURES_OUT_OF_SCHEMA in error.ways_out
+    if isinstance(error, SchemaError) and name and (are_many or _OUT_OF_SCHEMA in error.ways_out):
+        near = [found[1] for way in error.ways_out if (found := re.match(r"(rename '.+' to '.+'), or set column", way))]
+        key = "keys" if are_many else "key"
         return SchemaError(
-            expected=f"the key {name[1]}, which the run was trained on",
-            found=f"keys {', '.join(map(str, keys))}",
+            expected=f"the {key} {name[1]}, which the run was trained on",
+            found=f"keys {', '.join(map(str, keys))}" if keys else "no keys",
             where="dict to score",
             ways_out=(
-                f"add the key {name[1]} with a value for each row; None where one is not known: it is missing then",
+                *(f"{each}: that is the nearest name" for each in near),
+                f"add the {key} {name[1]} with a value for each row; None where one is not known: it is missing then",
             ),
         )
     if isinstance(error, DataError) and cell:

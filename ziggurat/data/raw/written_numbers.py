@@ -19,9 +19,11 @@ strictly: marks between thousands stand before groups of three digits (or of two
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import StrEnum
 
 import polars as pl
@@ -129,6 +131,13 @@ class WrittenNumbers:
         text = pl.when(percent).then(text + "e-2").otherwise(text)
         read = text.cast(pl.Float64, strict=False)
         return pl.DataFrame({"text": series}).select(read).to_series().alias(series.name)
+
+    def text_of(self, number: float) -> str:
+        """Write a number as these settings read it: the way back from `cast`."""
+        if not math.isfinite(number):
+            return str(number)
+        text = format(Decimal(repr(number)), "f").removesuffix(".0")
+        return text.replace(".", ",") if self.decimal is DecimalMark.COMMA else text
 
     def as_points(self, series: pl.Series) -> pl.Series:
         """Write texts of numbers as programs do; texts that are none stay as they are."""

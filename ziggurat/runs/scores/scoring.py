@@ -249,13 +249,14 @@ def encoded_chunks(
     keep: Sequence[str] = (),
 ) -> Iterator[tuple[RawChunk, pa.Table]]:
     """Raw chunks of files or of a frame, with the encoded rows of each; on many ranks every rank gets all of them."""
-    _refuse_events(run, data)
+    refuse_events(run, data)
     schema = run.preprocessing.schema
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
     columns = tuple(dict.fromkeys([*(schema.columns if with_labels else features), *keep]))
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         if is_frame(data):
-            chunks = chunks_of_frame(as_polars(data), text=run.reading.text)
+            text = run.reading.text
+            chunks = chunks_of_frame(as_polars(data, written=text.numbers), text=text)
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             if with_labels:
@@ -300,17 +301,25 @@ def _refuse_no_label(run: Run, source: RawSource) -> None:
         )
 
 
-def _refuse_events(run: Run, data: Any) -> None:
+def refuse_events(run: Run, data: Any) -> None:
     """Refuse an event log where samples are wanted: what its last events are asked by is the run's to say."""
     if run.config.table_schema.events is None:
         return
-    known = as_polars(data).columns if is_frame(data) else RawSource(data, format=run.reading.format).columns()
+    if is_frame(data):
+        known = as_polars(data, written=run.reading.text.numbers).columns
+    else:
+        known = list(RawSource(data, format=run.reading.format).columns())
     if HISTORY not in known:
         raise ConfigError(
             expected=f"samples with {HISTORY}, as the run has made them of its events",
-            found=f"columns {', '.join(list(known)[:20])}",
+            found=f"columns {', '.join(known[:20])}",
             where=f"{run.folder}, whose schema has [events]",
             ways_out=(
+                "what comes next for each user of the log: run.predict(log)",
+                'its own questions: run.evaluate_split("test")',
+            )
+            if is_frame(data)
+            else (
                 f"its own questions: ziggurat evaluate {pasted(run.folder)} --split test",
                 f"what comes next: ziggurat predict {pasted(run.folder)} FILE --out next.parquet",
             ),
@@ -366,7 +375,7 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
         return pl.Schema({ROW: pl.Int64(), **scores})
     if is_frame(data):
         path = Path("frame")
-        types = dict(as_polars(data).schema)
+        types = dict(as_polars(data, written=run.reading.text.numbers).schema)
     else:
         source = RawSource(data, format=run.reading.format, text=run.reading.text)
         path = source.paths[0]
