@@ -107,9 +107,24 @@ class Agreement:
                 raise error
         return [reply["value"] for reply in replies]
 
-    def gather(self, value: JSON) -> list[Any]:
-        """Gather the value of every rank, in rank order; collective."""
-        return [value] if self._group is None else list(map(json.loads, self.gather_bytes(json.dumps(value).encode())))
+    def gather(self, value: JSON, *, what: str = "an exchange of its own") -> list[Any]:
+        """Gather the value of every rank, in rank order; collective.
+
+        Args:
+            value: of this rank.
+            what: the call in which this rank is, the same on every rank. Ranks in different ones would wait for each
+                other for hours in the next exchange, each for something else.
+
+        Raises:
+            ConfigError: the ranks are in different calls; on every rank.
+        """
+        if self._group is None:
+            return [value]
+        replies = list(map(json.loads, self.gather_bytes(json.dumps([what, value]).encode())))
+        calls = [call for call, _ in replies]
+        if len(set(calls)) > 1:
+            raise _in_different_calls(calls)
+        return [given for _, given in replies]
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
         """The bytes of every rank, in rank order; collective."""
@@ -182,6 +197,23 @@ def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: t
         ways_out=(
             "start every rank with the same command, on the same files",
             "install the same versions on every host",
+        ),
+    )
+
+
+def _in_different_calls(calls: list[str]) -> ConfigError:
+    """Return the error for ranks that met in calls of which each waits for the same call on all others."""
+    ranks: dict[str, list[int]] = {}
+    for rank, call in enumerate(calls):
+        ranks.setdefault(call, []).append(rank)
+    return ConfigError(
+        expected="every rank in the same call: what all ranks do together would wait for the others for ever",
+        found="\n          ".join(f"{ranks_text(those)}: {call}" for call, those in ranks.items()),
+        where="meeting of all ranks",
+        ways_out=(
+            "call it on every rank, at the same step: not under a condition that holds on some ranks only, nor in a "
+            "hook with on_every_rank = False",
+            "leave the call out: the settings say when a run is evaluated and saved",
         ),
     )
 

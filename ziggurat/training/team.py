@@ -163,6 +163,14 @@ class Team:
         """Gather each rank's value (plain data), in rank order."""
         return [value] if self._agreement is None else self._agreement.gather(value)
 
+    def meet(self, what: str, value: Any = None) -> list[Any]:
+        """Gather each rank's value (plain data) where every rank is in the call `what`; collective.
+
+        Raises:
+            ConfigError: a rank is in another call, on every rank; names the calls.
+        """
+        return [value] if self._agreement is None else self._agreement.gather(value, what=what)
+
     def gather_bytes(self, mine: bytes) -> list[bytes]:
         """The bytes of every rank, in rank order."""
         return [mine] if self._agreement is None else self._agreement.gather_bytes(mine)

@@ -302,7 +302,26 @@ class Trainer:
     def agree_to_stop(self) -> None:
         """Let training end on all ranks where it was to end on one; collective, where a user's hook may end it."""
         if self._may_be_stopped:
-            self.stop_reason = next(filter(None, self.team.gather(self.stop_reason)), "")
+            what = f"the end of on_step, at step {self.position.step:,}"
+            self.stop_reason = next(filter(None, self.team.meet(what, self.stop_reason)), "")
+
+    def meet_after(self, moment: str) -> None:
+        """Require that every rank is done with its hooks of `moment`; collective, where there is a user's hook.
+
+        Raises:
+            ConfigError: a hook of another rank is in a call that all ranks must make, on every rank.
+        """
+        if self._may_be_stopped:
+            self.team.meet(f"the end of {moment}, at step {self.position.step:,}")
+
+    def _meet(self, call: str) -> None:
+        """Require that every rank makes this call, from the same hook; collective.
+
+        Raises:
+            ConfigError: one does not, on every rank.
+        """
+        by = self.hooks.calling
+        self.team.meet(f"{call}{f', called by the hook {by}' if by else ''}, at step {self.position.step:,}")
 
     def record(self, record: Mapping[str, Any], timing: Mapping[str, Any] | None = None) -> None:
         """Add a line to the training log.
@@ -380,8 +399,10 @@ class Trainer:
                 raise
             else:
                 self._close()
+                self.meet_after("close")
             finally:
                 self._is_open = False
+                self._may_be_stopped = False
                 self.state.ledger = None
                 self.hooks = Hooks((), trainer=self, is_first=self.team.is_first)
 
@@ -434,6 +455,7 @@ class Trainer:
 
     def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
+        self._meet("trainer.evaluate")
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
         self._showing = False
         total = getattr(dataset, "num_rows", None)
@@ -605,6 +627,7 @@ class Trainer:
                 where="Trainer.validate",
                 ways_out=("Trainer(…, valid=…)", "of other data: trainer.evaluate(data)"),
             )
+        self._meet("trainer.validate")
         position = self.position
         stop = self.config.early_stop
         self._judge_all()
@@ -653,6 +676,7 @@ class Trainer:
                 self.save(pinned=pinned)
                 self.store.wait()
             return
+        self._meet("trainer.save")
         position = self.position
         self._judge_all()
         self.hooks.on_checkpoint()
@@ -716,6 +740,7 @@ class Trainer:
 
         If they are lost that is said, and the last ones stay.
         """
+        self._meet("trainer.restore_best")
         best = self.position.best_step
         if not best or best == self.position.step:
             if self.step.average is not None:

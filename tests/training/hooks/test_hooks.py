@@ -518,3 +518,81 @@ def refuses_others(rank: int, folder: str) -> None:
 
 def test_ranks_with_different_hooks_are_refused(tmp_path: Path) -> None:
     run_ranks(refuses_others, 2, str(tmp_path / "run"))
+
+
+class Together(Hook):
+    """Makes a call that all ranks must make, on the second rank alone, or on the first alone."""
+
+    def __init__(self, moment: str, call: str) -> None:
+        self.moment = moment
+        self.call = call
+        self.is_done = False
+
+    def do(self, moment: str, trainer: Trainer) -> None:
+        if self.moment != moment or self.is_done or trainer.team.rank != int(self.on_every_rank):
+            return
+        self.is_done = True
+        calls = {
+            "save": trainer.save,
+            "validate": trainer.validate,
+            "evaluate": lambda: trainer.evaluate(trainer.valid),
+            "gather": lambda: trainer.team.gather(1),
+        }
+        calls[self.call]()
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.do("on_start", trainer)
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        self.trainer = trainer
+        if made.step == 2:
+            self.do("on_step", trainer)
+
+    def on_window(self, trainer: Trainer) -> None:
+        self.do("on_window", trainer)
+
+    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
+        self.do("on_record", trainer)
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
+        self.do("on_evaluate", trainer)
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        self.do("on_checkpoint", trainer)
+
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        self.do("on_end", trainer)
+
+    def close(self) -> None:
+        self.do("close", self.trainer)
+
+
+class FirstTogether(Together):
+    on_every_rank = False
+
+
+ON_ONE = (
+    *((Together, moment, "evaluate") for moment in ("on_start", "on_window", "on_record", "on_evaluate")),
+    *((Together, moment, "evaluate") for moment in ("on_checkpoint", "on_end", "close")),
+    *((kind, "on_step", call) for kind in (Together, FirstTogether) for call in ("save", "validate", "gather")),
+)
+
+
+def calls_on_one(rank: int, folder: str) -> list[str]:
+    del rank
+    found = []
+    for number, (kind, moment, call) in enumerate(ON_ONE):
+        trainer = trainer_of(Case(), f"{folder}/{number}", world_size=2)
+        with pytest.raises(ConfigError) as caught:
+            trainer.fit(hooks=[kind(moment, call)])
+        found.append(str(caught.value))
+    return found
+
+
+def test_a_call_of_all_ranks_that_a_hook_makes_on_one_rank_is_refused_and_named_on_all(tmp_path: Path) -> None:
+    first, second = run_ranks(calls_on_one, 2, str(tmp_path), timeout_s=100.0)
+    assert first == second
+    for text, (kind, moment, call) in zip(first, ON_ONE, strict=True):
+        who = "rank 0" if kind is FirstTogether else "rank 1"
+        said = f"{who}: trainer.{call}, called by the hook {__name__}.{kind.__name__}, {moment}, at step"
+        assert (f"{who}: an exchange of its own" if call == "gather" else said) in text, text

@@ -17,8 +17,9 @@ user, then evaluation, the end and checkpoints. So a user's `on_step` sees weigh
 user's `on_end` sees the best ones.
 
 A hook is called on every rank, at the same step, and may therefore call what all ranks do together
-(`trainer.evaluate`). `trainer.stop` on one rank ends training on all, after the same step. A hook that writes files or
-talks to a server sets `on_every_rank = False`, and is then called on the first rank alone. A module that is imported by
+(`trainer.evaluate`, `trainer.save`); where it does so on some ranks only, all raise an error that names hook and
+moment. `trainer.stop` on one rank ends training on all, after the same step. A hook that writes files or talks to a
+server sets `on_every_rank = False`, and is then called on the first rank alone. A module that is imported by
 `ziggurat --extension` lists a hook by `Hook.add`, and `ziggurat train --hook NAME` takes it. Hooks live in one
 process and may see several runs one after another: `on_start` begins anew.
 """
@@ -157,10 +158,17 @@ class Hooks:
         self._trainer = trainer
         self.has_own = any(_is_of_user(hook) for hook in hooks)
         self._hooks = [hook for hook in hooks if is_first or hook.on_every_rank]
+        self._calling = list[str]()  # hooks that are being called, and their moments; a hook may lead to another's call
+
+    @property
+    def calling(self) -> str:
+        """The hook that is being called now, and its moment; "" outside of all hooks."""
+        return self._calling[-1] if self._calling else ""
 
     def on_start(self) -> None:
         """Call `Hook.on_start`."""
         self._call("on_start")
+        self._trainer.meet_after("on_start")
 
     def on_step(self, made: MadeStep) -> None:
         """Call `Hook.on_step`."""
@@ -169,6 +177,7 @@ class Hooks:
     def on_window(self) -> None:
         """Call `Hook.on_window`."""
         self._call("on_window")
+        self._trainer.meet_after("on_window")
 
     def on_record(self, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """Call `Hook.on_record`."""
@@ -177,19 +186,23 @@ class Hooks:
     def on_evaluate(self, evaluation: Evaluation, *, is_best: bool) -> None:
         """Call `Hook.on_evaluate`."""
         self._call("on_evaluate", evaluation, is_best=is_best)
+        self._trainer.meet_after("on_evaluate")
 
     def on_checkpoint(self) -> None:
         """Call `Hook.on_checkpoint`."""
         self._call("on_checkpoint")
+        self._trainer.meet_after("on_checkpoint")
 
     def on_end(self, result: FitResult) -> None:
         """Call `Hook.on_end`."""
         self._call("on_end", result)
+        self._trainer.meet_after("on_end")
 
     def close(self) -> None:
         """Call `close` of every hook, also where one of them raises; the first error is raised at the end."""
         first: Exception | SystemExit | None = None
         for hook in self._hooks:
+            self._calling.append(f"{hook!r}, close")
             try:
                 hook.close()
             except SystemExit as error:
@@ -197,11 +210,14 @@ class Hooks:
             except Exception as error:
                 self._name(hook, "close", error)
                 first = first or error
+            finally:
+                self._calling.pop()
         if first is not None:
             raise first
 
     def _call(self, moment: str, *arguments: object, **named: object) -> None:
         for hook in self._hooks:
+            self._calling.append(f"{hook!r}, {moment}")
             try:
                 getattr(hook, moment)(self._trainer, *arguments, **named)
             except SystemExit as error:  # or the run would end without a word, as if it were done
@@ -211,6 +227,8 @@ class Hooks:
             except Exception as error:
                 self._name(hook, moment, error)
                 raise
+            finally:
+                self._calling.pop()
 
     def _ended(self, hook: Hook, moment: str, error: SystemExit) -> ConfigError:
         """Return the error for a hook that ended the program."""
