@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -133,3 +134,46 @@ def test_other_content_in_the_place_of_an_evaluation_is_found(tmp_path: Path, co
     path.write_text(content)
     with pytest.raises(DataError, match="other content"):
         read_evaluation(path)
+
+
+@pytest.mark.parametrize("name", ["ledger.bin", "metrics.jsonl"])
+def test_the_way_out_of_a_damaged_record_can_be_taken(
+    copy: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    assert main(["train", str(copy), "--resume", "--training.epochs", "4"]) == 2
+    way = next(line for line in capsys.readouterr().err.splitlines() if "start_new" in line)
+    command = shlex.split(way.partition(": ")[2])
+    assert main(command[1:]) == 0  # of a finished run, too
+    assert f"{name} is damaged: a new one begins after step" in capsys.readouterr().err
+    (aside,) = copy.glob(f"{name}.damaged-at-*")
+    assert aside.read_bytes() == content
+    assert main(["train", str(copy), "--resume", "--training.epochs", "4"]) == 0
+    assert list(copy.glob(f"{name}.damaged-at-*")) == [aside]
+    assert aside.read_bytes() == content
+    capsys.readouterr()
+    main(["verify", str(copy)])
+    assert "DAMAGED" not in capsys.readouterr().out
+
+
+def test_a_report_of_a_damaged_log_says_what_it_lacks(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(copy)]) == 0
+    assert "is damaged" not in (copy / "report.html").read_text() + capsys.readouterr().out
+    log = copy / "metrics.jsonl"
+    content = log.read_bytes()
+    lines = content.splitlines(keepends=True)
+    at = content.index(b'"log_loss": 0.') + 14
+    digit = b"1" if content[at : at + 1] == b"0" else b"0"
+    damage = {
+        "2 lines from the first that cannot be read": b"".join([*lines[:-2], b"\0\0\n", lines[-1]]),
+        "1 line from the first": b"".join([*lines[:-1], lines[-1].replace(b'"step"', b'"stap"')]),
+        "other content in them": content[:at] + digit + content[at + 1 :],
+        " bytes, unlike": b"".join(lines[:2]),
+    }
+    for said, damaged in damage.items():
+        log.write_bytes(damaged)
+        assert main(["report", str(copy)]) == 1
+        assert said in capsys.readouterr().out
+        assert said in (copy / "report.html").read_text()

@@ -344,6 +344,8 @@ def recipes(options: argparse.Namespace, rest: list[str]) -> int:
 
 def report(options: argparse.Namespace, rest: list[str]) -> int:
     """Write the report.html of a run again."""
+    from ziggurat.training.records.run_folder import RunFolder
+    from ziggurat.training.records.written import damage_of_log
     from ziggurat.training.report.page import write_report
 
     if not (Path(options.run) / "metrics.jsonl").exists():
@@ -352,8 +354,13 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
         )
     if options.baseline:
         _train_baseline(options, Path(options.run))
-    print_line(str(write_report(options.run)))
-    return 0
+    damage = damage_of_log(RunFolder(Path(options.run)))
+    print_line(str(write_report(options.run, damage=damage)))
+    if damage:
+        print_line(
+            f"{damage}; the report says so; all that is wrong with the run: ziggurat verify {pasted(options.run)}"
+        )
+    return 1 if damage else 0
 
 
 def verify(options: argparse.Namespace, rest: list[str]) -> int:

@@ -42,6 +42,7 @@ MAY_CHANGE = (
     "training.checkpoint",
     "training.log-every",
     "training.non-finite",
+    "training.damaged-records",
     # where rows lie, with the same numbers
     "tables.disk",
     "tables.in-memory",

@@ -138,6 +138,7 @@ class Trainer:
         self._pinned: set[int] = set()
         self._written = WrittenFiles(self.folder)
         self._damaged = list[str]()
+        self._has_new_records = False  # a damaged log or ledger was put aside, and no checkpoint knows the new one
         self._restored: bool | None = None
         self._latest = ""  # the last evaluation, for whoever watches
         self.judge = Judge(
@@ -255,6 +256,8 @@ class Trainer:
             if self.position.window > self._window:
                 self.progress.say(f"window {self._window + 1} of the data is done: the checkpoint is further")
                 return self._result()
+            if self._has_new_records and self.ending.is_finished:
+                self.save(pinned=self.position.best_step == self.position.step)
             if not self.ending.is_finished and self.ending.no_step_is_left:
                 self.steps_of_pass = 0
                 self.hooks.on_window()
@@ -423,6 +426,7 @@ class Trainer:
             goes_on = True
         for line in self.team.on_first(lambda: self._written.put_aside(self._damaged, step=self.position.step)):
             self.progress.say(line)
+        self._has_new_records = bool(self._damaged)
         self._damaged = []
         if self.position.window < self._window:
             self.position.begin_window()

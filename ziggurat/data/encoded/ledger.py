@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ziggurat.commands import pasted
 from ziggurat.errors import CheckpointError, FileError, MissingFileError
 from ziggurat.features.hashing import GOLDEN, mix
 from ziggurat.files import writing_to
@@ -275,6 +276,7 @@ def _damaged(path: Path, expected: str, found: str) -> CheckpointError:
         where=str(path),
         ways_out=(
             "restore the file from a copy",
-            "go on without proof for the steps so far: --resume --training.damaged-records start_new",
+            "go on without proof for the steps so far: "
+            f"ziggurat train {pasted(path.parent)} --resume --training.damaged-records start_new",
         ),
     )

@@ -205,16 +205,32 @@ def why_no_events() -> str:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All complete records of a log, in order; a torn last line (kill -9) is left out."""
+    """All complete records of a log, in order, up to the first that is damaged, or torn at the end (kill -9)."""
+    return _records_and_rest(path)[0]
+
+
+def num_lost_lines(path: Path) -> int:
+    """Return how many lines `read_records` leaves out, but for one that was torn at the end (kill -9)."""
+    num_left_out = _records_and_rest(path)[1]
+    is_torn = num_left_out == 1 and not path.read_bytes().endswith(b"\n")
+    return 0 if is_torn else num_left_out
+
+
+def _records_and_rest(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the records before the first damaged line, and the number of lines from there on."""
     records: list[dict[str, Any]] = []
     if not path.is_file():
-        return records
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        return records, 0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in lines:
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
-    return records
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "kind" not in record:
+            break
+        records.append(record)
+    return records, len(lines) - len(records)
 
 
 def _cut(path: Path, *, last_step: int) -> None:

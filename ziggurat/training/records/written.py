@@ -20,9 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ziggurat.commands import pasted
 from ziggurat.data.encoded.ledger import read_ledger
 from ziggurat.errors import CheckpointError, MissingFileError
+from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.config import DamagedRecords
+from ziggurat.training.records.log import num_lost_lines
 from ziggurat.training.records.run_folder import RunFolder
 
 _BLOCK_BYTES = 1 << 20
@@ -65,7 +68,12 @@ class WrittenFile:
 
     def put_aside(self, *, step: int) -> Path:
         """Give the file another name, so that a new one begins after `step`."""
-        aside = self.path.with_name(f"{self.path.name}.damaged-at-{step}")
+        name = f"{self.path.name}.damaged-at-{step}"
+        aside = self.path.with_name(name)
+        number = 1
+        while aside.exists():  # one that was damaged at this step before is kept, too
+            number += 1
+            aside = self.path.with_name(f"{name}-{number}")
         if self.path.exists():
             self.path.replace(aside)
         self.since_step = step
@@ -141,6 +149,31 @@ class WrittenFiles:
         return [(file.path.name, file.since_step) for file in self._files if file.since_step]
 
 
+def damage_of_log(run: RunFolder) -> str:
+    """Return in a sentence what is wrong with the log of a run; "" if nothing is known to be. One process alone asks.
+
+    It is compared with the newest intact checkpoint; where there is none, lines that cannot be read are counted.
+    """
+    lost = num_lost_lines(run.metrics)
+    if lost:
+        lines = f"{lost:,} lines" if lost > 1 else "1 line"
+        return f"{run.metrics} is damaged: {lines} from the first that cannot be read on left out"
+    store = CheckpointStore(run.checkpoints)
+    try:
+        newest = store.load(into={}, match=Match.SUBSET) if store.steps() else None
+    except CheckpointError:
+        return ""  # nothing knows what the log held
+    if newest is None:
+        return ""
+    problems = WrittenFiles(run).problems(newest.state.get("written"), step=newest.step)
+    found = [each.found for each in problems if each.where == str(run.metrics)]
+    return (
+        f"{run.metrics} is damaged: {found[0]}, unlike what the checkpoint of step {newest.step:,} knows"
+        if found
+        else ""
+    )
+
+
 def _bytes_of(mark: object) -> str:
     return f"{mark['bytes']:,}" if isinstance(mark, dict) and isinstance(mark.get("bytes"), int) else "?"
 
@@ -165,6 +198,7 @@ def _damaged(path: Path, *, expected: str, found: str) -> CheckpointError:
         where=str(path),
         ways_out=(
             "restore the file from a copy",
-            "go on with a new one, and keep this one under another name: --training.damaged-records start_new",
+            "go on with a new one, and keep this one under another name: "
+            f"ziggurat train {pasted(path.parent)} --resume --training.damaged-records start_new",
         ),
     )

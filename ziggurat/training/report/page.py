@@ -59,8 +59,13 @@ td.n{overflow-wrap:normal;white-space:nowrap}
 """
 
 
-def write_report(folder: str | Path) -> Path:
-    """Write `report.html` into a run's folder and return its path."""
+def write_report(folder: str | Path, *, damage: str = "") -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    Args:
+        folder: of the run.
+        damage: a sentence on what is wrong with its log (`records.written.damage_of_log`), shown at the top.
+    """
     run = RunFolder(Path(folder))
     records = read_records(run.metrics)
     evaluations = _evaluations(run.path)
@@ -73,6 +78,7 @@ def write_report(folder: str | Path) -> Path:
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
+        f"<p><b>{html.escape(damage)}</b></p>" if damage else "",
         _metrics_table(evaluations, baseline=baseline, linear=_linear_model(config)),
         _baseline_text(run, evaluations, baseline=baseline, config=config),
         _repeats_text(evaluations, config=config),
