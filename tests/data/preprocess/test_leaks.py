@@ -9,7 +9,9 @@ import pytest
 
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
+from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import SchemaError
 from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Task
 
@@ -96,3 +98,17 @@ def test_a_feature_of_the_label_s_own_column_is_refused(tmp_path: Path):
     )
     with pytest.raises(SchemaError, match="take feature 'stars' out"):
         prepare(DataConfig(train=("absent.csv",)), schema=schema, folder=tmp_path)
+
+
+@pytest.mark.parametrize("transform", ["quantile_buckets", "criteo_buckets"])
+def test_missing_of_numbers_that_become_rows_is_named_once_and_changes_nothing(tmp_path: Path, transform: str):
+    frame = pl.DataFrame({"click": CLICK, "n": [None if n % 7 == 0 else float(n % 90) for n in range(ROWS)]})
+    said = Schema(features=(Dense(name="n", transform=transform, missing=5.0),), labels=(Label(name="click"),))
+    (found,) = warnings(tmp_path, said, frame=frame)
+    assert found.startswith(f"missing = 5 of feature 'n' has no effect: transform {transform} ")
+    silent = replace(said, features=(replace(said.features[0], missing=0.0),))
+    assert warnings(tmp_path, silent, frame=frame) == ()
+    chunk = RawChunk.of(frame)
+    rows = [Preprocessing.fit(each, [chunk]).encode(chunk)["n"].to_pylist() for each in (said, silent)]
+    assert rows[0] == rows[1]
+    assert {row for row, number in zip(rows[0], frame["n"], strict=True) if number is None} == {2}  # the missing row

@@ -376,6 +376,7 @@ class Build:
         events = self._made_of
         warnings = [*split.notes, *find_leaks(train, valid)] if events is None else list(events.warnings)
         warnings += self._doubts_of_first_rows() if events is None else []
+        warnings += [doubt for feature in self._schema.features for doubt in feature.doubts()]
         summary = PreparedSummary(
             split=split.describe() if events is None else events.split,
             warnings=(*warnings, *find_flat_numbers(train, preprocessing)),

@@ -18,7 +18,10 @@ from ziggurat.typed import Buckets, Count, Float32, checked
 @dataclass(frozen=True, kw_only=True)
 @functools.partial(checked, error=SchemaError)
 class Dense(Feature):
-    """A feature that is a number. Null and NaN become `missing` before the transform; infinities are bad rows.
+    """A feature that is a number. Infinities are bad rows.
+
+    Null and NaN become `missing` before the transform. A transform that makes rows of a table (`quantile_buckets`,
+    `criteo_buckets`) gives them the row of missing numbers instead, and `missing` has no effect.
 
     Example:
         >>> zg.Dense(name="price", missing=1.0).kind
@@ -48,6 +51,15 @@ class Dense(Feature):
     def num_rows(self) -> int | None:
         """The buckets between quantiles; buckets that are ids are counted."""
         return self.num_buckets if self.transform.is_bucketed else None
+
+    def doubts(self) -> list[str]:
+        """Say where `missing` has no effect."""
+        if self.missing == 0.0 or not self.transform.makes_rows:
+            return []
+        return [
+            f"missing = {self.missing:g} of feature {self.name!r} has no effect: transform {self.transform} gives "
+            "missing numbers a row of their own; take it out of the schema, or choose a transform that makes a number"
+        ]
 
     def default_table(self) -> Table:
         """Return a table that keeps buckets seen `min_count` times."""

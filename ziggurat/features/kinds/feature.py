@@ -187,6 +187,10 @@ class Feature(Family, ABC, family="kind of feature"):
         """Rows of the table (but the reserved ones), where the feature says it and no vocabulary is fitted."""
         return None
 
+    def doubts(self) -> list[str]:
+        """Say what a schema sets of the feature without any effect; training warns of it."""
+        return []
+
     def default_table(self) -> Table:
         """Return the table that the feature looks up where the schema lists none of that name."""
         return Table(name=self.table_name)
