@@ -27,6 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ziggurat.errors import ConfigError
+from ziggurat.specification import answer_of
+
 
 class Arithmetic(ABC):
     """Computes the dense products of modules, forward and backward. See the module's docstring.
@@ -104,7 +107,7 @@ class _RoundedProduct(torch.autograd.Function):
     def forward(ctx: Any, left: Tensor, right: Tensor, arithmetic: RoundedArithmetic) -> Tensor:
         ctx.save_for_backward(left, right)
         ctx.arithmetic = arithmetic
-        return torch.matmul(arithmetic.rounded(left, dim=-1), arithmetic.rounded(right, dim=-2))
+        return torch.matmul(_rounded(arithmetic, left, dim=-1), _rounded(arithmetic, right, dim=-2))
 
     @staticmethod
     @once_differentiable
@@ -113,9 +116,48 @@ class _RoundedProduct(torch.autograd.Function):
         arithmetic: RoundedArithmetic = ctx.arithmetic
         of_left = of_right = None
         if ctx.needs_input_grad[0]:
-            product = torch.matmul(arithmetic.rounded(gradient, dim=-1), arithmetic.rounded(right, dim=-1).mT)
+            product = torch.matmul(_rounded(arithmetic, gradient, dim=-1), _rounded(arithmetic, right, dim=-1).mT)
             of_left = product.sum_to_size(left.shape)  # a matrix that was broadcast has the sum of all its gradients
         if ctx.needs_input_grad[1]:
-            product = torch.matmul(arithmetic.rounded(left, dim=-2).mT, arithmetic.rounded(gradient, dim=-2))
+            product = torch.matmul(_rounded(arithmetic, left, dim=-2).mT, _rounded(arithmetic, gradient, dim=-2))
             of_right = product.sum_to_size(right.shape)
         return of_left, of_right, None
+
+
+def _rounded(arithmetic: RoundedArithmetic, operand: Tensor, *, dim: int) -> Tensor:
+    """Round an operand, and look at the answer of code from outside the package.
+
+    Raises:
+        ConfigError: `rounded` failed, changed its operand, or returned another shape or dtype.
+    """
+    kind = type(arithmetic)
+    # What is compiled was tried eagerly when the model was converted, and has no place for these questions.
+    if kind.__module__.startswith("ziggurat.") or torch.compiler.is_compiling():
+        return arithmetic.rounded(operand, dim=dim)
+    where = f"arithmetic {arithmetic.name!r}, {kind.__module__}.{kind.__qualname__}.rounded"
+    expected = f"the rounded operand, {_shown(operand)} as it was given, in a tensor of its own"
+    version = 0 if operand.is_inference() else operand._version
+    found: object = answer_of(lambda: arithmetic.rounded(operand, dim=dim), expected=expected, where=where)
+    problem = ""
+    if not isinstance(found, Tensor):
+        problem = type(found).__name__
+    elif found.shape != operand.shape or found.dtype != operand.dtype or found.device != operand.device:
+        problem = _shown(found)
+    elif not operand.is_inference() and operand._version != version:
+        problem = "the operand itself, changed in place: a weight of the model, or what another product reads"
+    if problem or not isinstance(found, Tensor):
+        raise ConfigError(
+            expected=expected,
+            found=problem,
+            where=where,
+            ways_out=(
+                "return the operand's own shape and dtype for every operand, along either dim, and change no operand: "
+                "end with .to(operand.dtype), and use torch.round(x) in place of x.round_()",
+                "precision fp32, which rounds nothing",
+            ),
+        )
+    return found
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
