@@ -37,7 +37,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec
+from ziggurat.specification import answer_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,5 +212,45 @@ def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor
     return torch.stack([like.new_full((), float(number)) for number in numbers])
 
 
+# By label: what a task from outside the package gave that is no number, for the message of a step that is not finite.
+_no_numbers: dict[str, str] = {}
+
+
+def take_bad_loss(inputs: InputSpec) -> str:
+    """Return which task gave NaN or infinity for finite numbers since the last call, for messages; "" for none."""
+    found = [_no_numbers.pop(label.name, "") for label in inputs.labels]
+    return next(filter(None, found), "")
+
+
 def _sample_losses(logits_B: Tensor, labels_B: Tensor, label: LabelSpec) -> Tensor:
-    return label.task.loss(at_least_fp32(logits_B), labels_B, mean=label.offset, deviation=label.scale)
+    """Ask the task of a label for losses, and look at the answer of code from outside the package.
+
+    Raises:
+        ConfigError: the task failed, or returned other than one loss in FP32 for each sample.
+    """
+    logits_B = at_least_fp32(logits_B)
+    task = label.task
+    kind = type(task)
+    if kind.__module__.startswith("ziggurat.") or torch.compiler.is_compiling():
+        return task.loss(logits_B, labels_B, mean=label.offset, deviation=label.scale)
+    where = f"label {label.name!r}, task {task}, {kind.__module__}.{kind.__qualname__}.loss"
+    expected = f"a loss for each of {len(logits_B)} samples, in FP32"
+    found: object = answer_of(
+        lambda: task.loss(logits_B, labels_B, mean=label.offset, deviation=label.scale), expected=expected, where=where
+    )
+    if not isinstance(found, Tensor) or found.shape != logits_B.shape or found.dtype != torch.float32:
+        shown = f"{tuple(found.shape)} {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            expected=expected,
+            found=shown,
+            where=where,
+            ways_out="return a loss for each sample, without a sum or a mean over them, and .float() last",
+        )
+    # A GPU would let the host wait for this; there a step that is not finite says that it is, and not whose fault.
+    if found.device.type == "cpu" and label.name not in _no_numbers:
+        bad_B = found.detach().isfinite().logical_not() & logits_B.detach().isfinite()
+        if bool(bad_B.any()):
+            first = int(bad_B.nonzero()[0, 0])
+            given = f"logit {float(logits_B.detach()[first]):g} and label {float(labels_B[first]):g}"
+            _no_numbers[label.name] = f"loss {float(found.detach()[first])} of {given}, by {where}"
+    return found

@@ -30,6 +30,7 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm, refuse_lone_sample
+from ziggurat.models.contract.losses import take_bad_loss
 from ziggurat.models.contract.outputs_check import checked_outputs
 from ziggurat.models.converted import take_precision
 from ziggurat.ops.machine.allocator import keep_freed_memory
@@ -372,6 +373,8 @@ class TrainStep:
         for module in self.model.modules():
             if isinstance(module, DenseProducts) and (overflow := module.arithmetic.take_overflow()):
                 return overflow
+        if bad_loss := take_bad_loss(self.model.inputs):
+            return bad_loss
         for name, parameter in self.dense_named.items():
             if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
                 return f"gradient of {name}"
