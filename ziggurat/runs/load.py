@@ -7,6 +7,7 @@ holds its part of the tables, as the plan says. Every rank reads the raw files, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -487,9 +488,12 @@ def load_run(
         dict_keys(['row', 'bought'])
     """
     run = RunFolder(Path(folder))
-    precision = Precision.FP32 if precision is None else precision
-    _refuse_other_precisions(precision)
     config = load_config(run.path, models=models)
+    if precision is None:
+        precision = Precision.FP32
+        if ranks is None or ranks.is_first:
+            _say_other_products(run.path.absolute(), config.training.precision)
+    _refuse_other_precisions(precision)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     refuse_other_vocabularies(run)
     preprocessing = load_preprocessing(run.preprocessing)
@@ -526,6 +530,20 @@ def load_run(
         team=team,
         reading=FileReading.of(config),
     )
+
+
+@functools.cache  # a study loads a run many times, and one line is enough
+def _say_other_products(folder: Path, trained: Precision) -> None:
+    """Say that the numbers of a loaded run differ from those that its training printed."""
+    if trained.arithmetic is not None:
+        _log.warning(
+            "%s: computed in FP32; the run was trained with products in %s (ziggurat evaluate --precision %s computes "
+            "in it, as does load_run(folder, precision=Precision(%r)))",
+            folder.name,
+            trained,
+            trained,
+            trained.name,
+        )
 
 
 def _refuse_other_precisions(precision: Precision) -> None:

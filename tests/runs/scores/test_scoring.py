@@ -83,6 +83,28 @@ def test_a_run_is_evaluated_with_rounded_products(trained: Path, capsys: pytest.
     assert written["metrics"] == found
 
 
+def test_a_run_that_was_trained_in_few_bits_says_once_that_it_is_scored_in_fp32(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = ["train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/in_mx9"]
+    assert main([*train, "--training.epochs", "1", "--precision", "mx9", *SMALL, *TINY]) == 0
+    caplog.clear()
+    today().write_parquet("today.parquet")
+    split = ["evaluate", "runs/in_mx9", "--split", "test"]
+    for name in ("mx9", "fp32"):
+        assert main([*split, "--precision", name]) == 0
+        assert "was trained with products" not in caplog.text
+    for verb in (split, ["predict", "runs/in_mx9", "today.parquet", "--out", "scores.csv"]):
+        assert main(verb) == 0
+        said = [
+            each for each in caplog.messages if "computed in FP32; the run was trained with products in mx9" in each
+        ]
+        assert len(said) == 1
+        assert "evaluate --precision mx9" in said[0]
+    load_run("runs/a")
+    assert not [each for each in caplog.messages if each.startswith("a: ")]
+
+
 def test_precisions_that_score_nothing_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     split = ["evaluate", "runs/a", "--split", "test", "--precision"]
     for name, way_out in (("bf16", "bf16_emulated"), ("tf32", "--precision fp32"), ("mx99", 'did you mean "mx9"')):
