@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -106,8 +107,15 @@ def refuses(rank: int, plan_json: str) -> None:
     tf32 = importlib.import_module("examples.extensions.tf32_anywhere").TF32_ANYWHERE
     model = build(towers=None, optimizer="rowwise_adagrad")
     parallel = parallelize(model, from_json(Plan, plan_json, where="test"), Topology.create())
-    with pytest.raises(ConfigError, match="before it was made parallel"):
+    with pytest.raises(ConfigError, match="before it was made parallel") as refused:
         TrainStep(model, TrainingConfig(precision=tf32), parallel=parallel)
+    first, second = refused.value.ways_out
+    assert "--" not in first + second  # a call of Python has no flags
+    names: dict[str, Any] = {"model": build(towers=None, optimizer="rowwise_adagrad"), "TrainingConfig": TrainingConfig}
+    exec(first.removeprefix("before parallelize: "), names)
+    assert TrainStep(names["model"], TrainingConfig(precision=tf32)).products == "tf32_anywhere in 5 modules"
+    exec(second.replace("; ", "; config = "), names)
+    assert names["config"].precision is Precision.FP32
 
 
 def test_a_parallel_model_is_refused(tf32: Precision) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ from ziggurat.config import override
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings.storage import LowPrecisionStorage
 from ziggurat.errors import ConfigError
+from ziggurat.models import Model
+from ziggurat.precision import DenseProducts
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
+from ziggurat.runs.many_ranks import Ranks
 from ziggurat.training.records.run_folder import STARTUP, RunFolder
 
 
@@ -58,6 +62,20 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     named = override(config_of(row_format, epochs=3), {"tables.by-table": "C1=fp32"})
     with pytest.raises(ConfigError, match=r"tables\.by-table"):
         train_run(named, folder=tmp_path / "resumed", resume=True)
+
+
+def test_a_run_converts_its_model_before_it_is_made_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    found = set[str]()
+    parallelize = Ranks.parallelize
+
+    def seen(self: Ranks, model: Model, **arguments: Any) -> Any:
+        found.update(module.arithmetic.name for module in model.modules() if isinstance(module, DenseProducts))
+        return parallelize(self, model, **arguments)
+
+    monkeypatch.setattr(Ranks, "parallelize", seen)
+    train_run(override(config_of("fp32", epochs=1), {"training.precision": "mx9"}), folder=tmp_path / "run")
+    assert found == {"mx9"}
 
 
 def test_dense_gradients_are_refused_before_data_is_read(tmp_path: Path) -> None:

@@ -138,8 +138,9 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
             found="a parallel model that computes them natively",
             where="training settings, precision",
             ways_out=(
-                f"before parallelize: ziggurat.models.converted.take_precision(model, Precision({precision.name!r}))",
-                "--training.precision fp32",
+                "before parallelize: from ziggurat.models.converted import take_precision; "
+                f"from ziggurat.precision import Precision; take_precision(model, Precision({precision.name!r}))",
+                "from ziggurat.precision import Precision; TrainingConfig(precision=Precision.FP32)",
             ),
         )
     return convert(model, precision.arithmetic).line()
@@ -230,7 +231,7 @@ def check_arithmetic(arithmetic: Arithmetic) -> None:
             where=f"arithmetic {getattr(arithmetic, 'name', type(arithmetic).__name__)!r}",
             ways_out=(
                 "correct matmul; or rounded(operand, *, dim), which returns the operand in its own shape and dtype",
-                "--training.precision fp32",
+                "precision fp32, which rounds nothing",
             ),
         )
 
