@@ -86,6 +86,7 @@ class Live:
         kept_numbers = numbers
         kept_items = items
         if self.fresh_vectors is not None and self.fresh_numbers is not None and self.fresh is not None:
+            # The fresh segment is built anew anyway, so its deleted items are dropped here.
             stays = ~torch.isin(self.fresh_numbers, numbers) & self._is_alive(self.fresh_numbers)
             kept_vectors = torch.cat([self.fresh_vectors[stays], vectors])
             kept_numbers = torch.cat([self.fresh_numbers[stays], numbers])
@@ -130,6 +131,7 @@ class Live:
         """The vectors of items as searches multiply them; those of deleted items are what they were last."""
         found = torch.empty(len(numbers), self.main.vectors.dim)
         for segment in self.segments():
+            # The fresh segment comes last, so that its newer version of an item overwrites that of the main one.
             positions = segment.positions_of(numbers)
             found[positions >= 0] = segment.vectors.vectors(positions[positions >= 0])
         return found

@@ -64,6 +64,7 @@ class FilterCache:
                 self.hits += 1
                 return found, True
             self.misses += 1
+        # Outside the lock, so that other threads do not wait for it. Two may make the same mask; the first one is kept.
         mask = make()
         made = CachedFilter(mask=mask, passing=int(count(mask)), uses=1)
         with self._lock:
@@ -76,6 +77,7 @@ class FilterCache:
     def keep_block(self, key: Hashable, kept: CachedFilter, block: RowBlock) -> None:
         """Keep the rows of a filter side by side."""
         with self._lock:
+            # Evicted or replaced meanwhile, the filter would add bytes here that no eviction takes away again.
             if self._kept.get(key) is kept and kept.block is None:
                 kept.block = block
                 self.num_bytes += block.num_bytes()

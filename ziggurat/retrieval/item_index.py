@@ -137,6 +137,7 @@ class ItemIndex(nn.Module):
                 ways_out="give the catalogue that the vectors were computed from, in its order",
             )
         index = VectorIndex.build(vectors, config=config.vectors)
+        # Before `rename`: until then the order holds lines of `items`, afterwards the caller's numbers.
         filters = None if items is None else FilterIndex.build(items, order=index.order, config=config.filters)
         if numbers is not None:
             index.rename(numbers)

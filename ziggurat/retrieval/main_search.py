@@ -132,10 +132,12 @@ class MainSearch:
             cached = False
             kept = None
         else:
+            # The segment is part of the key: a change makes a new one, so masks of the old one are never found for it.
             kept, cached = self._cache.get((main, wanted), make=lambda: main.mask(wanted))
             mask = kept.mask
             passing = kept.passing
         if seen is not None:
+            # The cached mask serves other queries too; a mask without a filter is a copy already.
             mask = mask if kept is None else mask.clone()
             main.clear(mask, seen)
         plan = asked.planner.filtered(k=asked.k, probes=asked.probes, passing=passing, cached=cached)
@@ -151,8 +153,10 @@ class MainSearch:
         plan = planned.plan
         found = main.vectors.search(query, k=plan.least, masks=main.alive, probes=plan.probes, least=plan.least)
         positions = found.positions[0]
+        # The filter is evaluated only in the words of 64 items where something was found.
         words = (positions[positions >= 0] // 64).unique()
         mask = main.filters.masks([planned.wanted], spans=torch.stack([words, words + 1], dim=1))[0]
+        # A position of -1 reads the last word of the mask; the last condition drops it.
         passes = ((mask[positions // 64] >> (positions % 64)) & 1 == 1) & (positions >= 0)
         if int(passes.sum()) >= asked.k:
             return best_of(found.scores.masked_fill(~passes, -torch.inf), found.positions, k=asked.k), planned

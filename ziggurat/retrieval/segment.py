@@ -77,6 +77,7 @@ class Segment:
         order, by_number = self._sorted_numbers()
         if not len(order):
             return torch.full_like(numbers, -1)
+        # A number above all others would be looked for behind the end.
         places = torch.searchsorted(order, numbers.to(order.dtype)).clamp(max=len(order) - 1)
         return torch.where(order[places] == numbers, by_number[places], -1)
 
@@ -89,6 +90,7 @@ class Segment:
         alive = self.base_mask()
         clear_rows(alive, positions)
         gone = replace(self, alive=alive)
+        # A deletion changes no number, so the sorted ones are shared instead of sorted again.
         if "_numbers" in self.__dict__:
             object.__setattr__(gone, "_numbers", self.__dict__["_numbers"])
         return gone

@@ -125,6 +125,7 @@ class ShardIndex:
                     ways_out="give the frame that the index was built of",
                 )
             own = index.filters
+            # These lines are in the order of the shard's rows already, so no `order` is given.
             filters = FilterIndex.build(items[numbers.numpy()], config=own.config, schema=own.schema)
         main = Segment(vectors=vectors, filters=filters)
         live = Live(main=main, next_number=index.num_numbers)
@@ -211,6 +212,7 @@ def _rows_of(whole: VectorIndex, positions: Int64[Tensor, "R"]) -> VectorIndex:
     for name in _OF_ROWS:
         if len(state[name]) == len(whole):  # vectors may not be kept
             state[name] = state[name][positions]
+    # Positions ascend, so a cluster's rows stay side by side; as many positions lie below its bound as rows before it.
     bounds = torch.searchsorted(positions, state["offsets"])
     state["offsets"] = bounds.to(state["offsets"].dtype)
     part = VectorIndex()

@@ -172,6 +172,7 @@ def fit_cost(cost: SampleCost, *, terms: np.ndarray, seconds: np.ndarray) -> Sam
     Raises:
         DataError: fewer batches than coefficients.
     """
+    # The constant term is always fitted: a sample takes time even if its lists are empty.
     given = [cost.fixed or 1.0]
     for each in cost.lists:
         given += [each.per_event, each.per_square]

@@ -85,6 +85,7 @@ def partition(
 
 def zigzag(costs: np.ndarray, *, num_ranks: int) -> np.ndarray:
     """Largest first, to ranks 0 … R−1, then R−1 … 0, and so on."""
+    # Stable, so that every rank orders samples of equal cost alike.
     order = np.argsort(-costs, kind="stable")
     turn, place = np.divmod(np.arange(len(costs)), num_ranks)
     ranks = np.empty(len(costs), dtype=np.int32)

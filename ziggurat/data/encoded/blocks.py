@@ -39,6 +39,7 @@ from ziggurat.features.inputs import ExtraSpec, InputSpec
 from ziggurat.features.jagged import FeatureGroup, RepeatedRows
 from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets, gather_lists, gather_rows, place_rows, share_lists
 
+# A start is an int64: the number of a chunk above CHUNK_BITS bits of the place in it, and the sign stays clear.
 _CHUNKS_MOST = 1 << (63 - CHUNK_BITS)
 
 
@@ -83,6 +84,7 @@ class BlockLayout:
             "single": ([spec.name for spec in inputs.single], np.int32),
         }
         self._num_lists = len(inputs.jagged) + len(inputs.moments)
+        # A cache of this object: as a decorator of the method it would keep every layout alive.
         self._targets = functools.lru_cache(maxsize=4)(self._make_targets)
 
     def views(self, table: pa.Table, *, first_chunk: int = 0) -> Block:
@@ -148,14 +150,17 @@ class BlockLayout:
             if not every:
                 mine = starts[kept] - base
                 sizes = length[kept].astype(np.int64)
+                # Rows that share a list with the row before point to the same copy of it.
                 heads = ~is_repeated(mine, sizes)
                 chunk = gather_segments(chunk, mine[heads], sizes[heads])
                 begins = np.cumsum(sizes[heads]) - sizes[heads]
+                # `views` made these starts as a new array, so nothing of Arrow's memory is written to.
                 starts[kept] = begins[np.cumsum(heads) - 1] + base
             target.chunks[first_chunk + index] = chunk
 
     def chunks_of(self, num_parts: int) -> list[np.ndarray]:
         """Room for the values of the lists of so many parts."""
+        # One array stands for all: entries are replaced, never written to.
         return [np.empty(0, np.int32)] * (num_parts * self._num_lists)
 
     def batch(self, blocks: Sequence[Block], runs: Int64[np.ndarray, "K 3"]) -> Batch:
@@ -269,6 +274,7 @@ def _one_numbering(blocks: Sequence[Block], runs: np.ndarray, starts_JB: np.ndar
     chunks: list[np.ndarray] = []
     ends = np.cumsum(runs[:, 2])
     for number, block in enumerate(blocks):
+        # Blocks rise from run to run, so the rows of one block are one stretch of the batch.
         of_block = np.flatnonzero(runs[:, 0] == number)
         first = ends[of_block[0]] - runs[of_block[0], 2]
         last = ends[of_block[-1]]
@@ -290,4 +296,5 @@ def _array(table: pa.Table, name: str) -> pa.Array:
 
 
 def _values(table: pa.Table, name: str) -> np.ndarray:
+    # A silent copy would double the bytes to move: an encoded column that needs one is a mistake.
     return _array(table, name).to_numpy(zero_copy_only=True)

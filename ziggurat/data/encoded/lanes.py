@@ -78,11 +78,13 @@ class LaneOrder:
         self.num_steps = slices.num_steps
         seed = derive_seed(seed, epoch)
         sizes = np.asarray(group_sizes, dtype=np.int64)
+        # Number 0 is the order of the row groups, windows count from 1: no two draws share a seed.
         groups = hashed_permutation(len(sizes), seed=derive_seed(seed, 0))
         self._lanes: list[_WindowLanes] = []
         start = 0
         for index, members in enumerate(_windows(sizes, groups, buffer_rows)):
             end = start + int(sizes[members].sum())
+            # Windows before the first row are left out but counted: no seed may depend on where a run goes on.
             if end > slices.first_row:
                 window_seed = derive_seed(seed, 1 + index)
                 lanes = _WindowLanes(members, sizes[members], start=start, seed=window_seed, sessions=sessions)
@@ -120,6 +122,7 @@ class LaneOrder:
             low, high = cuts[slices.rank : slices.rank + 2].tolist()
             if low < high:
                 found.append(_Stretch(number, first, end, low, high))
+            # A rank takes from the next window what this one did not give it.
             quotas = quotas - cuts
             first = end
             number = number + 1
@@ -135,6 +138,7 @@ class LaneOrder:
         first = max(lanes.start - slices.first_row, 0) // size
         last = (lanes.end - 1 - slices.first_row) // size
         begins = slices.first_row + np.arange(first, last + 1) * size
+        # Steps that lie within the window are divided alike and computed at once; the first and the last may cross it.
         begins = begins[(begins >= lanes.start) & (begins + size <= lanes.end)]
         begin = slices.rank * slices.batch_size
         ranges = lanes.held(begins, size, begin=begin, end=begin + slices.batch_size) if len(begins) else []
@@ -198,6 +202,7 @@ class _WindowLanes:
         self.end = start + num_rows
         most = NUM_LANES if sessions is None else NUM_SESSION_LANES
         self.num = min(most, max(num_rows // LEAST_LANE_ROWS, 1))
+        # Lanes draw with the seeds 0 to num − 1, so the order of dealing takes the next one.
         dealt = hashed_permutation(self.num, seed=derive_seed(seed, self.num))
         self._numbers = np.arange(self.num + 1)
         # Of the first m lanes of a round, how many are below lane v: (lanes, lanes + 1).

@@ -48,6 +48,7 @@ def _checks(records: np.ndarray) -> np.ndarray:
     words = records.view(np.uint64).reshape(-1, _RECORD.itemsize // 8)
     check = np.full(len(words), GOLDEN)
     for column in range(words.shape[1] - 1):
+        # Chained, so that the same words in another order give another check.
         check = mix(words[:, column] ^ check)
     return check
 
@@ -160,6 +161,7 @@ class Ledger:
     def truncate(self, step: int) -> None:
         """Forget the steps after `step`, which a resumed run does again."""
         self.flush()
+        # Records that were appended since the file was opened are only in the file.
         self._records, _ = _read(self.path)
         self._cut(int(np.searchsorted(self._records["step"], step, side="right")))
 
@@ -167,6 +169,7 @@ class Ledger:
         self._records = self._records[:num_records]
         with writing_to(self.path, FileError):
             self._file.truncate(len(_MAGIC) + num_records * _RECORD.itemsize)
+            # Neither opening with r+b nor `truncate` moves to the end, where records are appended.
             self._file.seek(0, os.SEEK_END)
 
     def flush(self, *, durable: bool = False) -> None:
@@ -223,6 +226,7 @@ def verify_ledgers(paths: Sequence[str | Path], *, num_rows: int, row_sum: int) 
     for epoch in range(last + 1):
         those = records[records["epoch"] == epoch]
         rows = int(those["num_rows"].sum(dtype=np.int64))
+        # uint64 wraps around, which is the sum mod 2^64.
         exact = rows == num_rows and int(those["sum"].sum(dtype=np.uint64)) == row_sum
         complete = rows >= num_rows
         epochs.append(EpochRows(epoch=epoch, num_rows=rows, steps=len(those), complete=complete, exact=exact))
@@ -253,6 +257,7 @@ def _read(path: Path) -> tuple[np.ndarray, int]:
             where=str(path),
             ways_out="check the path; a run writes ledger.bin with its first step",
         ) from error
+    # A process that was killed in its first write leaves the beginning of the header, or zeros.
     if content[: len(_MAGIC)] != _MAGIC and _MAGIC.startswith(content.rstrip(b"\0")):
         return np.empty(0, dtype=_RECORD), len(content)
     if content[: len(_MAGIC)] != _MAGIC:
@@ -261,6 +266,7 @@ def _read(path: Path) -> tuple[np.ndarray, int]:
     records = np.frombuffer(body[: len(body) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD)
     intact = records["check"] == _checks(records)
     num_intact = len(records) if intact.all() else int(np.argmin(intact))
+    # Only the last write can be torn: an intact record behind a bad one means damage.
     if intact[num_intact:].any():
         after = num_intact + int(np.argmax(intact[num_intact:]))
         raise _damaged(

@@ -56,6 +56,7 @@ def cluster(vectors: Float[Tensor, "N D"], *, num_clusters: int, seed: int = 0) 
     """
     generator = torch.Generator().manual_seed(seed)
     num_groups = min(num_clusters, round(math.sqrt(num_clusters)))
+    # The nearest groups would be half of all: comparing with every centre costs little more, and is exact.
     if num_groups <= 2 * _NEAR_GROUPS:
         sample = _sample(vectors, num_clusters * _CLUSTER_SAMPLE, generator)
         centroids = _means(sample, num_clusters, generator)
@@ -108,6 +109,7 @@ def _nearest(vectors: Tensor, centroids: Tensor) -> Tensor:
     """Number of the nearest centre of each vector; the first of equally near ones."""
     halves = -0.5 * centroids.square().sum(dim=1)
     turned = centroids.t().contiguous()
+    # Two million products at a time (8 MiB in FP32), however many centres there are.
     block = max(256, min(_BLOCK, 2**21 // max(1, len(centroids))))
     parts = [torch.addmm(halves, part, turned).argmax(dim=1) for part in vectors.split(block)]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -166,7 +168,9 @@ def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor
     )
     halves = -0.5 * centroids.square().sum(dim=1)
     turned = centroids.t().contiguous()
+    # `_split_groups` appends centres group by group, so the clusters of a group are a slice of columns.
     bounds = torch.cumsum(torch.tensor([0] + [len(own) for own in members]), 0).tolist()
+    # No vector may choose a group without clusters. Its middle becomes 0 below, since 0 · ∞ is not a number.
     group_halves = torch.where(middles.isfinite().all(1), -0.5 * middles.square().sum(1), -torch.inf)
     group_turned = torch.where(middles.isfinite(), middles, 0.0).t().contiguous()
     parts = []

@@ -307,6 +307,7 @@ class VectorIndex(nn.Module):
         while low < high:
             middle = (low + high) // 2
             found = self.search(queries, k=k, probes=middle).positions
+            # Recall rises with the number of clusters that are read, so the fewest can be bisected.
             low, high = (low, middle) if recall_of(found, exact) >= recall else (middle + 1, high)
         self.keep_tuned(low, k=k)
         return low
@@ -343,6 +344,7 @@ class VectorIndex(nn.Module):
 
     def rescored(self, queries: Float[Tensor, "Q D"], found: Found, *, k: int) -> Found:
         """The best k of what was found, by products of kept vectors and queries in FP32."""
+        # Where nothing was found stands -1: row 0 is read there, and its score becomes −∞ below.
         vectors = self.kept[found.positions.clamp(min=0)].float()
         scores = (vectors * queries.detach().float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
@@ -397,6 +399,7 @@ class VectorIndex(nn.Module):
     def _numbers(self) -> _Sizes:
         """Return the contents of the buffer of sizes, read once."""
         if "sizes" not in self._cached:
+            # `tolist` waits for the device, which each search would do otherwise.
             self._cached["sizes"] = _Sizes(*self.sizes.tolist())
         return self._cached["sizes"]
 
@@ -406,9 +409,11 @@ class VectorIndex(nn.Module):
     def _set(self, buffers: dict[str, Tensor]) -> None:
         for name, value in buffers.items():
             self.register_buffer(name, value)
+        # Tables, sizes and graphs were made from the old buffers.
         self._cached: dict[str, Any] = {}
 
     def _apply(self, fn: Any, recurse: bool = True) -> VectorIndex:
+        # A move to another device replaces the buffers without `_set`.
         super()._apply(fn, recurse)
         self._cached = {}
         return self

@@ -36,6 +36,7 @@ class RowBlock:
             dim: numbers of a vector.
             candidate_percent: as in the index.
         """
+        # A block has no clusters: it is always read whole.
         none = rows.at(slice(0))
         tables = ScanTables(
             dim=dim,
