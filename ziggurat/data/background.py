@@ -62,6 +62,7 @@ def _work(items: Iterator[T], ready: queue.Queue[T | _Failure | _End], stop: thr
     def put(item: T | _Failure | _End) -> bool:
         while not stop.is_set():
             try:
+                # In short turns: without a limit it would wait for ever once nobody reads the queue.
                 ready.put(item, timeout=_POLL_S)
             except queue.Full:
                 continue
@@ -74,7 +75,9 @@ def _work(items: Iterator[T], ready: queue.Queue[T | _Failure | _End], stop: thr
                 break
         else:
             put(_End())
+        # Closed here, because a generator cannot be closed by one thread while another one runs it.
         if isinstance(items, Generator):
             items.close()
+    # Everything, an exit included: the consumer would wait for ever for what is not reported.
     except BaseException as error:
         put(_Failure(error))

@@ -28,6 +28,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64, Integer, Shaped, UInt8, UInt64
 
+# 2^64 divided by the golden ratio, and the two multipliers: the constants of splitmix64. Data sets rely on them.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
@@ -49,6 +50,7 @@ def hash_ids(ids: Shaped[np.ndarray, "N"]) -> UInt64[np.ndarray, "N"]:
     """
     ids = np.asarray(ids)
     if ids.dtype.kind in "iu":
+        # The longest 64-bit integers have 20 characters: 19 digits and a sign, or 20 digits.
         return _hash_fixed_width(ids.astype("S21"))
     if ids.dtype.kind == "S":
         return _hash_fixed_width(ids)
@@ -106,6 +108,7 @@ def hash_words(words: UInt64[np.ndarray, "N"], *, lengths: Integer[np.ndarray, "
         (N,) hashes.
     """
     mixed = mix(_masked(words, lengths) ^ _position_keys(1)[0])
+    # An empty text has no word, so it has nothing to add up.
     if not bool(lengths.all()):
         mixed[lengths == 0] = 0
     return _finish(mixed, lengths)
@@ -114,6 +117,7 @@ def hash_words(words: UInt64[np.ndarray, "N"], *, lengths: Integer[np.ndarray, "
 def aligned_words(data: bytes | UInt8[np.ndarray, "M"]) -> UInt64[np.ndarray, "W"]:
     """A buffer of bytes as little-endian 64-bit words, with zeros behind its end: what `load_words` reads from."""
     array = np.frombuffer(data, dtype=np.uint8) if isinstance(data, bytes) else data
+    # One word more than the bytes need: `load_words` always reads two neighbours.
     words = np.zeros(len(array) // 8 + 2, dtype="<u8")
     words.view(np.uint8)[: len(array)] = array
     return words.astype(np.uint64, copy=False)
@@ -152,6 +156,7 @@ def _hash_block(starts: np.ndarray, lengths: np.ndarray, words: np.ndarray) -> n
     num_bytes = np.minimum(np.repeat(lengths, num_words) - 8 * position, 8)
     mixed = mix(_masked(load_words(words, first_byte), num_bytes) ^ _position_keys(int(num_words.max()))[position])
     sums = np.zeros(len(lengths), dtype=np.uint64)
+    # For an empty span `reduceat` gives the element at its start instead of 0.
     nonempty = num_words > 0
     sums[nonempty] = np.add.reduceat(mixed, firsts[nonempty])
     return _finish(sums, lengths)

@@ -92,6 +92,7 @@ class JaggedRows:
             return JaggedRows(self.values, self.offsets[:1])
         lengths_JB = self.offsets.diff().view(num_features, batch_size)[:, first:last]
         bounds = self.offsets if bounds is None else bounds
+        # Feature-major: the bounds of one sample lie batch_size apart.
         begins = bounds[first::batch_size][:num_features].tolist()
         ends = bounds[last::batch_size][:num_features].tolist()
         values = [self.values[begin:end] for begin, end in zip(begins, ends, strict=True)]
@@ -112,6 +113,7 @@ class JaggedRows:
         starts = self.offsets[:-1].view(num_features, batch_size)[:, samples_S].reshape(-1)
         offsets = offsets_of(lengths)
         at_N = torch.arange(int(offsets[-1]) if num_rows is None else num_rows, device=offsets.device)
+        # Without output_size, the host would wait for a GPU to count the rows.
         at_N += (starts - offsets[:-1]).repeat_interleave(lengths, output_size=len(at_N))
         return JaggedRows(self.values[at_N], offsets)
 

@@ -119,6 +119,7 @@ class MainSearch:
         if wanted is None and not has_seen and main.alive is None:
             return Planned(asked.planner.unfiltered(k=asked.k, probes=asked.probes))
         if asked.planner.may_post_filter() and wanted is not None and main.filters is not None and not has_seen:
+            # A share of 0 rules out filtering afterwards: the mask is there already and costs nothing.
             share = 0.0 if (main, wanted) in self._cache else main.filters.selectivity(wanted)
             plan = asked.planner.post_filter(k=asked.k, probes=asked.probes, share=share)
             if plan is not None:

@@ -134,6 +134,7 @@ class Planner:
             return None
         more = self.probes(probes, share)
         cost = self._clusters_ns(more, 1.0, is_listed=False)
+        # Some more than k / share: the share is an estimate, and too few that pass cost a second search.
         wanted = math.ceil(1.2 * k / share) + 16
         return Plan(kind=PlanKind.POST_FILTER, selectivity=share, probes=more, least=wanted, expected_us=cost / 1e3)
 

@@ -67,6 +67,7 @@ def write_dataset(
     temporary: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the final place, since a rename works within one file system only.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         files = {}
         for name, frame in frames.items():
@@ -105,11 +106,13 @@ def _source_text(name: str, origin: str, members: Mapping[str, str], notes: str)
 def _move_into_place(temporary: Path, folder: Path) -> None:
     """Rename over `folder`. If another process put a complete one there meanwhile, that one stays."""
     temporary.chmod(0o755)  # mkdtemp makes private folders; the cache may be shared
+    # Another process may put its folder there between moving the old one away and our rename.
     for _ in range(3):
         with contextlib.suppress(OSError):
             os.rename(temporary, folder)
             return
         if folder.exists():
+            # Moved away as a whole and deleted then: no reader sees half a folder.
             aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
             with contextlib.suppress(OSError):
                 os.rename(folder, aside)
@@ -184,6 +187,7 @@ def read_plain_or_gzip(path: Path, *, ways_out: tuple[str, ...]) -> bytes:
     require_file(packed, expected=f"{path.name} or {packed.name}", ways_out=ways_out)
     try:
         with gzip.open(packed) as file:
+            # One byte above the bound tells that there is too much, without unpacking all of it.
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise OSError(f"more than {_MAX_BYTES:,} bytes when unpacked")

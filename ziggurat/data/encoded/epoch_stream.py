@@ -192,5 +192,6 @@ class RankSlices:
         inside = np.arange(skipped, window.num_rows)
         if self.world_size == 1:
             return inside
+        # The grid of batches begins at first_row, wherever the window begins.
         owner = (inside + (window.start - self.first_row)) // self.batch_size % self.world_size
         return inside[owner == self.rank]

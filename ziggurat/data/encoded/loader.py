@@ -240,6 +240,7 @@ class Loader:
             reader.advance(position)
             for step in range(order.num_steps):
                 runs = order.runs(step)
+                # `batch` counts the blocks that it is given, while runs name windows of the epoch.
                 windows = sorted(set(runs[:, 0].tolist()))
                 runs[:, 0] = np.searchsorted(windows, runs[:, 0])
                 batch = layout.batch([reader.block(number) for number in windows], runs)
@@ -271,6 +272,7 @@ class Loader:
             buffer_rows=config.shuffle_buffer_rows,
             seed=config.seed,
             epoch=epoch,
+            # Every lane of a window asks for the sessions of its row groups: they are read once.
             sessions=functools.cache(self.dataset.sessions) if self.shuffle is Shuffle.SESSION_LANES else None,
         )
 

@@ -75,6 +75,7 @@ def write_part(path: Path, groups: Iterable[pa.Table]) -> Part:
             writer = writer or _writer(path, stored.schema)
             writer.write_table(stored, row_group_size=max(1, group.num_rows))
             group_rows.append(group.num_rows)
+            # Of the rows themselves, not of the form in which the file stores repeated lists.
             digests.append(group_digest(group).hex())
             row_sum += sum(expected_sum(chunk.to_numpy()) for chunk in group.column(ROW_COLUMN).chunks)
     finally:
@@ -159,6 +160,7 @@ class PartFiles:
         Raises:
             OSError: one before it could not be written.
         """
+        # In short turns: after a failure no writer makes room any more.
         while not self._room.acquire(timeout=_POLL_S):
             self._raise_failure()
         self._raise_failure()

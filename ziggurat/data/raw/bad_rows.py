@@ -212,6 +212,7 @@ class BadRows:
 
     def close(self) -> None:
         """Write out and close the quarantine files; more rows may still follow."""
+        # If one file cannot be written out, the others are closed nevertheless.
         with contextlib.ExitStack() as files:
             for file in self._files.values():
                 files.enter_context(writing_to(Path(file.name), FileError))

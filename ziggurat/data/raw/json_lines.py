@@ -44,6 +44,7 @@ _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _WHOLE_CHARACTER = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _ESCAPED_NAME = re.compile(rb'"[^"\n]*\\u[0-9a-fA-F]{4}[^"\n]*"\s*:')
 _MAY_BE_NO_TEXT = r"^(-?[0-9.]+[eE].*|-0.*|[\[{].*|[0-9-][0-9]{15,}.*)$"
+# Beyond it, FP64 has one number for several whole ones.
 _LARGEST_EXACT = 2**53
 _LARGEST_INT64 = 2**63 - 1
 _OBJECT = 'a JSON object, such as {"user": 1, "item": 2}'
@@ -146,6 +147,7 @@ class JsonLinesFile:
         """Report a line that is too long to be held, and go on behind it; returns what was read of the lines after."""
         self._report(_too_long(start, 0, max_bytes=self._options.max_record_bytes), bad_rows)
         self.num_rows += 1
+        # Makes this a generator: the caller goes on with `rest = yield from …`.
         yield from ()
         while read := stream.read(self._options.block_bytes):
             if (end := read.find(b"\n")) >= 0:
@@ -249,9 +251,11 @@ def _parsed_by_polars(
     try:
         if not data.isascii():
             data.decode()
+        # Types of all lines: what the first ones look like may not hold for the rest.
         frame = pl.read_ndjson(data, infer_schema_length=None)
     except (PolarsError, PanicException, UnicodeDecodeError):
         return None
+    # Where polars passed over a line, the places of all lines behind it would be wrong.
     if frame.height != data.count(b"\n") or not frame.width:
         return None
     names = frame.columns if columns is None else columns

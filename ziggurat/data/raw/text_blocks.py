@@ -172,6 +172,7 @@ class ByteStream:
             if not self._pending:
                 raise self._damaged("the compressed stream ends early: the file was cut short")
             try:
+                # Bounded: a small file that unpacks to very much must not fill the memory.
                 part = self._inflate.decompress(self._pending, num_bytes)
             except zlib.error as error:
                 raise self._damaged(f"the compressed stream is damaged ({error})") from error

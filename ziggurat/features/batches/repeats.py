@@ -161,6 +161,7 @@ def find_groups(batch: Batch, inputs: InputSpec, *, min_factor: float = MIN_FACT
     lists = [_repeats(batch, inputs, FeatureGroup(jagged=(at,))) for at in range(len(inputs.jagged))]
     lists = [each for each in lists if each.factor >= min_factor and each.num_values]
     groups: list[Repeats] = []
+    # Lists that repeat most come first, so that groups grow around them.
     for each in sorted(lists, key=lambda found: found.num_slices):
         for index, group in enumerate(groups):
             joint = FeatureGroup(jagged=tuple(sorted(group.features.jagged + each.features.jagged)))
