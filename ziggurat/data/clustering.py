@@ -262,11 +262,13 @@ class _Clustering:
                     if self._time:
                         self._refuse_other_than_times(frame)
                     size = int(frame.estimated_size()) / max(frame.height, 1) * (total or 1 << 22)
+                    # Every bucket is an open file, and many systems allow a process 1,024 of them.
                     num_buckets = min(max(1, round(size / self._bucket_bytes)), 512)
                 numbers = pl.Series(_ROW, chunk.global_rows, dtype=pl.Int64)
                 sessions = frame[self._session]
                 key_type = key_type or sessions.dtype
                 keys = sessions.cast(key_type, strict=False).hash()  # hashes of 7 differ between types
+                # Rows without a session are spread by their numbers: one bucket would have to take all of them.
                 keys = keys.zip_with(~without_session(sessions), numbers.hash())
                 frame = frame.with_columns(numbers, (keys % num_buckets).alias(_FIRST))
                 for (bucket,), part in frame.partition_by(_FIRST, as_dict=True, include_key=False).items():
@@ -362,6 +364,7 @@ class _Clustering:
         absent = without_session(frame[self._session])
         self.without_session += int(absent.sum())
         known = frame.filter(~absent)[self._session].unique().cast(pl.String)
+        # The NUL keeps the number of a row apart from a session of the same text.
         sessions = pl.concat([known.alias(""), frame.filter(absent)[_ROW].cast(pl.String).alias("") + "\0"])
         ours = [name for name in (_ROW, _FIRST, _TIME) if name in frame.columns]
         assert self._schema is not None

@@ -184,6 +184,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
         _refuse_other_data(request.folder, data=data)
     trainer, cost = _trainer(request, data=data, progress=progress)
     if not started:
+        # Before the first step, so that a run that was interrupted shows what it was trained on.
         _DATA.write(request.folder / DATA, content_of(data))
         CONFIG.write(trainer.folder.config, run_config_to_json(request.config))
         INPUTS.write(trainer.folder.inputs, to_json(data.inputs))
@@ -206,6 +207,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             train_s=time.perf_counter() - begin,
             cost=cost,
         )
+        # Without test metrics so far: a comparison chooses by validation before it reads test rows.
         RECORD_FORMAT.write(request.folder / RECORD, record.to_json())
     if read_test:
         record = _read_test(record, trainer, data=data, request=request)
@@ -304,6 +306,7 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
         record = dataclasses.replace(record, test=accumulator.compute())
         evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
         EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
+    # Last of all: a record with test metrics says that scores and labels are there.
     RECORD_FORMAT.write(folder / RECORD, record.to_json())
     return record
 

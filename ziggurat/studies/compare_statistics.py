@@ -28,6 +28,7 @@ from scipy import stats
 from ziggurat.errors import DataError
 from ziggurat.training.metrics.metric import OverRows, metric_of
 
+# 16,384 ways to set the signs can all be tried; each further pair doubles them.
 MAX_EXACT = 14
 
 
@@ -74,6 +75,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
         found: Any = stats.ttest_1samp(differences, 0.0)
         t_p = float(found.pvalue)
     else:
+        # Without spread there is no t: differences that are all alike, and not 0, are not taken for chance.
         t_p = 1.0 if mean == 0.0 else (0.0 if sd == 0.0 else math.nan)
     return PairedDifference(
         mean=mean, sd=sd, num_pairs=differences.size, t_p=t_p, wilcoxon_p=wilcoxon_p(differences.tolist())
@@ -136,6 +138,7 @@ def placements(scores: Sequence[NDArray[np.floating]], labels: NDArray[np.floati
     above = np.zeros(num_positives)
     below = np.zeros(num_negatives)
     for each in scores:
+        # The rank among all rows less the rank within the class counts the other class below, ties as a half.
         ranks = stats.rankdata(np.asarray(each))
         above += (ranks[positive] - stats.rankdata(np.asarray(each)[positive])) / num_negatives
         below += 1.0 - (ranks[~positive] - stats.rankdata(np.asarray(each)[~positive])) / num_positives

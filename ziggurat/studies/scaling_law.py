@@ -138,6 +138,7 @@ def fit_with_band(x: Sequence[float], runs: Sequence[Sequence[float]], *, draws:
     grid = np.geomspace(min(x), max(x), 60)
     laws = []
     for _ in range(draws):
+        # A point of one run has no spread of its own: the residuals of the fit stand in for it.
         if single:
             drawn = law(x) + rng.choice(residuals, size=len(means))
         else:

@@ -28,6 +28,7 @@ _MOST_THREADS = 4  # more decode faster than one process can train
 def default_threads() -> int:
     """Threads that read for one rank: its share of the cores of its host, at most four."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # The cores that this process may use, which can be fewer than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(_MOST_THREADS, cores // max(ranks_here, 1)))
 
@@ -135,6 +136,7 @@ def _due_positions(windows: Sequence[RankWindow], *, ahead: int) -> list[tuple[i
             continue
         before = windows[number - 1] if number else None
         for part in range(len(window.parts)):
+            # Parts fall due evenly over the window before, so that reading keeps pace with training.
             share = max(part + 1 - ahead, 0) / len(window.parts)
             start = 0 if before is None else before.start + int(share * (before.end - before.start))
             due.append((start, number, part))

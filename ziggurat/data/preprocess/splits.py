@@ -42,6 +42,7 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
 from ziggurat.typed import Fraction, checked
 
+# Times that are told apart; with their counts they take 64 MiB.
 _MAX_DISTINCT = 1 << 22
 
 
@@ -157,6 +158,7 @@ class Splitter:
         """Return what was fitted, as plain data; cuts may be infinite."""
         return {
             "column": self.column,
+            # As text in hex: nothing is rounded, and JSON has no infinity.
             "valid_from": self.valid_from.hex(),
             "test_from": self.test_from.hex(),
             "is_date": self.is_date,
@@ -340,6 +342,7 @@ def _fit_time(
     valid = test
     if config.valid_fraction:
         valid = _nearest(before, total * (1 - config.test_fraction - config.valid_fraction), low=1, high=test - 1)
+    # A place behind the last time means that no row is on that side: its cut is infinite.
     cuts = np.append(values, np.inf)
     return Splitter(
         config=config,

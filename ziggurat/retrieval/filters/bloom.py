@@ -103,5 +103,6 @@ def planes_of_one(code: int, *, width: int, hashes: int) -> list[int]:
 
 
 def _draws(codes: Int64[np.ndarray, "V"], hashes: int) -> UInt64[np.ndarray, "V K"]:
+    # Every draw of every value has a number of its own.
     numbers = (codes[:, None] * hashes + np.arange(hashes)).reshape(-1)
     return splitmix64(numbers).reshape(-1, hashes)

@@ -181,6 +181,7 @@ def _value_tensors(entries: _Entries) -> dict[str, Tensor]:
     text = np.frombuffer("".join(entries.values.to_list()).encode(), dtype=np.uint8)
     lengths = entries.values.str.len_bytes().to_numpy()
     return {
+        # A view of bytes is read-only, which tensors cannot be.
         "text": torch.from_numpy(text.copy()),
         "text_offsets": _small(np.concatenate([[0], lengths.astype(np.int64).cumsum()])),
     }
@@ -215,6 +216,7 @@ def _buckets(counts: Int64[np.ndarray, "V"]) -> Int64[np.ndarray, "B+1"]:
     bounds = [0]
     while bounds[-1] < len(counts):
         stop = int(np.searchsorted(before, before[bounds[-1]] + most, side="right")) - 1
+        # A value with more items than that gets a bucket of its own.
         bounds.append(max(stop, bounds[-1] + 1))
     assert len(bounds) <= BUCKETS + 1
     return np.array(bounds)

@@ -74,6 +74,7 @@ class FilterIndex(nn.Module):
         self.attributes = nn.ModuleList(attributes)
         self._named = dict(zip(self.schema.names, attributes, strict=True))
         self.register_buffer("planes", tensors["planes"])
+        # A buffer, so that what the tensors mean is saved and loaded with them.
         encoded = json.dumps(dict(about), sort_keys=True).encode()
         self.register_buffer("about", torch.from_numpy(np.frombuffer(encoded, dtype=np.uint8).copy()))
         self._check_planes()
@@ -221,6 +222,7 @@ class FilterIndex(nn.Module):
         sampled = 64 * _SAMPLE_WORDS
         parsed = self._filter(wanted)
         prior = self._estimates.get(parsed, make=lambda: estimate(parsed.expression, self._named))
+        # The counts of values weigh as much as an eighth of the sample: they decide where it has no hit.
         return (hits + prior * sampled / 8) / (sampled + sampled / 8)
 
     def explain(self, wanted: Filter | str, position: int) -> str:

@@ -90,6 +90,7 @@ class SearchGraphs:
         self._pool: Any = None
         self._full: Tensor | None = None
 
+    # Copies begin without graphs: these read the buffers of the index that they were captured for.
     def __deepcopy__(self, memo: dict[int, object]) -> SearchGraphs:
         return SearchGraphs(self._num_rows)
 
@@ -115,6 +116,7 @@ class SearchGraphs:
         key = (form, size, queries.dtype, None if together is None else is_shared)
         with self._lock:
             if key not in self._forms:
+                # A form is captured when it comes again: for a single search that would not pay.
                 self._forms[key] = None
                 if len(self._forms) > _MOST_FORMS:
                     self._forms.popitem(last=False)
@@ -130,6 +132,7 @@ class SearchGraphs:
                 assert captured.masks is not None
                 (captured.masks if is_shared else captured.masks[:num]).copy_(together)
             captured.replay()
+            # Copies: the next replay writes to the same memory.
             found = Found(captured.found.scores[:num].clone(), captured.found.positions[:num].clone())
             refuse_not_finite(queries, captured.are_finite[:num])
             return found
@@ -150,6 +153,7 @@ class SearchGraphs:
             answer(queries, masks)  # compiles kernels, and asks the device what is asked once
         computing.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads do on the device meanwhile does not break the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             found, are_finite = answer(queries, masks)
         self._pool = graph.pool()

@@ -232,6 +232,7 @@ def _numbers_in_text(
     values = numbers.fill_null(float("nan")).to_numpy()
     if not open_cells.any():
         return values
+    # polars gives a view of its own memory, which must not be written to.
     values = values.copy()
     advice: tuple[str, ...] | None = None
     for index in np.flatnonzero(open_cells).tolist():
@@ -242,6 +243,7 @@ def _numbers_in_text(
         if parsed is not None:
             values[index] = parsed
         elif text:
+            # It looks at the whole column, so it is asked for once, and only where a cell needs it.
             if advice is None:
                 advice = ways_to_read(series, present=written)
             faults.add(
@@ -336,6 +338,7 @@ def _canonical_string(series: pl.Series) -> pl.Series:
     ends_in_zero = series.str.ends_with(".0")
     if ends_in_zero.any():
         shortened = series.str.replace(r"^(-?[0-9]+)\.0$", "$1")
+        # "-0.0" is the number 0; a text "-0" stays as it is.
         shortened = shortened.set((shortened == "-0") & (series != "-0"), "0")
         return shortened
     return series
@@ -343,6 +346,7 @@ def _canonical_string(series: pl.Series) -> pl.Series:
 
 def _canonical_float(series: pl.Series) -> pl.Series:
     series = series.fill_nan(None)
+    # From 2^63 on, a whole number does not fit Int64.
     integral = ((series.floor() == series) & (series.abs() < 2.0**63)).fill_null(True)
     whole = series.cast(pl.Int64, strict=False).cast(pl.String)
     if integral.all():

@@ -80,6 +80,7 @@ def to_floats(values: np.ndarray, feature: FittedNumbers, state: NumericState) -
     """
     values = _before(_filled(values, feature.missing), feature.transform)
     values = feature.transform.apply(values, state)
+    # The cast would make infinity of a larger number.
     return np.clip(values, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
 
 
@@ -105,6 +106,7 @@ def _before(values: np.ndarray, transform: NumericTransform) -> np.ndarray:
     Raises:
         ConfigError: the transform failed, or returned other than one float64 for each number.
     """
+    # Only transforms from outside are checked: the tests do it for our own.
     if type(transform).__module__.startswith("ziggurat."):
         return transform.before(values, logarithm)
     where = f"numeric transform {transform}, {type(transform).__module__}.{type(transform).__qualname__}.before"
@@ -214,10 +216,12 @@ class _RowSample:
     def add(self, values: Mapping[str, np.ndarray], *, keys: np.ndarray) -> None:
         if not self.names:
             return
+        # What hashes above the limit can no longer be among the lowest.
         low = keys <= self._limit
         self._keys = np.concatenate([self._keys, keys[low]])
         for name in self.names:
             self.values[name] = np.concatenate([self.values[name], values[name][low]])
+        # Not before it is twice as large: a cut sorts out as many rows as it keeps.
         if len(self._keys) > 2 * SAMPLE_ROWS:
             self._cut()
 

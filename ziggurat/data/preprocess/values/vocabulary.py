@@ -81,6 +81,7 @@ class Rows:
 
 def hash_series(texts: pl.Series) -> np.ndarray:
     """(N,) uint64 stable hashes of canonical texts; the value where the text is null means nothing."""
+    # The oldest layout has 64-bit offsets into one buffer; polars' own string views have none.
     array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -137,6 +138,7 @@ class Vocabulary:
         """A hash of ids and order, independent of how they are stored."""
         content = hashlib.blake2b(digest_size=16)
         lengths = self.ids.str.len_bytes().cast(pl.UInt32).to_numpy()
+        # Lengths first: without them, "ab" and "c" would look like "a" and "bc".
         content.update(lengths.astype("<u4").tobytes())
         for start in range(0, len(self.ids), 1 << 16):
             content.update("".join(self.ids[start : start + (1 << 16)].to_list()).encode())
@@ -201,6 +203,7 @@ class VocabularyCounter:
         numbers = pl.arange(len(texts), dtype=pl.Int32, eager=True).alias("number")
         counted = pl.DataFrame([texts, pl.Series("count", self._table.counts), numbers])
         kept = counted.lazy().filter(pl.col("count") >= min_count)
+        # Equal counts are ordered by text, so that rows do not depend on the order in which ids came.
         kept = kept.sort(["count", "id"], descending=[True, False])
         kept = (kept.head(max_rows) if max_rows else kept).collect()
         row_of_number = np.full(len(texts) + 1, UNKNOWN_ROW, dtype=np.int32)
