@@ -95,4 +95,5 @@ def with_drawn_items(events: pl.DataFrame, config: DrawnItemsConfig) -> pl.DataF
         [events.with_columns(pl.lit(1, pl.Int8).alias(config.name)), made.select(*events.columns, config.name)]
     )
     event = np.concatenate([np.arange(events.height), np.repeat(np.arange(events.height), config.per_event)])
+    # Stable, so that each event stands before the rows that were drawn for it.
     return whole[np.argsort(event, kind="stable")]

@@ -151,6 +151,7 @@ class BufferOrder:
             return places
 
         def places(part: int) -> np.ndarray:
+            # Several threads place parts; without the lock, each of them would compute the whole order.
             with lock:
                 return of_window()[ends[part] - parts[part].num_rows : ends[part]]
 

@@ -188,6 +188,7 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
     wide = {"single"} if inputs.numbered else set[str]()
     if inputs.has_number_labels:
         wide.add("labels")
+    # The sort is stable: wide entries move before `row`, the others keep their order.
     return np.dtype(sorted(entries, key=lambda entry: entry[0] not in wide))
 
 
@@ -275,6 +276,7 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     """
     size = len(records)
     single_SB = torch.empty((len(inputs.single), size), dtype=torch.int64)
+    # Transposed and widened to 64 bits in one pass.
     np.copyto(single_SB.numpy(), records["single"].T)
     vectors: dict[str, Tensor] = {}
     first = 0

@@ -137,6 +137,7 @@ def read_events(
     users = rank[users]
     times = frame["time:"].to_numpy()
     order = np.lexsort((times, users))
+    # Within a user in the order of the files, to count the events that stood after a later one.
     by_user = np.argsort(users, kind="stable")
     same_user = np.diff(users[by_user]) == 0
     log = EventLog(

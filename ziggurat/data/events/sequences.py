@@ -343,10 +343,12 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
     users = pa.array(log.user_ids.to_list(), pa.large_string())
     arrow = _arrow_schema(schema)
     lengths = questions.targets - questions.begins
+    # But for training, `earlier` also lists what came before the history.
     sizes = np.cumsum(lengths if purpose is Purpose.TRAINING else questions.targets - questions.firsts)
     first = 0
     while first < len(sizes):
         before = sizes[first - 1] if first else 0
+        # One question at least, even if its list alone is longer than that.
         last = max(first + 1, int(np.searchsorted(sizes, before + _EVENTS_AT_ONCE, side="right")))
         some = questions.rows(first, last)
         events, offsets = runs(some.begins, some.targets)

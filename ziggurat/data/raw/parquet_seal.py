@@ -57,6 +57,7 @@ def seal_parquet(path: str | Path) -> None:
         covered = crcs.tobytes() + _COUNTS.pack(body_bytes, len(crcs))
         digest = hashlib.sha256(covered + footer).digest()
         file.seek(body_bytes)
+        # Readers find the footer from the end of the file, so what stands before it disturbs none of them.
         file.write(covered + digest + _MAGIC + footer)
         file.flush()
         os.fsync(file.fileno())
@@ -101,6 +102,7 @@ class Seal:
             body_bytes, num_blocks = _COUNTS.unpack_from(tail)
             crc_start = tail_start - 4 * num_blocks
             footer = _read_at(opened, footer_start, size - footer_start)
+            # Counts that do not fit the file are damage too: the digest below then differs.
             covered = b""
             if crc_start == body_bytes and num_blocks == _num_blocks(body_bytes):
                 covered = _read_at(opened, crc_start, 4 * num_blocks) + tail[: _COUNTS.size]

@@ -141,6 +141,7 @@ class ParquetFile:
     def _batches(self, group: int, *, columns: Sequence[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         if not columns:
             num_rows = self._metadata.row_group(group).num_rows
+            # Made of structs, because a batch without columns knows no number of rows otherwise.
             yield pa.RecordBatch.from_struct_array(pa.array([{}] * num_rows, type=pa.struct([])))
             return
         try:

@@ -153,6 +153,7 @@ def read_text(
         is_last = False
         while not is_last:
             block = upcoming.result()
+            # `read` gives fewer bytes at the end of the file only.
             is_last = len(block) < block_bytes
             if not is_last:
                 upcoming = pool.submit(stream.read, block_bytes)
@@ -300,11 +301,13 @@ class _Parser:
             return self._empty()
         columns = columns or self.columns
         asked = self.numbers & frozenset(columns)
+        # Numbers are parsed first; if a cell of the block is no plain number, all of it is read as text.
         for numbers in (asked, frozenset()) if asked else (frozenset(),):
             try:
                 frame = self._polars(text, columns=columns, numbers=numbers, has_quotes=has_quotes)
             except PolarsError:
                 continue
+            # A number beyond FP64 becomes infinity here; read as text, it is reported as it stands.
             if frame.height == num_rows and not _has_infinity(frame):
                 return frame
         return None

@@ -153,6 +153,7 @@ class BlockMaker:
             probabilities.append(probabilities[0] * _sigmoid(second))
         labels = uniform[:1] < probabilities[0]
         if len(self.labels) == 2:
+            # The second probability is that of click and conversion together; among clicks it is their ratio.
             labels = np.concatenate([labels, labels & (uniform[1:] < probabilities[1] / probabilities[0])])
         return RowBlock(columns, labels.astype(np.int8), np.stack(probabilities))
 
@@ -220,6 +221,7 @@ class BlockMaker:
         logit = parts[:4].T @ self._factors
         self._bias = _solve_bias(logit, config.click_rate)
         if len(self.labels) == 2:
+            # 0.6² + 0.8² = 1: parts of variance 1 that are independent give a sum of variance 1.
             second = 0.6 * logit / config.logit_sd + 0.8 * parts[4] / sds[4]
             weight = _sigmoid(self._bias + logit)
             self._second = (_solve_bias(second, config.conversion_rate, weight=weight), 1.0, float(sds[4]))
@@ -230,6 +232,7 @@ class BlockMaker:
 
 def _draw_ids(rng: np.random.Generator, cardinality: int, size: int, exponent: float) -> NDArray[np.int32]:
     """`size` ids in 0 … cardinality−1: density x^−exponent on [1, cardinality+1), rounded down; by inverse CDF."""
+    # FP32 draws have 24 random bits, too few to tell more than a million ids apart well.
     uniform = rng.random(size, dtype=np.float32 if cardinality <= 2**20 else np.float64).astype(np.float64)
     top = cardinality + 1.0
     if exponent == 1.0:

@@ -103,6 +103,7 @@ def _check_weights(batch: Batch) -> None:
             where="batch.weights",
             ways_out=("weights.squeeze(1), if it is a column", "leave weights out: each sample then counts 1"),
         )
+    # Not `weights < 0`: that is False for NaN.
     wrong_B = ~(weights >= 0) | weights.isinf()
     if bool(wrong_B.any()):
         sample = int(wrong_B.nonzero()[0])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ziggurat.features.batch import Batch
     from ziggurat.features.jagged import JaggedRows
 
+# Bytes. A piece is viewed as numbers only where it begins at a multiple of their size.
 _ALIGNMENT = 16
 
 
@@ -90,6 +91,7 @@ class PackedBatch:
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device, by one copy; the host does not wait for it where the buffer is locked."""
         arrived = self.buffer.to(device, non_blocking=True)
+        # `map` visits the tensors in the order in which `pack` met them.
         places = iter(self.places)
 
         def placed(tensor: Tensor) -> Tensor:
@@ -124,6 +126,7 @@ def pack(batch: Batch, *, is_locked: bool = False) -> PackedBatch:
             places.append(None)
             continue
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        # Half the bytes travel; the device widens the numbers again.
         stored = torch.int32 if _fits(tensor) else tensor.dtype
         place = _Place(begin, stored, tensor.dtype, tensor.shape)
         places.append(place)

@@ -64,6 +64,7 @@ def permuted(
     jagged = batch.jagged
     columns = [index for index, name in enumerate(inputs.dense) if name in wanted]
     if columns:
+        # The tensor belongs to the caller's batch too.
         dense = dense.clone()
         dense[:, columns] = batch.dense[order][:, columns]
     rows = [index for index, spec in enumerate(inputs.single) if spec.name in wanted]

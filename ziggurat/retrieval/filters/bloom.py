@@ -57,6 +57,7 @@ def predicted_rate(lengths: Int64[np.ndarray, "T"], *, width: int, hashes: int) 
     """
     passing = np.zeros(len(lengths))
     for j in range(hashes + 1):
+        # Inclusion and exclusion over j planes that no value of the item sets: one value misses them so often.
         avoids = math.comb(width - j, hashes) / math.comb(width, hashes)
         passing += (-1) ** j * math.comb(hashes, j) * avoids ** np.arange(len(lengths))
     return float((passing.clip(0, 1) * lengths).sum() / max(lengths.sum(), 1))

@@ -85,6 +85,7 @@ class Work:
             while not self._locked(fcntl.LOCK_SH):
                 self.wait()
             with contextlib.suppress(FileNotFoundError):  # the last one of others may have taken it away
+                # The file may have been removed before it was locked: a lock on a file without a name keeps nobody out.
                 if os.fstat(self._lock.fileno()).st_ino == path.stat().st_ino:
                     return self
             self._lock.close()
@@ -143,6 +144,7 @@ class Work:
             temporary.mkdir()
         self._write_note(temporary, _MARK, {}, {})
         try:
+            # The mark is in it before it has its name: no process sees a folder without one.
             temporary.rename(self.folder)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -204,6 +206,7 @@ class Work:
         """
         while (found := self.note(name)) is None:
             with self.claimed(name) as is_mine:
+                # Another process may have finished it between the look above and the claim.
                 if is_mine and self.note(name) is None:
                     self.keep(name, make(), left=leaves())
             if not is_mine:

@@ -98,11 +98,13 @@ class KeyTable:
         return self._counts[: self._num_keys]
 
     def _make_room(self, num_keys: int) -> None:
+        # Half of the slots stay free, so that a search for a key ends soon.
         bits = max(self._slots.bits, int(2 * num_keys - 1).bit_length())
         if bits == self._slots.bits:
             return
         keys = self.keys
         self._slots = KeySlots.empty(bits)
+        # Keys come in the order of their numbers, so each gets its own again.
         self._kernel.add(self._slots, keys, next_number=0)
         counts = np.zeros(1 << (bits - 1), dtype=np.int64)
         counts[: self._num_keys] = self.counts

@@ -106,7 +106,7 @@ def _before(values: np.ndarray, transform: NumericTransform) -> np.ndarray:
     Raises:
         ConfigError: the transform failed, or returned other than one float64 for each number.
     """
-    # Only transforms from outside are checked: the tests do it for our own.
+    # Our own answer as promised; only transforms from outside are checked.
     if type(transform).__module__.startswith("ziggurat."):
         return transform.before(values, logarithm)
     where = f"numeric transform {transform}, {type(transform).__module__}.{type(transform).__qualname__}.before"
