@@ -80,6 +80,7 @@ def measure_recall(
                 index.search(queries[i : i + 1], k=k, filters=[wanted], probes=number)
                 for i in range(min(_WARM, len(queries)))
             ]
+            # The calls above warm up caches and are not counted.
             begin = time.process_time()
             answers = [
                 index.search(queries[i : i + 1], k=k, filters=[wanted], probes=number) for i in range(len(queries))
@@ -124,6 +125,7 @@ def plot_recall(points: Sequence[RecallPoint], path: Path, *, k: int) -> None:
     """Draw recall against microseconds a query, a line a filter."""
     import matplotlib
 
+    # Draws into files, so no display is needed.
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -284,6 +284,7 @@ def train_first_model(
         )
         tried.append(found)
         shown.say(f"{candidate.name}: valid {metric} {valid:.5f} at step {found.best_step:,} ({found.seconds:.1f} s)")
+    # NaN has no place in an order: a candidate that diverged comes last.
     worst = -math.inf if is_upwards else math.inf
     tried.sort(key=lambda each: each.valid if math.isfinite(each.valid) else worst, reverse=is_upwards)
     best = next(candidate for candidate in candidates if candidate.name == tried[0].name)
@@ -292,6 +293,7 @@ def train_first_model(
     for line in _trees_lines(grown, best=tried[0], metric=metric, is_upwards=is_upwards):
         shown.say(line)
     shown.say(f"the best goes on: {best.name}")
+    # A candidate that its budget did not cut short is taken over instead of trained once more.
     is_whole = best.within_budget(prepared.train.num_rows) == best.config
     if is_whole:
         _take_over(Path(folder) / "candidates" / best.name, Path(folder))

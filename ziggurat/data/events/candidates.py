@@ -195,6 +195,7 @@ def _by_windows(log: EventLog, places: np.ndarray, *, window: int, most: int) ->
     chosen = (numbers < known[-2], numbers == known[-2], numbers == known[-1])
     train, valid, test = (asked_together(log, places[some], parts=numbers[some], most=most) for some in chosen)
     of_question = (log.times[train.begins] - int(log.times.min())) // window
+    # Windows stay in the order of time; within one, a hash mixes the questions alike on every machine.
     train = train.take(np.lexsort((splitmix64(np.arange(len(train.begins))), of_question)))
     text = f"windows of {window:,}: {len(known) - 2:,} train in their order, the next validates, the last is the test"
     return (train, valid, test), text
@@ -309,6 +310,7 @@ def _joined(pools: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -
     lengths = (ends - begins).sum(axis=0)
     found = np.concatenate(events)
     if len(pools) > 1:
+        # Positions in the log rise with time within a user, so sorting them brings the pools into one order of time.
         found = found[np.lexsort((found, np.concatenate(owners)))]
     return found, np.concatenate([[0], np.cumsum(lengths)])
 

@@ -326,6 +326,7 @@ def _typed(series: pl.Series, *, written: WrittenNumbers) -> tuple[pl.Series, tu
     lowered = present.head(1000).str.to_lowercase()
     if lowered.is_in(["true", "false"]).all() and present.str.to_lowercase().is_in(["true", "false"]).all():
         return series.str.to_lowercase() == "true", ()
+    # Whole numbers with leading zeros are ids, such as postcodes: as numbers they would lose them.
     if present.str.contains(_LEADING_ZERO).any() and not present.str.contains(r"[.,eE]").any():
         return series, ()
     numbers = written.cast(series)

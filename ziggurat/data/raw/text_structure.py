@@ -125,12 +125,14 @@ def _quoted_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Record
     before = array[np.maximum(quotes - 1, 0)]
     after = array[np.minimum(quotes + 1, len(array) - 1)]
     marks = np.frombuffer(layout.quote + layout.delimiter + b"\n\r", dtype=np.uint8)
+    # Quotes open and close in turn; a doubled one within a field closes it and opens it again.
     opening_right = np.isin(before[0::2], marks[:3]) | (quotes[0::2] == 0)
     closing_right = np.isin(after[1::2], marks)
     if not (opening_right.all() and closing_right.all()):
         return None
     separators = positions(array, _LINE_FEED, layout.delimiter[0])
     line_feeds = separators[array[separators] == _LINE_FEED]
+    # Behind an odd number of quotes, a separator stands within a field.
     separators = separators[np.searchsorted(quotes, separators) % 2 == 0]
     ends = separators[array[separators] == _LINE_FEED] + 1
     consumed = int(ends[-1]) if len(ends) else 0
@@ -218,6 +220,7 @@ def _invalid_utf8(data: bytes, records: Records) -> list[int]:
         try:
             data[records.starts[first] : records.ends[last - 1]].decode()
             first = last
+            # Steps double while all is valid, so that a clean block takes few calls.
             step = min(step * 2, 8192)
         except UnicodeDecodeError as error:
             position = int(records.starts[first]) + error.start

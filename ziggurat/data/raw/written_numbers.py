@@ -161,6 +161,7 @@ class WrittenNumbers:
         """Return the pattern of a number with marks between its thousands."""
         mark = _CHARACTERS[self.thousands]
         fraction = "," if self.decimal is DecimalMark.COMMA else r"\."
+        # The second form is that of India: 12,34,567.
         groups = rf"(\d{{1,3}}({mark}\d{{3}})+|\d{{1,2}}({mark}\d{{2}})+{mark}\d{{3}})"
         return rf"^[+-]?{groups}({fraction}\d*)?$"
 
@@ -282,6 +283,7 @@ class _Texts:
         """Look at the texts of a column."""
         unique = texts.unique(maintain_order=True)
         allowed = rf"^\s*[+-]?\s*({_CURRENCY}\s*)?[+-]?\d[\d.,'’{_SPACES}eE+-]*({_CURRENCY}|%)?\s*$"
+        # A cheap look first, which most columns of text do not pass.
         if not len(unique) or not unique.head(100).str.contains(allowed).all():
             return _Texts(unique=unique, has_signs=False, readings={})
         if not unique.str.contains(allowed).all():

@@ -147,6 +147,7 @@ class _Parser:
             name = self._quoted()
         else:
             match = _NAME.match(self._text, start)
+            # Before a colon, even the word of an operator is the name of an attribute.
             if match is None or (match[0].upper() in _KEYWORDS and not self._text.startswith(":", match.end())):
                 ways = ("begin with the attribute's name", "put it in quotes if it is the name of an attribute")
                 raise self._error(start, "an attribute, NOT or '('", self._rest(), *ways)

@@ -216,6 +216,7 @@ def _array_to_ids(kind: str, array: pa.Array) -> Ids | NumberedIds | Rows:
         return NumberedIds(array.to_numpy())
     if kind == _ROWS:
         return Rows(array.to_numpy())
+    # `to_numpy` would make floats of keys with nulls, which have too few digits for 64 bits.
     data = array.buffers()[1]
     keys = np.empty(0, dtype=np.uint64)
     if len(array):

@@ -190,6 +190,7 @@ class Work:
             host, boot = content["by"]
             if content["unit"] != name or not isinstance(content["left"], dict) or "result" not in content:
                 return None
+            # After a power cut, what the note speaks of may never have reached the disk.
             return None if host == platform.node() and boot != _boot() else content
         except (ZigguratError, KeyError, ValueError, TypeError):
             return None  # torn, or of a version before: the unit is done again

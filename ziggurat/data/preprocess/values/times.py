@@ -46,6 +46,7 @@ def time_keys(
     keys = _keys(series, is_date=is_date and is_date_column(series) is not None, order=order)
     bad = np.flatnonzero(~np.isfinite(keys))
     if len(bad):
+        # polars may have given a view of its own memory.
         keys = keys.copy()
         keys[bad] = np.nan
         expected = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00"
@@ -158,6 +159,7 @@ def _in_calendar(series: pl.Series) -> pl.Series:
     """The same with null for dates outside of the years 1 to 9999: converting or showing them panics in polars."""
     unit = getattr(series.dtype, "time_unit", None)
     a_day = {None: 1, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[unit]
+    # Days from the beginning of year 1 to that of 1970, and from there to the end of year 9999.
     first = -719_162 * a_day
     last = min(2_932_897 * a_day, 1 << 63) - 1
     count = series.to_physical().cast(pl.Int64)
