@@ -214,6 +214,7 @@ class Batch:
             labels=self.labels[samples_S],
             weights=None if self.weights is None else self.weights[samples_S],
             groups=None if self.groups is None else self.groups[samples_S],
+            # Row ids stay in host memory when a batch travels to a GPU.
             row_ids=self.row_ids[samples_S.to(self.row_ids.device)],
             extras={name: value[samples_S] for name, value in self.extras.items()},
         )

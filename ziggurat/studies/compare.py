@@ -376,6 +376,7 @@ def _without(precision: Precision, error: ConfigError, *, model: str = "") -> Co
 def _row_parts(model: ComparedModel, row_test: RowTest) -> object:
     """Return what a test over rows takes of one model: its runs scored the same rows."""
     loaded = [test_scores(folder) for folder in model.folders]
+    # NaN is a label that nobody knows: such a row tests nothing.
     known = ~np.isnan(loaded[0][1])
     scores = [each[known] for each, _ in loaded]
     return row_test.parts(scores, loaded[0][1][known])

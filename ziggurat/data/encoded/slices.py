@@ -54,11 +54,13 @@ def repeated_rows(
     columns_KB = np.concatenate([np.where(lengths == 0, -1, starts), single])  # empty lists are equal wherever they are
     is_new_B = np.ones(columns_KB.shape[1], dtype=np.bool_)
     is_new_B[1:] = (columns_KB[:, 1:] != columns_KB[:, :-1]).any(axis=0)
+    # Neighbours of a session have the same starts: only the first of each run is compared with the others.
     heads = np.flatnonzero(is_new_B)
     codes, kept = joint_codes([np.ascontiguousarray(column) for column in columns_KB[:, heads]])
     codes = codes[np.cumsum(is_new_B) - 1]
     first = heads[kept]
     jagged = _lists(starts[:, first], lengths[:, first], gather)
+    # Lists that start elsewhere may be equal all the same.
     again, kept = _equal_contents(jagged, single[:, first])
     if len(kept) < len(first):
         codes = again[codes]

@@ -200,6 +200,7 @@ class Build:
             rows = found["rows"]
         else:
             splitter = fit_splitter(split, (), schema=self._schema)
+            # No shard starts behind the last one, so its rows need not be counted.
             names = [f"rows-{shard.index:04}" for shard in shards[:-1]]
             rows = [each["rows"] for each in self._work.each(names, lambda name: self._count(shards[int(name[5:])]))]
         starts = [0]
@@ -393,6 +394,7 @@ class Build:
             raw_files=len(self._sources.paths) if events is None else events.raw_files,
             text_kernel=text_kernel().name,
         )
+        # As late as possible: by now every raw file has been read to its end.
         self._refuse_changed_files(fingerprint)
         write_prepared(self._out, fingerprint=fingerprint, preprocessing=preprocessing, summary=summary)
         publish(self._out, self._work.target)

@@ -160,6 +160,7 @@ def parse_dates(texts: pl.Series, *, order: DateOrder) -> pl.Series:
         order: of dates like 01/03/2024, which are none under AUTO; see `find_order`.
     """
     texts = texts.str.strip_chars()
+    # Most columns have ISO dates: only the others pay for rewriting their texts.
     found = _parse(texts.str.replace("T", " ", literal=True))
     if found.null_count() == texts.null_count():
         return found

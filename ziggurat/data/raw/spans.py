@@ -65,6 +65,7 @@ class TextSpans:
         found = short[np.isin(self.hashes[short], hashes)] if len(short) else short
         if not len(found):
             return self
+        # Other spans may be views of the same array.
         lengths = self.lengths.copy()
         lengths[found] = 0
         return replace(self, lengths=lengths)

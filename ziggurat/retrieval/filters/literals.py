@@ -52,8 +52,10 @@ def range_of(text: str, attribute: Attribute) -> tuple[Number, Number]:
         raise ValueError("a number, such as 3, -2.5 or 1e6")
     if attribute.kind is AttributeKind.INTEGER:
         exact = Decimal(text)
+        # The range of 3.5 is empty, from 4 to 3; yet "< 3.5" becomes "≤ 3" of it, and "> 3.5" becomes "≥ 4".
         return math.ceil(exact), math.floor(exact)
     with np.errstate(over="ignore"):
+        # Stored values were rounded to FP32: the text must be, too, to equal one of them.
         value = float(np.float32(text)) if attribute.float32 else float(text)
     if math.isinf(value):
         raise ValueError("a number that a float holds")
@@ -159,6 +161,7 @@ def _instant(day: dt.date, clock: dt.time, zone: dt.tzinfo | None) -> int:
     moment = _combined(day, clock).replace(tzinfo=zone)
     try:
         found = _since_epoch(moment)
+        # Another instant only where the clock was set back or forward over this time.
         later = _since_epoch(moment.replace(fold=1))
     except OverflowError:
         raise ValueError("a date between the years 2 and 9998") from None

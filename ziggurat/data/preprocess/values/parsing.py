@@ -143,6 +143,7 @@ def parse_chunk(
     parsed = _parse(schema, chunk, faults, with_labels=with_labels, needs_extras=needs_extras)
     if not faults.found:
         return parsed
+    # Parsed again without them: counts of cut lists and of ids out of range speak of the rows that stay.
     clean = chunk.filter(faults.report(bad_rows))
     faults = Faults(chunk=clean)
     parsed = _parse(schema, clean, faults, with_labels=with_labels, needs_extras=needs_extras)
@@ -164,6 +165,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         except ZigguratError:
             raise
         except Exception as problem:
+            # What one of our own kinds raises is a defect of ours, and its traceback says more.
             if type(feature).__module__.startswith("ziggurat."):
                 raise
             raise _failed_parse(feature, problem, schema=schema, chunk=chunk) from problem
@@ -453,6 +455,7 @@ def identity_rows(
                     found=ids[index],
                     ways_out=(f'raise num_rows of table {table.name!r}, or set out_of_range = "unknown" or "clamp"',),
                 )
+    # Last of all, because a missing id was read as 0 above.
     rows[missing] = MISSING_ROW
     return rows, int(outside.sum())
 
