@@ -105,4 +105,5 @@ def _rows_of(array: pa.ListArray) -> np.ndarray:
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if len(valid) and not valid[0]:
         raise ValueError("a row group that begins with the list of a row before it")
+    # A null stands for the list of the nearest row above that has one.
     return np.maximum.accumulate(np.where(valid, np.arange(len(valid)), 0))

@@ -117,6 +117,7 @@ def prepare(
                 note = "; ".join([*([note] if note else []), damaged_line(work.damaged)])
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)
     except OSError as error:
+        # Some errors of ours are an OSError too, and say more already.
         if isinstance(error, ZigguratError):
             raise
         raise CheckpointError(

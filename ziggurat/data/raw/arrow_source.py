@@ -120,6 +120,7 @@ class ArrowFile:
         parts = []
         first = 0
         for frame, rows in self.frames(columns=columns, chunk_rows=1 << 17, bad_rows=BadRows()):
+            # Every step-th row of the file, wherever this frame begins in it.
             parts.append(frame[(-first) % step :: step])
             first += len(rows)
         return pl.concat(parts).head(num_rows) if parts else pl.DataFrame(schema=self.dtypes())
@@ -153,6 +154,7 @@ class ArrowFile:
             binary = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(kind)
             try:
                 column.validate()
+                # As bytes: a text that is not UTF-8 makes a bad row later, and no damaged file.
                 if binary is not None:
                     column.view(binary).validate(full=True)
                 else:

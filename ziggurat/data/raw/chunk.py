@@ -95,6 +95,7 @@ class RawChunk:
         rows = self.file_rows[keep]
         return replace(
             self,
+            # Where all columns are spans, the frame has no rows that a mask would fit.
             frame=self.frame.filter(pl.Series(keep)) if self.frame.width else self.frame,
             spans={name: column.take(keep) for name, column in self.spans.items()},
             first_row=int(rows[0]) if len(rows) else self.first_row,

@@ -354,5 +354,6 @@ def _is_document(name: str) -> bool:
 
 
 def _natural(path: DataPath) -> tuple[tuple[int, int | str], ...]:
+    # Digits count as numbers, so that part-2 comes before part-10.
     parts = re.split(r"(\d+)", str(path))
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)

@@ -272,6 +272,7 @@ class RawSource:
             numbers = frozenset()  # polars would read "1.234" as well, as one or the other
         for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows, part=self._part):
             num_rows = piece.next_row
+            # Spans point into their own block and are not joined with others; what was gathered before comes first.
             if piece.spans:
                 yield from gather.rest()
                 yield from gather.cut(piece)

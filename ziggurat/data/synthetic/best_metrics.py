@@ -86,6 +86,7 @@ def pair_share(score: NDArray[np.float64], p: NDArray[np.float64], q: NDArray[np
     below = np.r_[0.0, np.cumsum(sums)[:-1]]
     run = np.repeat(np.arange(start.size), np.diff(np.r_[start, score.size]))
     pairs = p.sum() * q.sum() - (p * q).sum()
+    # A row is no pair with itself, so its own q leaves its run of ties.
     ordered = (p * (below[run] + 0.5 * (sums[run] - q))).sum()
     return float(ordered / pairs) if pairs > 0 else float("nan")
 

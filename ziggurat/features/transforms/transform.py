@@ -160,6 +160,7 @@ class NumericTransform(Specification, kind="numeric transform"):
                 ways_out="say what becomes of numbers below 0, as np.copysign(np.sqrt(np.abs(values)), values) does",
             )
         alone = np.concatenate([transformed(values[index : index + 1]) for index in range(len(values))])
+        # By their bits, since −0 equals 0.
         differ = np.flatnonzero(alone.view(np.int64) != together.view(np.int64))
         if len(differ) and not self.makes_ids:
             first = int(differ[0])

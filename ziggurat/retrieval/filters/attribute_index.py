@@ -200,6 +200,7 @@ class AttributeIndex(nn.Module):
             return 0.0
         offsets = self._host("offsets")
         entries = int(offsets[stop]) - int(offsets[first])
+        # An item with several values of the range is counted once for each of them, but is one item.
         return min(entries, self.stored.num_present) / max(self.n, 1)
 
     def value(self, code: int) -> str | Number:
@@ -225,6 +226,7 @@ class AttributeIndex(nn.Module):
         if self.has_all_planes:
             return sorted(found)
         if self.rows is not None:
+            # Items are listed by value, so the values of one item take a look at all entries.
             entries = (self.rows == position).nonzero().view(-1)
             found |= set((torch.searchsorted(self.offsets, entries.to(self.offsets.dtype), right=True) - 1).tolist())
         elif self.item_codes is not None and self.item_offsets is None:

@@ -78,4 +78,5 @@ def estimate(expression: Expression, attributes: Mapping[str, AttributeIndex], *
     if isinstance(expression, Missing):
         return present if negated else 1 - present
     share = attribute.share(expression)
+    # Of an item without a value, a predicate is neither true nor false.
     return present - share if negated else share

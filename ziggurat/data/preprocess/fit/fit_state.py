@@ -80,6 +80,7 @@ class FitState:
     def to_table(self) -> pa.Table:
         """The state as a table of one row; tables of several states may be concatenated."""
         sums = {
+            # Exact sums have more digits than readers of JSON keep of a number: as text, in hex.
             name: [f"{each.count:x}", f"{each.total:x}", f"{each.squares:x}"]
             for name, each in self.parts.numbers.sums.items()
         }
@@ -141,6 +142,7 @@ def merge_states(states: Iterable[FitState]) -> FitState:
     Raises:
         ConfigError: there is no state, or they are of different schemas.
     """
+    # Of two ids with the same hash, the text of the part with the lowest row is kept.
     ordered = sorted(states, key=lambda state: state.first_row)
     if not ordered or any(state.schema != ordered[0].schema for state in ordered):
         raise ConfigError(

@@ -85,10 +85,12 @@ class LatestItems:
             assert isinstance(ids, Ids), "before the fitter numbers them"
             keys = ids.keys
             there = np.ones(len(ids), dtype=bool) if ids.missing is None else ~ids.missing
+        # Parsed rows are some of the chunk's, in the same order.
         places = np.searchsorted(chunk.global_rows, parsed.global_rows)
         for latest, order in ((self._latest, self._order), (self._month_first, DateOrder.MONTH_FIRST)):
             if latest is not None:
                 times = readable_times(column, order=order, is_date=self._is_date)[places]
+                # A row without a time comes before all others, but counts where an item has no better one.
                 times = np.where(np.isnan(times), -np.inf, times)
                 latest.add((keys[there], times[there], parsed.global_rows[there]))
 
@@ -160,6 +162,7 @@ class _Latest:
 def _latest(keys: np.ndarray, times: np.ndarray, rows: np.ndarray) -> _Entries:
     """The entry of each key that is the latest; of equal times that of the last row."""
     order = np.lexsort((rows, times, keys))
+    # Behind the last key stands its complement, which is another key for sure.
     last = np.diff(keys[order], append=~keys[order[-1:]]) != 0 if len(order) else np.empty(0, dtype=bool)
     chosen = order[last]
     return keys[chosen], times[chosen], rows[chosen]

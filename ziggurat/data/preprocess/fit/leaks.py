@@ -184,6 +184,7 @@ def _id_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
 def _small_codes(ids: np.ndarray, ids_out: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Ids as codes, and how many codes there are: as they are, unless few of very many rows are used."""
     num_codes = int(max(ids.max(initial=0), ids_out.max(initial=0))) + 1
+    # Counters of up to 128 MiB; above, only ids that occur get one.
     if num_codes <= 1 << 24:
         return ids, ids_out, num_codes
     known, codes = np.unique(np.concatenate([ids, ids_out]), return_inverse=True)

@@ -94,6 +94,7 @@ def plan_shards(
             size = path.stat().st_size
             num_parts = round(size / max(part_bytes, 1)) if sizes.processes > 1 else 1
             parts = parts_of(path, num_parts) if num_parts > 1 else ()
+            # Shards follow the order of the rows: files before one that is cut come first.
             if parts and waiting:
                 shards.append(Shard(index=len(shards), source=source, paths=tuple(waiting)))
                 waiting = []
