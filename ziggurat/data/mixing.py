@@ -17,6 +17,7 @@ from jaxtyping import Int64, UInt64
 
 from ziggurat.features.hashing import GOLDEN, mix
 
+# Whole numbers of Python do not wrap around at 64 bits by themselves.
 _MASK = (1 << 64) - 1
 _BLOCK = 16_384
 

@@ -92,6 +92,7 @@ class LoaderSource:
             loaded = packed(loaded, budget=self.token_budget, most=most, cost_of=tokens)
         for batch in loaded:
             self.step_rows = batch.batch_size if self.token_budget else min(per_step, self.num_rows - self.row)
+            # Before the batch is handed out: a state that is taken after its step counts these rows as consumed.
             self.row += self.step_rows
             if self.row == self.num_rows:
                 self.epoch = self.epoch + 1
@@ -203,6 +204,7 @@ def state_from_json(plain: JSON) -> Any:
             return base64.b64decode(plain["__bytes__"], validate=True)
         (kind,) = {"__tensor__", "__array__"} & plain.keys()
         data = np.frombuffer(base64.b64decode(plain[kind], validate=True), dtype=np.dtype(plain["dtype"]))
+        # A view of bytes is read-only, which tensors cannot be.
         array = data.reshape(plain["shape"]).copy()
         return torch.from_numpy(array) if kind == "__tensor__" else array
     except (ValueError, TypeError, KeyError) as error:

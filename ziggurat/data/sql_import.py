@@ -127,6 +127,7 @@ def _opened(sql: str, *, database: str, spill: Path) -> Iterator[pa.RecordBatchR
             duckdb = _package("duckdb", name="duckdb")
             options = {"memory_limit": "2GB", "temp_directory": str(spill)}
             stack.callback(shutil.rmtree, spill, ignore_errors=True)
+            # DuckDB opens no database in memory read-only, and there is nothing in it to protect.
             connection = duckdb.connect(database or ":memory:", read_only=bool(database), config=options)
             stack.callback(connection.close)
             answer = connection.sql(sql)

@@ -48,6 +48,7 @@ COLUMNS = ("label", "user", "item", *CONTEXT)
 NUM_ITEMS = 4082
 FIRST_ITEM = 957
 NUM_TRAIN = (67_604, 134_423)  # positive, negative
+# The libfm files number the values of all columns one after the other; here those of each context begin.
 _FIRST_CONTEXT = (5039, 5046, 5053, 5055, 5058, 5060, 5069, 5149)
 _LOG_SHA256 = "409edc12f4e2153c5dd58ae171938735911d9b0f70961d5f1086b241656b2cb5"
 _LIBFM = {
@@ -174,6 +175,7 @@ def _positives(log: bytes) -> pl.DataFrame:
     frame = pl.read_csv(log, separator="\t", infer_schema=False)
     columns = [pl.col("user").cast(pl.Int32), pl.col("item").cast(pl.Int32) + FIRST_ITEM]
     for name, first in zip(CONTEXT, _FIRST_CONTEXT, strict=True):
+        # They were numbered in the order in which they appear in the log.
         values = frame[name].unique(maintain_order=True)
         ids = pl.Series(range(first, first + len(values)), dtype=pl.Int32)
         columns.append(pl.col(name).replace_strict(values, ids, return_dtype=pl.Int32))
@@ -216,6 +218,7 @@ def _draw_unused(generator: np.random.PCG64, users: np.ndarray, uses: pl.DataFra
     open_rows = np.arange(len(users))
     while open_rows.size:
         high = generator.random_raw(open_rows.size) >> np.uint64(32)
+        # 32 random bits as a fraction, times the number of items, rounded down.
         items[open_rows] = ((high * np.uint64(NUM_ITEMS)) >> np.uint64(32)).astype(np.int64)
         keys = users[open_rows].astype(np.int64) * NUM_ITEMS + items[open_rows]
         place = np.minimum(np.searchsorted(used, keys), used.size - 1)

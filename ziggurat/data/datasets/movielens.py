@@ -168,6 +168,7 @@ def _zip_frames(members: dict[str, bytes]) -> tuple[pl.DataFrame, pl.DataFrame, 
     }
     ratings, movies, users = (
         pl.read_csv(
+            # polars takes a single character between fields.
             members[name].decode("latin-1").replace("::", "\t").encode(),
             separator="\t",
             quote_char=None,

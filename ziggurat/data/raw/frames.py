@@ -44,6 +44,7 @@ def is_frame(data: object) -> bool:
 
 def is_pandas(data: object) -> bool:
     """Return whether data is a frame of pandas."""
+    # Who has a frame of pandas has imported it; others need not wait for the import.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
@@ -120,6 +121,7 @@ def _column_of(values: Any, written: WrittenNumbers | None) -> Any:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
     is_time = isinstance(values, np.ndarray) and values.dtype.kind in "mM"
+    # polars has no unit of time above the millisecond.
     if is_time and np.datetime_data(values.dtype)[0] in ("s", "m", "h"):
         return values.astype("datetime64[ms]" if values.dtype.kind == "M" else "timedelta64[ms]")
     return values

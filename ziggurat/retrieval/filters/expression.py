@@ -133,6 +133,7 @@ def truth(expression: Expression, values: Mapping[str, Value | Sequence[Value]])
     if isinstance(expression, And | Or):
         decides = isinstance(expression, Or)
         found = [truth(child, values) for child in expression.children]
+        # Such a part decides, whatever is unknown beside it.
         if decides in found:
             return decides
         return None if None in found else not decides

@@ -31,6 +31,7 @@ class Recent(Generic[K, V]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+        # Outside the lock, so that other threads do not wait for it.
         made = make()
         with self._lock:
             self._kept[key] = made

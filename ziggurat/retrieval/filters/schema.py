@@ -193,6 +193,7 @@ def _cast(column: pl.Series, attribute: Attribute) -> pl.Series:
     if attribute.kind is AttributeKind.DATETIME and not is_null:
         column = column.cast(pl.Datetime("us", attribute.zone or None))
     elif attribute.float32 and not is_null:
+        # Further items are rounded as those were that the index was built of.
         column = column.cast(pl.List(pl.Float32) if attribute.many else pl.Float32)
     try:
         return column.cast(pl.List(to) if attribute.many else to)

@@ -18,6 +18,7 @@ _BLOCK = 65_536
 
 def best_of(scores: Float[Tensor, "Q M"], positions: Int64[Tensor, "Q M"], *, k: int) -> Found:
     """The best k (or M, if that is less) by score, then by the smaller position."""
+    # By the second key first, then stably by the first one: equal scores stay in the order of positions.
     by_position = positions.argsort(dim=1, stable=True)
     scores = scores.gather(1, by_position)
     positions = positions.gather(1, by_position)
