@@ -141,6 +141,7 @@ def _keyed(chunk: RawChunk, *, schema: Schema, columns: Sequence[str]) -> pl.Dat
 
 def _latest(before: pl.DataFrame | None, frame: pl.DataFrame, chunk: RawChunk) -> pl.DataFrame:
     both = frame if before is None else _stacked([before, frame], where=str(chunk.path))
+    # Stable, so that of equal times the later row stays last and is kept.
     return both.sort(_TIME, maintain_order=True).unique(_KEY, keep="last", maintain_order=True)
 
 

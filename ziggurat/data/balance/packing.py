@@ -40,6 +40,7 @@ def packed(
         rest = concatenate_batches([*waiting, batch])
         ends = np.cumsum(cost_of(rest))
         begin = 0
+        # What reaches the last sample waits, since samples to come may still fit, unless it has as many as may be.
         while (end := _end(ends, begin, budget=budget, most=most)) < rest.batch_size or end - begin == most:
             yield rest.rows(begin, end)
             begin = end
@@ -53,4 +54,5 @@ def _end(ends: np.ndarray, begin: int, *, budget: float, most: int) -> int:
         return begin
     done = float(ends[begin - 1]) if begin else 0.0
     fitting = int(np.searchsorted(ends, done + budget, side="right"))
+    # One sample at least, even if it exceeds the budget alone.
     return min(max(fitting, begin + 1), begin + most, len(ends))

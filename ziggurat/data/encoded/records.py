@@ -323,6 +323,7 @@ def halves_of(array: pa.Array) -> tuple[Int32[np.ndarray, " V"], Int64[np.ndarra
 
 def moments_of_halves(halves: JaggedRows) -> SequenceGroup:
     """Moments from the halves that they were kept in."""
+    # Gathering widened each half to 64 bits; narrowed again, two of them side by side are one moment.
     times = np.ascontiguousarray(halves.values.numpy().astype(np.int32)).view(np.int64)
     return moments_group(torch.from_numpy(times), halves.offsets // 2)
 

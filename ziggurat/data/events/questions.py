@@ -79,6 +79,7 @@ def by_time(
     bounds = log.bounds()
     cut = bounds[:-1] + np.bincount(log.users[log.times < valid_from], minlength=log.num_users)
     train = _training(bounds[:-1], cut, max_length=max_length, windows=windows)
+    # The first event of a user has no history that it could be asked by.
     later = np.flatnonzero((log.times >= valid_from) & (np.arange(total) > bounds[:-1][log.users]))
     is_test = log.times[later] >= test_from
     parts = [

@@ -132,6 +132,7 @@ def _looks_like_row_number(facts: ColumnFacts) -> bool:
     if set(words(facts.name)) & _NUMBER_WORDS:
         return False
     steps = np.diff(np.sort(facts.present.to_numpy()))
+    # A sample has gaps: steps count only where all rows were read.
     even = facts.num_sampled >= facts.num_rows and bool((steps == steps[0]).all())
     named = bool(set(words(facts.name)) & {"id", "ids", "index", "idx", "row", "key", "uid", "uuid", "no", "nr"})
     return even or named or facts.present.is_sorted()
@@ -283,6 +284,7 @@ def _counts(values: pl.Series) -> bool:
     if counts.height > _MOST_WITHOUT_GAPS and counts.height > 0.9 * int(counts[values.name][-1]):
         return False
     frequency = counts["count"].head(40).to_numpy().astype(float)
+    # The place of each frequency among all: the correlation of ranks is Spearman's.
     ranks = np.argsort(np.argsort(frequency)).astype(float)
     return bool(np.corrcoef(np.arange(ranks.size), ranks)[0, 1] < -0.8)
 

@@ -308,6 +308,7 @@ def _read(
     if not source.knows_rows(file) or hint is None or hint <= sample_rows:
         parts = []
         height = 0
+        # One row more than wanted tells whether the file goes on behind the sample.
         for chunk in source.frames(chunk_rows=sample_rows + 1):
             parts.append(chunk.frame)
             height += chunk.num_rows

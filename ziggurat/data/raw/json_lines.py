@@ -466,6 +466,7 @@ def _text(value: object) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
+        # NaN is the only number that differs from itself.
         if value != value:
             return None
         return str(int(value)) if value.is_integer() and abs(value) <= _LARGEST_INT64 else repr(value)

@@ -262,6 +262,7 @@ def _symmetric(vectors: list[_Floats]) -> tuple[_Floats, _Floats]:
     pairs = first.copy()
     triples = first.copy()
     for vector in vectors:
+        # The highest order first: each sum must still be that of the vectors before.
         triples += pairs * vector
         pairs += first * vector
         first += vector

@@ -50,6 +50,7 @@ def distinct_lists(
     item = values.dtype.itemsize
     data = pa.py_buffer(np.ascontiguousarray(values))
     ends = pa.py_buffer(np.ascontiguousarray(offsets * item))
+    # Equal lists are equal bytes, so Arrow's dictionary of byte strings finds them in one pass.
     texts = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, ends, data])
     return _codes(texts)
 
@@ -60,6 +61,7 @@ def joint_codes(
     """Find which positions are equal in all parts (integers ≥ 0); return what `distinct_lists` does."""
     codes, first = _codes(pa.array(parts[0]))
     for part in parts[1:]:
+        # All positions differ already, and no further part can divide them.
         if len(first) == len(codes):
             break
         others, _ = _codes(pa.array(part))
