@@ -112,6 +112,7 @@ class GrowingBatches:
         is_id = numbers >= NUM_RESERVED_ROWS
         admission = ids.step(numbers[is_id].view(np.uint64), step=step)
         rows = numbers.copy()
+        # Below 0: the id has no row, as long as it is not admitted.
         rows[is_id] = np.where(admission.rows < 0, UNKNOWN_ROW, admission.rows + NUM_RESERVED_ROWS)
         new_rows = torch.from_numpy(admission.new_rows + NUM_RESERVED_ROWS)
         return rows, NewRows(table=name, ids=admission.new_ids, rows=new_rows)
@@ -127,6 +128,7 @@ class GrowingBatches:
         return found + [batch.lists(index)[0].values.numpy() for index in self._jagged]
 
     def _with_rows(self, batch: Batch, rows: list[Ids]) -> Batch:
+        # Nothing to replace, and a slice with steps of 0 is refused below.
         if not batch.batch_size:
             return batch
         single = batch.single.clone()
@@ -135,6 +137,7 @@ class GrowingBatches:
         values = batch.jagged.values
         if self._jagged:
             values = values.clone()
+            # Offsets are feature-major: every B-th begins a feature.
             offsets = batch.jagged.offsets[:: batch.batch_size]
             for index, each in zip(self._jagged, rows[len(self._single) :], strict=True):
                 values[offsets[index] : offsets[index] + len(each)] = torch.from_numpy(each)

@@ -47,6 +47,7 @@ def maker_of(make_storage: MakeStorage, *, table: str, dim: int) -> MakeStorage:
     if isinstance(make_storage, StorageByTable):
         make_storage = make_storage.by_table.get(table, make_storage.rest)
     is_narrow = isinstance(make_storage, LowPrecision | Cached) and make_storage.format_of(dim).is_plain
+    # One maker for all that stay plain, so that they are equal and share a storage.
     return MemoryStorage if is_narrow else make_storage
 
 

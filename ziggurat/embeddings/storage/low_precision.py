@@ -209,6 +209,7 @@ class LowPrecisionStorage(TableStorage):
         words = self.words(rows, step=step.number_on_host if step.applies is None else step.number)
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
+        # The kernel gets a table of these rows alone, so the i-th sum belongs to its row i.
         renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)
         kernel.apply(weight, state=state, gradient=renamed, step=step)
         self.keep(rows, weight, words_N=words, applies=step.applies)
@@ -246,6 +247,7 @@ class LowPrecisionStorage(TableStorage):
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Move rows and state to another device; refuse another dtype, as storages elsewhere do."""
+        # What `fn` does shows only on a tensor; one without numbers costs nothing.
         device = fn(torch.empty(0, device=self._device)).device
         if fn(torch.empty(0, device=self._device)).dtype != self.dtype:
             super().move(fn)

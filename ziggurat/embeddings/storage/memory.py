@@ -36,7 +36,7 @@ from ziggurat.ops.lookup import (
 from ziggurat.ops.row_formats import PLAIN, RowFormat
 
 _HUGE_PAGE_BYTES = 2 << 20
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE = 14  # of <sys/mman.h>; Python's `mmap.madvise` reaches only maps that Python made
 
 
 class MemoryStorage(TableStorage):
@@ -146,6 +146,7 @@ class MemoryStorage(TableStorage):
         Raises:
             ConfigError: to a dtype that the update rules are not exact in.
         """
+        # What `fn` does to device and dtype shows only on a tensor; it is asked before anything is changed.
         probe = fn(torch.empty(0, dtype=self._dtype, device=self._device))
         if probe.dtype not in (torch.float32, torch.float64):
             raise ConfigError(
@@ -184,6 +185,7 @@ def new_state(
     state = {}
     for key, shape in state_shapes(kind, num_rows=num_rows, dim=dim).items():
         tensor = like.new_empty(shape)
+        # Before `fill_`: the system chooses the size of a page when it is first touched.
         advise_huge_pages(tensor)
         state[key] = tensor.fill_(kind.initial(key, initial_sum=initial_sum))
     return state
@@ -192,8 +194,10 @@ def new_state(
 def advise_huge_pages(tensor: Tensor) -> bool:
     """Ask for 2 MiB pages under a tensor; True if the system agreed. Advice: refusal costs speed, nothing else."""
     size = tensor.numel() * tensor.element_size()
+    # A tensor begins anywhere in a page: only from twice its size on is a whole aligned page surely inside.
     if not sys.platform.startswith("linux") or tensor.device.type != "cpu" or size < 2 * _HUGE_PAGE_BYTES:
         return False
+    # Whole pages inside the tensor, rounded inwards: what lies beside it is not ours to advise.
     first = -(-tensor.data_ptr() // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
     length = (tensor.data_ptr() + size - first) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
     libc = ctypes.CDLL(None)

@@ -38,6 +38,7 @@ class StoredRows:
     @property
     def shape(self) -> tuple[int, ...]:
         """(rows, D), or (rows,) for one number a row."""
+        # No rows are read: only the shape is wanted, wherever they lie.
         tail = self.storage.read(0, 0, key=self.key).shape[1:]
         return (self.num_rows, *tail)
 
@@ -61,6 +62,7 @@ class StoredRows:
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First row, counted from this part's own, and number of rows of each piece; one piece in memory."""
+        # A view of a tensor takes no memory, however long.
         step = self.num_rows if self.tensor() is not None else self.storage.chunk_rows
         for first in range(0, self.num_rows, max(step, 1)):
             yield first, min(step, self.num_rows - first)

@@ -102,9 +102,11 @@ class ContextAttention:
 
     def _of(self, layout: JaggedLayout) -> _Kept:
         """Return which rank has which events, found once for all layers of a pass."""
+        # By identity: all layers of a pass are handed the one layout, and a new pass brings a new one.
         if self._kept is not None and self._kept.layout is layout:
             return self._kept
         assert layout.spans is not None
+        # Each history has two pieces here, heads before tails: half of the list names every history once.
         lengths = layout.spans.lengths[: len(layout.spans.lengths) // 2].cpu()
         histories = Histories(lengths, mask=layout.rule)
         if layout.num_targets is not None:

@@ -237,6 +237,7 @@ class ShardedEmbeddings(nn.Module):
         lengths_BJ = self._count_hop(self.tables.list_lengths(ids), rows_sent=rows_sent, num_rows=num_rows)
         factors_BT = torch.ones_like(pooled_BT)
         for column, columns in enumerate(self._count_columns):
+            # An empty list stays the zeros that it sums to.
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
         return pooled_BT * factors_BT
 
@@ -329,6 +330,7 @@ class ShardedEmbeddings(nn.Module):
 
     def take_pending(self, batch: Batch) -> PendingIds:
         """The ids of a batch, on their way since it was announced, or from now on; collective."""
+        # By identity: a batch that nobody announced (an evaluation's) may come in between.
         is_announced = bool(self._ready) and self._ready[0][0] is batch
         return self._ready.popleft()[1] if is_announced else self._ids.start(batch)
 

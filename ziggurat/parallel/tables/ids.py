@@ -122,6 +122,7 @@ class IdExchange:
         """
         batch = batch.expanded()
         host = _rows_on_host(batch)
+        # Before `_letter` goes to 32 bits, where a row beyond them would come out as another.
         self._check(host)
         lists = _Lists(batch, host, self._single_index, self._jagged_index, self._shards)
         messages = []
@@ -149,6 +150,7 @@ class IdExchange:
         """Send the ids, unless they are sent already; collective."""
         if ids.pending is not None:
             return ids.pending
+        # In the order in which `start` counted them.
         told = iter(ids.told.wait().tolist())
         exchanged = []
         own = []
@@ -199,6 +201,7 @@ class IdExchange:
         inputs = self._inputs
         size = batch.batch_size
         if inputs.single and size:
+            # One pass for all features; the dear search for the sample follows only where it finds something.
             low_S, high_S = torch.aminmax(batch.single, dim=1)
             outside_S = (low_S < 0) | (high_S >= self._num_rows)
             for index in outside_S.nonzero().flatten().tolist():
@@ -216,6 +219,7 @@ class IdExchange:
         """Lists in the two letters of each rank to this one."""
         exchanged, own = (len(lookup.lists) for lookup in (self._mine.exchanged, self._mine.own))
         peers = self._topology.peers.ranks
+        # Copies are looked up for peers alone: no other rank writes a second letter.
         return [(exchanged, own if rank in peers else 0) for rank in range(self._topology.world_size)]
 
     def _lengths(self, ids: PendingIds) -> list[tuple[int, int]]:
@@ -346,6 +350,7 @@ def _rows_on_host(batch: Batch) -> Batch:
 
 def _list_starts(batch: Batch, num_jagged: int) -> list[int]:
     """Return where the values of each jagged feature begin, and where the last ends."""
+    # Every B-th offset begins a feature; a slice with steps of 0 would be refused.
     return batch.jagged.offsets[:: batch.batch_size].tolist() if batch.batch_size else [0] * (num_jagged + 1)
 
 
@@ -354,6 +359,7 @@ def _part(jagged: JaggedRows, size: int, first: int, group: TableGroup, *, begin
     last = first + len(group.lists)
     offsets = jagged.offsets[first * size : last * size + 1]
     num_rows = tuple(end - begin for begin, end in itertools.pairwise(begins[first : last + 1]))
+    # One group has all lists: nothing to shift, and no kernel for it.
     if len(offsets) == len(jagged.offsets):
         return JaggedRows(jagged.values, offsets, num_rows)
     if first == last:

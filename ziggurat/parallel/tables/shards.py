@@ -244,6 +244,7 @@ def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...
     copies = [shard for shard in mine.values() if shard.placement.is_copied]
     rows = [shard for shard in mine.values() if shard not in columns and shard not in copies]
     by_rows = _table_group(rows, inputs, first_column=0)
+    # One output for both, columns behind rows; copies have an output of their own.
     by_columns = _table_group(columns, inputs, first_column=by_rows.num_columns)
     return RankShare(rank, rows=by_rows, columns=by_columns, copies=_table_group(copies, inputs, first_column=0))
 
@@ -254,6 +255,7 @@ def _table_group(shards: list[Shard], inputs: InputSpec, *, first_column: int) -
     shares = [FieldShare(field=f, shard=mine[f.table], column=0) for f in inputs.fields if f.table in mine]
     placed: tuple[list[FieldShare], list[FieldShare]] = ([], [])
     column = first_column
+    # Single features first: columns follow the order in which a `TableGroup` lists them.
     for kind, is_single in zip(placed, (True, False), strict=True):
         for share in shares:
             if share.is_single is is_single:
@@ -263,6 +265,7 @@ def _table_group(shards: list[Shard], inputs: InputSpec, *, first_column: int) -
 
 
 def _list_spec(share: FieldShare) -> JaggedSpec:
+    # Parts of rows are added up, those of a mean as well: only all ranks together know what to divide by.
     pooling = Pooling.SUM
     if isinstance(share.field, JaggedSpec) and not share.shard.placement.cuts_rows:
         pooling = share.field.pooling

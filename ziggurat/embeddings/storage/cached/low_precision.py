@@ -56,6 +56,7 @@ class LowPrecisionBacking(RowBacking):
     def store(self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int | None) -> None:
         """See `RowBacking.store`."""
         for key, numbers in values.items():
+            # Only updates are rounded with noise; what is loaded goes to the nearest, and state is not rounded.
             if key == WEIGHT and step is not None:
                 self.rows.keep(rows_N, numbers, words_N=self.rows.words(rows_N, step=step))
             else:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Int64
 
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 16  # 524,288 rows
 
 
 class RowMarks:
@@ -22,12 +22,15 @@ class RowMarks:
     """
 
     def __init__(self, num_rows: int) -> None:
+        # Zeroed by the system, which gives a page only when a bit of it is set.
         self._bits = np.zeros(-(-num_rows // 8), dtype=np.uint8)
         self.count = 0
 
     def add(self, rows_N: Int64[np.ndarray, "N"]) -> None:
         """Mark distinct rows."""
+        # Counted before the bits are set, while `has` still tells which are new.
         self.count += len(rows_N) - int(np.count_nonzero(self.has(rows_N)))
+        # Not `bits[…] |= …`, which would keep one of the rows that share a byte.
         np.bitwise_or.at(self._bits, rows_N >> 3, np.uint8(1) << (rows_N & 7).astype(np.uint8))
 
     def has(self, rows_N: Int64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
@@ -39,7 +42,7 @@ class RowMarks:
         for first, bits in self._blocks(rows):
             wanted = self._of_range(bits, first=first, rows=rows)
             self.count -= int(np.bitwise_count(wanted).sum())
-            bits &= ~wanted
+            bits &= ~wanted  # a view: the marks themselves
 
     def clear(self) -> None:
         """Unmark all rows."""
@@ -55,6 +58,7 @@ class RowMarks:
         """
         rows = range(8 * len(self._bits)) if rows is None else rows
         for first, bits in self._blocks(rows):
+            # Row r is bit r & 7 of its byte, from the lowest on.
             found = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + 8 * first
             yield found[(found >= rows.start) & (found < rows.stop)]
 
@@ -111,6 +115,7 @@ class MarkedRows:
 
     def take(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
         """So many of them from the `first` on."""
+        # `right`: a part that ends at `first` is behind us.
         index = int(np.searchsorted(self._ends, first, side="right"))
         skipped = first - (int(self._ends[index - 1]) if index else 0)
         found = list[Int64[np.ndarray, "M"]]()

@@ -60,7 +60,7 @@ class CachedRows:
     @property
     def num_bytes(self) -> int:
         """The bytes of the places, taken or still to be taken."""
-        return self.num_places * (4 * self.disk.width + 9)
+        return self.num_places * (4 * self.disk.width + 9)  # 8 for which row, 1 for its state
 
     def take(self, rows: Int64[np.ndarray, "N"], *, counts: bool = False) -> Float[np.ndarray, "N W"]:
         """Numbers of sorted distinct rows, which are held from now on.
@@ -92,6 +92,7 @@ class CachedRows:
         self._is[places[hit]] = _Held.CHANGED
         if not hit.all():
             missing = np.flatnonzero(~hit)
+            # A call may have more rows than there are places: those without one go past the cache.
             past = self._admit(rows[missing], places[missing], numbers[missing], state=_Held.CHANGED, kept=places[hit])
             self.disk.put(rows[missing[past]], numbers[missing[past]])
 
@@ -123,6 +124,7 @@ class CachedRows:
         """Give every changed row to the disk; all stay held."""
         changed = np.flatnonzero(self._is)
         order = np.argsort(self._rows[changed])
+        # In pieces: the rows that are given away are copied.
         for some in np.array_split(changed[order], -(-len(changed) // 65_536) or 1):
             self._write_back(some)
             self._is[some] = _Held.AS_ON_DISK
@@ -141,7 +143,7 @@ class CachedRows:
     def drop(self, rows: range) -> None:
         """Hold no row of a range; changes that were not flushed are lost."""
         gone = (self._rows >= rows.start) & (self._rows < rows.stop)
-        self._rows[gone], self._is[gone] = -1, _Held.AS_ON_DISK
+        self._rows[gone], self._is[gone] = -1, _Held.AS_ON_DISK  # -1 is no row
 
     def empty(self) -> None:
         """Hold nothing; changes that were not flushed are lost."""
@@ -158,6 +160,7 @@ class CachedRows:
         return self._values
 
     def _places(self, rows: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
+        # A place for every row: as it is, none can take another's.
         if self.num_places == self.disk.num_rows:
             return rows
         return (mix(rows.astype(np.uint64)) % np.uint64(self.num_places)).astype(np.int64)
@@ -181,6 +184,7 @@ class CachedRows:
         chosen = np.flatnonzero(free & first)
         mine = places[chosen]
         leaving = mine[self._is[mine] > 0]
+        # First what leaves, since the next lines put other rows over it.
         self._write_back(leaving[np.argsort(self._rows[leaving])])
         values[mine] = numbers[chosen]
         self._rows[mine], self._is[mine] = rows[chosen], state

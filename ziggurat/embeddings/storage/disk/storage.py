@@ -36,6 +36,7 @@ def waiting_bytes(held_bytes: int) -> int:
 
 def most_waiting(held_bytes: int, *, num_storages: int) -> int:
     """Bytes that wait to be written and are being written, at most, however some storages share what is held."""
+    # Twice: bytes that wait, and as many that are being written.
     least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
     return min(most, held_bytes // 2 + least)
 
@@ -43,6 +44,7 @@ def most_waiting(held_bytes: int, *, num_storages: int) -> int:
 def held_room(num_bytes: int, *, num_storages: int) -> int:
     """The bytes of rows that may be held where so many are for these and for `most_waiting`; 0 or less: none."""
     least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    # Solves held + `most_waiting(held)` = num_bytes: the smaller waiting there is the larger room here.
     return max(num_bytes - most, int((num_bytes - least) / 1.5))
 
 
@@ -127,11 +129,12 @@ class DiskStorage(TableStorage):
         """See `TableStorage.add_state`."""
         self.flush()
         self.disk.add_state(kind, initial_sum=initial_sum)
-        self._cached = None
+        self._cached = None  # its places are as wide as a row with its old state
 
     def draw(self, first_row: int, num_rows: int, *, initial: InitialRows) -> None:
         """Keep the function: nothing is drawn before it is asked for."""
         self.flush()
+        # `empty` loses changes, and the places hold rows of other tables, too: hence the flush before.
         self.cached.empty()
         self.disk.draw(first_row, num_rows, initial)
 
@@ -149,11 +152,13 @@ class DiskStorage(TableStorage):
             num_rows: how many.
             initial: what their weights begin as; None: zeros.
         """
+        # Without a flush: the changes of these rows are what shall be lost.
         self.cached.drop(range(first_row, first_row + num_rows))
         self.disk.forget(first_row, num_rows, initial)
 
     def changed_rows(self, rows: range) -> MarkedRows:
         """Those that were ever changed, in order, wherever they lie: all that a checkpoint has to hold."""
+        # A row that changes in memory leaves its mark on the disk only when it leaves, or now.
         self.cached.tell(rows)
         return MarkedRows(self.disk.touched, rows)
 
@@ -189,6 +194,7 @@ class DiskStorage(TableStorage):
         """Replace some rows; those that are not held go to the disk."""
         order = np.argsort(rows_N.numpy())
         rows = rows_N.numpy()[order]
+        # In pieces, since whole rows are copied: weights and state of a row lie side by side, whichever is replaced.
         for some in np.array_split(np.arange(len(rows)), -(-len(rows) // 262_144) or 1):
             numbers = self.cached.look(rows[some])
             self.disk.set_part(numbers, key, values.detach()[torch.from_numpy(order[some])])

@@ -70,6 +70,7 @@ class HeldRows:
         }
         self.map: Int32[Tensor, "R"] = torch.full((rows.num_rows,), -1, dtype=torch.int32, device=device)
         self._padding = self._sent(torch.tensor(sorted(padding), dtype=torch.int64))
+        # Place 0 holds zeros and is nobody's: padding is read there.
         self.map.index_fill_(0, self._padding, 0)
         self._thread: ThreadPoolExecutor | None = None
         self._coming: Future[Exchange | None] | None = None
@@ -86,6 +87,7 @@ class HeldRows:
         """Begin to bring the rows of a coming batch, which are in the memory of the host."""
         self.settle()
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
+        # Asked here and not in the thread: each thread has a current stream of its own.
         computed = torch.cuda.current_stream(self._device).record_event() if self._is_cuda else None
         self._coming = self._thread.submit(self._bring, rows_N, computed)
 
@@ -110,6 +112,7 @@ class HeldRows:
             key: which array.
         """
         self.settle()
+        # What is on its way would be found on neither side.
         self._land()
         places = self.places.find(rows_N)
         held = (places >= 0).nonzero().view(-1)
@@ -181,6 +184,7 @@ class HeldRows:
                 for key, array in self.arrays.items():
                     array.index_copy_(0, taken, self._read(exchange.entering, key=key))
                 self.map.index_copy_(0, self._sent(exchange.entering), taken.to(torch.int32))
+                # A batch asks for padding as for other rows; it goes on to be read at place 0.
                 self.map.index_fill_(0, self._padding, 0)
 
     def _return(self, exchange: Exchange) -> None:
@@ -192,6 +196,7 @@ class HeldRows:
             if self._stream is None:
                 values[key] = leaving
                 continue
+            # Only into locked memory does a copy go on beside the host.
             values[key] = torch.empty(leaving.shape, dtype=leaving.dtype, pin_memory=True)
             values[key].copy_(leaving, non_blocking=True)
         self.map.index_fill_(0, self._sent(exchange.leaving), -1)
