@@ -103,6 +103,7 @@ class DrawnNegatives:
         firsts = torch.arange(layout.num_blocks) * block
         numbers_Zm = np.stack([self._draw(batch, first, step=step) for first in firsts.tolist()])
         numbers = torch.from_numpy(numbers_Zm.reshape(-1))
+        # Where nothing was drawn (-1) stands the first item, and `candidates` says that it counts for none.
         items = self._items.take(numbers.clamp(min=0))
         candidates = torch.where(numbers < 0, -1, items.single[self._item])
         whole = Batch.stacked(
@@ -195,9 +196,11 @@ class MinedNegatives:
         items_ND = vectors_of_table(model, items, compute=model.item_vectors, device=device)
         users_UD = vectors_of_table(model, self._users, compute=model.user_vectors, device=device)
         pairs = torch.from_numpy(np.stack(self._likes.pairs_of(self.groups), axis=1)).to(device)
+        # Nobody asks for a certain item: only the lists are wanted.
         nothing_U = torch.full((len(users_UD),), -1, dtype=torch.int64, device=device)
         questions = Questions(users=users_UD, targets=nothing_U, excluded=pairs)
         _, found = rank_all(items_ND, questions, depth=self._config.mining.depth)
+        # In place: `state` has handed this tensor to checkpoints.
         self.lists.copy_(found.int())
         self._searched_at = step
         self._seconds = time.perf_counter() - begin
@@ -219,13 +222,16 @@ class MinedNegatives:
         size = self._config.num_drawn
         liked = np.flatnonzero((block.labels.numpy() > 0).any(axis=1))
         samples = generator.permutation(liked if len(liked) else np.arange(len(groups)))
+        # Starts again from the first sample where there are fewer than draws.
         samples = np.resize(samples, size)
+        # A user behind the last lies outside; the comparison below tells who has no list.
         places = np.minimum(np.searchsorted(self.groups, groups[samples]), max(len(self.groups) - 1, 0))
         depths = generator.integers(0, self._config.mining.depth, size)
         if not len(self.groups):
             return np.full(size, -1)
         numbers = self.lists.numpy()[places, depths].astype(np.int64)
         numbers[self.groups[places] != groups[samples]] = -1
+        # Of an item that came twice the first stays; -1 may be among them, and stays -1 everywhere.
         _, once = np.unique(numbers, return_index=True)
         found = np.full(size, -1)
         found[once] = numbers[once]
@@ -256,6 +262,7 @@ def _last_of_groups(train: Any) -> pa.Table:
         table = train.read_group(number)
         table = table if found is None else pa.concat_tables([found, table])
         groups = table.column(GROUP_COLUMN).to_numpy()
+        # `unique` finds the first of equals, so the last in a list that is turned round.
         _, from_the_end = np.unique(groups[::-1], return_index=True)
         found = table.take(pa.array(len(groups) - 1 - from_the_end))
     assert found is not None, "checked where items are looked for"

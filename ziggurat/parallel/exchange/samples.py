@@ -100,6 +100,7 @@ class SampleExchange:
         sizes = [int(part) for part in self._tell(torch.tensor([batch.batch_size]), [1] * group.size, "sizes")]
         all_costs = torch.cat(self._tell(torch.from_numpy(costs), sizes, "costs")).numpy()
         ranks = partition(all_costs, balance=self._balance, num_ranks=group.size, shares=self._shares)
+        # `ranks` is of the global batch, rank after rank.
         first = sum(sizes[: group.position])
         mine = ranks[first : first + batch.batch_size]
         parts = [take_samples(batch, torch.from_numpy(np.flatnonzero(mine == rank))) for rank in range(group.size)]
@@ -172,4 +173,5 @@ def samples_of_ranks(parts: list[Batch], *, group: RankGroup, traffic: Traffic, 
 def _letter(part: Batch) -> Tensor:
     """A batch as bytes."""
     named = {name: value.contiguous() for name, value in named_parts(part).items()}
+    # A copy that may be written to: torch warns of tensors over read-only bytes.
     return torch.frombuffer(bytearray(save(named)), dtype=torch.uint8)

@@ -144,6 +144,7 @@ def encode_pieces(wires: Sequence[Wire], numbers: Tensor, *, sizes: Sequence[int
         sizes: numbers for each.
     """
     if not wires[0].packs_rows:
+        # Each number travels by itself, whatever the layout: one message needs no cuts.
         return wires[0].encode(numbers)
     return torch.cat([wire.encode(piece) for wire, piece in zip(wires, numbers.split(list(sizes)), strict=True)])
 

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 NOTHING, NOW, WAITS = 0, 1, 2
-_CODES_PER_BYTE = 4
+_CODES_PER_BYTE = 4  # of two bits each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class MemberCells:
     def target_of_unit(self) -> Int64[Tensor, "U"]:
         """The unit of the wanted sample that each unit becomes."""
         firsts = [torch.arange(f.width // self.unit) + f.target // self.unit for f in self.fields]
+        # The empty one is for members without fields: `cat` refuses an empty list.
         return torch.cat([*firsts, torch.empty(0, dtype=torch.int64)])
 
     @cached_property
@@ -87,6 +88,7 @@ class MemberCells:
 
     def units(self, chosen_RF: Bool[Tensor, "R F"]) -> Bool[Tensor, "R U"]:
         """The same choice for units in place of fields."""
+        # Every field is one unit wide: the choice is one of units already.
         if self.unit * self.num_fields == self.num_columns:
             return chosen_RF
         return chosen_RF[:, self.field_of_unit.to(chosen_RF.device)]
@@ -94,7 +96,7 @@ class MemberCells:
 
 def common_unit(widths: Sequence[int]) -> int:
     """The largest number of columns that divides all of these."""
-    return math.gcd(*widths) or 1
+    return math.gcd(*widths) or 1  # of nothing it is 0
 
 
 def pack_codes(codes_RF: UInt8[Tensor, "R F"]) -> UInt8[Tensor, "n"]:

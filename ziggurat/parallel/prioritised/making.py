@@ -155,6 +155,7 @@ def _list_hops(
             traffic=traffic,
             purpose="sequence",
         )
+        # Rows and columns: copies are looked up without a hop.
         groups = tables.mine.groups[:2]
         mine = next((at for at, group in enumerate(groups) if any(s.table == spec.table for s in group.shards)), -1)
         index = [each.name for each in inputs.jagged].index(spec.name)
@@ -166,6 +167,7 @@ def _targets(blocks: list[Block]) -> dict[tuple[int, int], int]:
     """Map each column of a member to the column where it comes out."""
     found: dict[tuple[int, int], int] = {}
     begins = itertools.accumulate((block.width for block in blocks), initial=0)
+    # `accumulate` gives one more, the end of the last.
     for block, begin in zip(blocks, begins, strict=False):
         for member, first in block.sources:
             found |= {(member, first + index): begin + index for index in range(block.width)}

@@ -149,6 +149,7 @@ class CheckpointWriter(StorageWriter):
         plain, of_rows = plan.storage_data
         files = {plain: [item for item in items if not self._is_of_rows(item)]}
         files[of_rows] = [item for item in items if self._is_of_rows(item)]
+        # Torch asks for a future; what it promises is done when it gets it.
         future: Future[list[WriteResult]] = Future()
         future.set_result([it for name, own in files.items() if own for it in self._write_file(name, own, planner)])
         return future
@@ -203,6 +204,7 @@ class CheckpointWriter(StorageWriter):
             sparse=self.sparse,
         )
         write_manifest(partial, manifest)
+        # Last: a folder that bears the checkpoint's name is complete.
         publish(self._folder)
 
 

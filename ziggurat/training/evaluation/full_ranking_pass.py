@@ -130,6 +130,7 @@ class FullRanking:
         rows = self.items.column(self.item.name).to_numpy()
         self._number_of_row = np.full(inputs.table(self.item.table).num_rows, -1, dtype=np.int64)
         self._number_of_row[rows] = np.arange(len(rows))
+        # Lists of the same table that describe the item itself are nobody's past.
         self._histories = [
             index
             for index, spec in enumerate(inputs.jagged)
@@ -191,11 +192,13 @@ class FullRanking:
         found: pa.Table | None = None
         for number in range(len(dataset.group_sizes)):
             table = _with_times(dataset.read_group(number), latest)
+            # Only the last rows are carried on, so memory is that of the items and of one row group.
             table = table if found is None else pa.concat_tables([found, _last_rows(table, self.item.name)])
             found = _last_rows(table, self.item.name)
         if found is None:
             return pa.table({self.item.name: pa.array([], type=pa.int32())})
         rows = found.column(self.item.name).to_numpy()
+        # The reserved rows (padding, unknown, missing) are no items that could be found.
         items = found.drop_columns([_TIME]).filter(pa.array(rows >= NUM_RESERVED_ROWS))
         listed = np.setdiff1d(self._listed(dataset), rows)
         if not len(listed):
@@ -290,6 +293,7 @@ class FullRankingPass:
     def _weights(self, batch: Batch) -> Tensor:
         labels_BL = batch.labels.cpu()
         weights_B = None if batch.weights is None else batch.weights.cpu()
+        # A NaN would be one under a weight of 0, too.
         known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
         return labelled_weights(labels_BL, weights_B, inputs=self._model.inputs) * known_BL
 
@@ -305,6 +309,7 @@ def _with_times(table: pa.Table, latest: tuple[NDArray[np.int64], NDArray[np.flo
         return table.append_column(_TIME, pa.array(np.zeros(table.num_rows)))
     rows, times = latest
     own = table.column(ROW_COLUMN).to_numpy()
+    # A row behind the last would lie outside; the comparison below tells that it is none of them.
     places = np.searchsorted(rows, own).clip(max=max(len(rows) - 1, 0))
     is_latest = rows[places] == own if len(rows) else np.zeros(len(own), dtype=bool)
     return table.filter(pa.array(is_latest)).append_column(_TIME, pa.array(times[places[is_latest]]))
@@ -332,6 +337,7 @@ def _last_rows(table: pa.Table, name: str) -> pa.Table:
     """The last row of each item: by time, then by the order of the rows; ordered by item."""
     items = table.column(name).to_numpy()
     times = table.column(_TIME).to_numpy()
+    # The last key weighs most: by item, then by time, then by place.
     order = np.lexsort((np.arange(len(items)), times, items))
     last = np.diff(items[order], append=-1) != 0
     return table.take(pa.array(order[last]))

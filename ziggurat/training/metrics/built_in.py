@@ -135,7 +135,7 @@ class _RootMeanSquaredError(Metric):
         return functions.rmse_of(judged.samples)
 
     def most_lost(self, value: float, *, tolerance: float) -> float:
-        return tolerance * max(value, 1e-12)
+        return tolerance * max(value, 1e-12)  # a share of 0 would allow nothing
 
 
 class _MeanAbsoluteError(Metric):

@@ -97,6 +97,7 @@ def error_of(curve: CalibrationCurve) -> float:
 def curve_of(samples: ScoredSamples, *, num_bins: int = NUM_BINS) -> CalibrationCurve:
     """The calibration curve of checked samples."""
     order = samples.by_score
+    # A bin of samples without weight would divide 0 by 0.
     order = order[samples.weights[order] > 0.0]
     scores, labels, weights = (column[order] for column in (samples.scores, samples.labels, samples.weights))
     starts = _bin_starts(scores, num_bins=num_bins)
@@ -107,6 +108,7 @@ def curve_of(samples: ScoredSamples, *, num_bins: int = NUM_BINS) -> Calibration
     mean_score = np.add.reduceat(weights * scores, starts) / weight
     mean_label = np.add.reduceat(weights * labels, starts) / weight
     effective = weight**2 / np.add.reduceat(weights**2, starts)
+    # The mean of Beta(k + 1, n - k + 1); its variance is m (1 - m) / (n + 3).
     posterior = (mean_label * effective + 1.0) / (effective + 2.0)
     return CalibrationCurve(
         mean_score=mean_score,
@@ -123,5 +125,6 @@ def _bin_starts(sorted_scores: FloatArray, *, num_bins: int) -> np.ndarray:
         return np.empty(0, dtype=np.int64)
     run_starts = np.flatnonzero(np.concatenate(([True], np.diff(sorted_scores) != 0.0)))
     quantiles = np.arange(num_bins) * count // num_bins
+    # The run at a quantile or the next: equal scores stay in one bin.
     places = np.searchsorted(run_starts, quantiles)
     return np.unique(run_starts[places[places < run_starts.size]])

@@ -180,7 +180,9 @@ def _bytes_of(mark: object) -> str:
 
 def _problem_without_mark(path: Path, step: int) -> str:
     if not path.is_file():
+        # At step 0 a run may have written neither.
         return "no such file" if step else ""
+    # Without a hash nothing can be said of a log: only the ledger has records of a known form.
     if path.suffix != ".bin":
         return ""
     try:

@@ -45,6 +45,7 @@ class WeightAverage:
         device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self._floats = [name for name, tensor in self.live.items() if tensor.is_floating_point()]
+        # Integers, as batch normalisation's counter, have no mean: they are copied.
         self._others = [name for name, tensor in self.live.items() if not tensor.is_floating_point()]
 
     @torch.no_grad()
@@ -63,6 +64,7 @@ class WeightAverage:
         """`update` where a flag on the device is true, nothing where it is false; the host waits for neither."""
         count = self.count.double()
         factor = ((1 + count) / (10 + count)).clamp(max=self.decay)
+        # No branch, for which the host would have to wait: a weight of 0 changes nothing.
         weight = torch.where(applies, 1.0 - factor, 0.0).float()
         means, lives = ([each[name] for name in self._floats] for each in (self.mean, self.live))
         changes = torch._foreach_sub(lives, means)
@@ -96,6 +98,7 @@ class WeightAverage:
     @torch.no_grad()
     def _swap(self) -> None:
         for name, tensor in self.live.items():
+            # Numbers change places, not tensors: optimizers hold on to the model's own.
             kept = tensor.clone()
             tensor.copy_(self.mean[name])
             self.mean[name].copy_(kept)

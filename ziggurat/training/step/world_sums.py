@@ -95,12 +95,15 @@ class WorldSums:
         busy, largest, count = [busy_s], *(bound or (0.0, 0))
         if self._world is not None and self._world.process_group is not None:
             device = communication_device(self._world.process_group)
+            # A sum that gathers: each rank adds its number at its own place, and zeros at the others'.
             busy = [busy_s if rank == self._world.position else 0.0 for rank in range(self._world.size)]
             numbers = [loss, squared, 0.0 if finite else 1.0, largest, float(count), *busy]
             sums = torch.tensor(numbers, dtype=torch.float64, device=device)
             loss, squared, bad, largest, count, *busy = self._start(sums, purpose="loss and guard").wait().tolist()
             finite = bad == 0.0
+        # A NaN or an infinity of one rank is in the sums of all, so all come to one verdict.
         finite = finite and math.isfinite(loss) and math.isfinite(squared)
+        # Both are sums over ranks, so the product is no less than any sum of the gradients to come.
         bounded = largest * count < torch.finfo(torch.float32).max
         return Totals(loss=loss, squared=squared, finite=finite, busy_s=tuple(busy), is_bounded=bounded)
 

@@ -39,7 +39,7 @@ from ziggurat.errors import CheckpointError
 from ziggurat.parallel.tables.table_shard import TableShard
 
 PREFIX = "rows."
-_PIECE_ROWS = 65_536
+_PIECE_ROWS = 65_536  # in memory at once while they are written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +170,7 @@ def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlac
     """
     tensors = dict[str, Tensor]()
     entries = dict[str, SparseTensor]()
+    # Weights and state of a table share a place, and are written once.
     for place in dict.fromkeys(places.values()):
         chosen = place.storage.changed_rows(place.rows) if whole else place.storage.unsaved_rows(place.rows)
         if len(chosen):
@@ -217,6 +218,7 @@ def check_rows(sparse: Mapping[str, SparseTensor], tensors: Mapping[str, Any]) -
             assert numbers is not None
             fits = ids.dtype == torch.int64 and numbers.dtype == torch.float32 and len(numbers.shape) == 2
             _require(fits and ids.shape == numbers.shape[:1], f"rows of {name!r} do not fit each other")
+            # `CheckpointReader.rows_of` reads ids and numbers piece beside piece.
             pieces = [{(it.offsets[0], it.sizes[0]) for it in tensor.chunks} for tensor in (ids, numbers)]
             whole = all(it.sizes[1] == numbers.shape[1] for it in numbers.chunks)
             _require(whole and pieces[0] == pieces[1], f"rows of {name!r} are cut in two ways")
@@ -288,6 +290,7 @@ class _Stream:
     def __init__(self, read: Callable[[int, int], Tensor], *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.read = read
         self.shape = shape
+        # As much of a storage as is asked of one that is about to be saved.
         self.storage = SimpleNamespace(dtype=dtype, device=torch.device("cpu"), is_sparse=False)
 
     def tensor(self) -> None:
