@@ -185,6 +185,7 @@ def parallel_dense(
     reduce_dtype = torch.bfloat16 if reduction is Reduction.BF16 else None
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)
+    # Sums, where FSDP2 would take means: the loss is divided by the global batch already.
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
     sharded.set_custom_all_gather(CountedGather(traffic))
@@ -215,6 +216,7 @@ def _mesh(how: DenseParallelism, topology: Topology, *, device: str) -> DeviceMe
         names = ("shard",)
     world = dist.group.WORLD
     if getattr(_meshes, "world", None) is not world:
+        # Another job: the groups of the meshes before are no longer there.
         _meshes.world = world
         _meshes.made = {}
     made: dict[tuple[str, str], DeviceMesh] = _meshes.made

@@ -151,6 +151,7 @@ def parallelize(
             divided and the model has none, or its batches are cut in parts.
     """
     config = config or ParallelConfig()
+    # Before anything collective is built, in which ranks that differ would wait for each other.
     require_same_model(model, plan, settings=to_json(config), seed=seed)
     check_plan(plan, model.inputs, topology)
     _check_towers(model, plan)

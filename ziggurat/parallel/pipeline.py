@@ -120,6 +120,7 @@ class Pipeline:
         losses = []
         for index, part in enumerate(started):
             is_last = index == len(started) - 1
+            # The last part's backward pass reduces the gradients of all parts at once.
             with contextlib.nullcontext() if is_last else unreduced(self._model.slots.network):
                 losses.append(self._above(part, loss_of, autocast=autocast))
         for part in started:

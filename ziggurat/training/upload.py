@@ -76,5 +76,6 @@ class Upload:
         computing.wait_event(sent)
         for tensor in batch.tensors().values():
             if tensor.is_cuda:
+                # Made on the queue of copies: torch would otherwise hand the memory out while a step reads it.
                 tensor.record_stream(computing)
         return batch

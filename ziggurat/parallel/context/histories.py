@@ -70,6 +70,7 @@ def remember_spread(
     group = context_of(stack).group
     spans = places.layout.spans
     assert spans is not None, "pieces of histories have spans"
+    # Heads of all histories, then their tails: half of the list names every history once.
     lengths = spans.lengths[: len(spans.lengths) // 2]
     pieces = tuple(head_and_tail(lengths, rank=rank, num_ranks=group.size) for rank in range(group.size))
     last = last_rows(events_ND, pieces[group.position], lengths)
@@ -106,6 +107,7 @@ def place_of_last(pieces: Pieces, lengths: Int64[Tensor, "B"]) -> tuple[Int64[Te
     """
     is_last_SB = (pieces.counts > 0) & (pieces.starts + pieces.counts == lengths)
     ends_SB = pieces.offsets[1:].view(pieces.starts.shape)
+    # At most one piece of a rank has the last event, so the sum picks its place.
     return torch.where(is_last_SB, ends_SB - 1, 0).sum(dim=0), is_last_SB.any(dim=0)
 
 
@@ -147,6 +149,7 @@ def score_spread(
     shares = [share_of_candidates(counts, rank=rank, num_ranks=size) for rank in range(size)]
     mine = shares[me][1] - shares[me][0]
     _check(candidates_MD, mine, counts, histories, asked_at)
+    # Candidates stand behind their history: their positions begin at its length.
     rows = [Pieces((histories.lengths + first)[None], (last - first)[None]) for first, last in shares]
     keys = [cached.and_then(own) for cached, own in zip(histories.pieces, rows, strict=True)]
     spread = Spread(

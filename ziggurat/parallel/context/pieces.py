@@ -92,6 +92,7 @@ def head_and_tail(lengths_B: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -
         num_ranks: N.
     """
     chunks = torch.tensor([rank, 2 * num_ranks - 1 - rank]).unsqueeze(1)
+    # Neighbours round the same edge, so no event is left out and none is in two chunks.
     starts, ends = (lengths_B * edge // (2 * num_ranks) for edge in (chunks, chunks + 1))
     return Pieces(starts, ends - starts)
 
@@ -225,6 +226,7 @@ def _hull(parts: Sequence[Pieces], *, like: Pieces) -> Pieces:
     """The smallest piece that holds those of all parts."""
     if not parts:
         return Pieces(like.starts, torch.zeros_like(like.counts))
+    # A part without rows must not widen the hull: it begins behind all others, and ends before them.
     far = torch.iinfo(torch.int64).max
     starts = torch.stack([torch.where(each.counts > 0, each.starts, far) for each in parts]).amin(dim=0)
     ends = torch.stack([torch.where(each.counts > 0, each.starts + each.counts, 0) for each in parts]).amax(dim=0)

@@ -66,6 +66,7 @@ class _SpreadAttention(torch.autograd.Function):
         exact = _exact(q)
         is_softmax = work.settings.form is AttentionForm.SOFTMAX
         out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=exact, device=q.device)
+        # The logarithm of a sum of nothing: what is merged first is taken as it is.
         lse = torch.full(q.shape[:2], -torch.inf, dtype=exact, device=q.device) if is_softmax else None
         whole = Gathered(out, lse)
         (_keys_travel if work.travelling is Travelling.KEYS else _queries_travel)(q, k, v, work=work, whole=whole)

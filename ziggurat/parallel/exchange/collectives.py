@@ -225,6 +225,7 @@ def _sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
     part = slice(bounds[memory.position], bounds[memory.position + 1])
     with memory.pieces(ticket, sizes=[flat.numel()] * size, dtype=flat.dtype) as shared:
         total = _sum_of([each[part] for each in shared]).to(flat.dtype)
+    # One rank alone adds up each number, so all have the same bits.
     sums = memory.share(total, purpose=f"{ticket.purpose}, sums")
     sizes = [last - first for first, last in itertools.pairwise(bounds)]
     with memory.pieces(sums, sizes=sizes, dtype=flat.dtype) as shared:
@@ -248,6 +249,7 @@ def _gathered(into: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
 def _sum_of(parts: Sequence[Tensor]) -> Tensor:
     """The sum from left to right, of halves in FP32."""
     first, *others = parts
+    # A copy in any case: `first` lies in memory that others still read.
     total = first.to(torch.float32) if first.element_size() < 4 else first.clone()
     for part in others:
         total += part

@@ -59,6 +59,7 @@ def check_bounds(rows_N: Tensor, *, table_rows: int, feature: str, lengths: Tens
         return
     position = sample = int(((rows_N < 0) | (rows_N >= table_rows)).nonzero()[0])
     if lengths is not None:
+        # `right` passes over samples without rows, which end where they begin.
         sample = int(torch.searchsorted(lengths.cumsum(0), position, right=True))
     raise BoundsError(
         expected=f"rows 0 … {table_rows - 1} of table {table!r}",
@@ -89,6 +90,7 @@ def sort_into_buckets(
     num_samples = len(rows_N) if lengths_B is None else len(lengths_B)
     samples = torch.arange(num_samples, device=rows_N.device)
     if lengths_B is not None:
+        # The size is given: a GPU would have to be asked for it.
         samples = torch.repeat_interleave(samples, lengths_B, output_size=len(rows_N))
     owners_N = owners(rows_N, shards=shards)
     sorted_N, order = torch.sort(owners_N, stable=True)

@@ -51,7 +51,7 @@ SPARSE_VERSION = 3  # of checkpoints that hold some rows of tables (`rows/`), in
 MANIFEST_NAME = "manifest.json"
 SUMS_NAME = "SHA256SUMS"
 STATE_NAME = "state.json"
-MAX_MANIFEST_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = 256 << 20  # more is not read: a damaged folder must not fill the memory
 MAX_STATE_BYTES = 256 << 20
 MAX_DIMENSIONS = 64
 _FILE_NAME = re.compile(r"state\.json|rank-[0-9]{5}\.safetensors|rows-[0-9]{12}-[0-9]{5}\.safetensors")
@@ -184,6 +184,7 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
         raise damaged(path, expected=f"SHA-256 {first[1].decode()} (first line of {SUMS_NAME})", found=digest)
     try:
         manifest = _from_json(_parse(text), path)
+    # The second is of JSON that is nested too deep to be read.
     except (ValueError, RecursionError) as error:
         raise damaged(path, expected="a manifest that agrees with itself", found=str(error)) from error
     if bytes(sums) != _sums(text, manifest.files):
@@ -237,6 +238,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
 
 def _parse(text: bytes | bytearray) -> Any:
     def no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Of equal keys `json` keeps the last, and says nothing.
         result = dict(pairs)
         _require(len(result) == len(pairs), "a key occurs twice")
         return result
@@ -294,6 +296,7 @@ def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTens
     dtype = CODE_DTYPES[data["dtype"]]
     shape = _counts(data["shape"])
     _require(len(shape) <= MAX_DIMENSIONS, f"tensor {name!r} has {len(shape)} dimensions")
+    # A size of 0 must not hide others whose product no 64 bits hold.
     _require(prod(max(size, 1) for size in shape) * dtype.itemsize < 1 << 63, f"tensor {name!r} is too large")
     chunks = []
     for item in _list(data["chunks"]):
@@ -311,6 +314,7 @@ def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTens
         chunks.append(chunk)
     _require(len(chunks) > 0, f"tensor {name!r} has no chunks")
     _require(len({chunk.offsets for chunk in chunks}) == len(chunks), f"two chunks of {name!r} begin at one place")
+    # Boxes inside the tensor, with as many elements, that do not overlap: then nothing is missing.
     _require(sum(prod(chunk.sizes) for chunk in chunks) == prod(shape), f"the chunks do not fill {name!r}")
     _require(not _overlap(chunks, shape), f"chunks of {name!r} overlap")
     return StoredTensor(dtype=dtype, shape=shape, chunks=tuple(chunks))
@@ -319,6 +323,7 @@ def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTens
 def _overlap(chunks: Sequence[StoredChunk], shape: tuple[int, ...]) -> bool:
     """True if two boxes share an element: a sweep along the longest dimension."""
     boxes = [chunk for chunk in chunks if chunk.num_bytes > 0]
+    # A scalar has no axis to sweep along; two chunks of one hold the same element.
     if len(boxes) < 2 or not shape:
         return len(boxes) > 1
     axis = max(range(len(shape)), key=lambda dim: shape[dim])
@@ -389,6 +394,7 @@ def _string(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
+    # Not `isinstance`, to which True is an integer.
     _require(type(value) is int and 0 <= value < 1 << 63, f"{value!r:.80} is not a count")
     return value
 

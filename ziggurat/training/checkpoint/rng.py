@@ -52,6 +52,7 @@ def set_rng_state(states: Mapping[str, UInt8[Tensor, "N"]], *, device: torch.dev
         if name == "cpu":
             torch.set_rng_state(state.cpu())
         else:
+            # A GPU's generator, too, takes its state from the host.
             torch.cuda.set_rng_state(state.cpu(), device=device)
 
 

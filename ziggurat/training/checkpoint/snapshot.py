@@ -45,6 +45,7 @@ class SnapshotPlanner(DefaultSavePlanner):
                 name = item.index.fqn
                 source = super().lookup_object(item.index).detach()
                 self._copies[item.index] = to_host(source)
+        # Torch's own allocator raises RuntimeError where the host's memory is full.
         except (MemoryError, RuntimeError) as error:
             raise CheckpointError(
                 expected="host memory for a copy of what is saved",

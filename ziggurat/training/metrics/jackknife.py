@@ -20,7 +20,7 @@ from jaxtyping import Float, Int64, UInt64
 from ziggurat.features.hashing import mix
 
 BLOCKS = 20
-_T_95 = 2.093
+_T_95 = 2.093  # Student's t: the 97.5 % quantile at BLOCKS - 1 degrees
 
 
 def blocks_of(units: Int64[np.ndarray, " N"]) -> UInt64[np.ndarray, " N"]:

@@ -31,6 +31,7 @@ class StepExchange:
         self._parallel = parallel
         self._choice = ExchangeChoice(parallel.config.exchange, add_up=self._add_up)
         exchange.is_on = self._choice.is_on
+        # A norm of all gradients has to be known before the first update: then none may come later.
         exchange.defers = not clips
         self._clips = clips
         self._last = (0, 0.0)
