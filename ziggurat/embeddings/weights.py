@@ -270,6 +270,7 @@ class TableWeights(nn.Module):
         rows_N = to_device(rows_N + place.first_row, storage.device)
         storage.scatter(rows_N, to_device(values_ND, storage.device))
         for key in state_keys(self.config.optimizer):
+            # No rows are read: only type and shape are wanted.
             like = storage.read(0, 0, key=key)
             initial = self.config.optimizer.initial(key, initial_sum=self.config.initial_sum)
             storage.scatter(rows_N, like.new_full((len(rows_N), *like.shape[1:]), initial), key=key)

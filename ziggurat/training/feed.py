@@ -209,6 +209,7 @@ class Feed:
 
         waits = self._waits
         self._waits = False
+        # A rank whose epoch is over has no batch of its own: empty ones, until the others are done, too.
         taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
         current = next(taken)
         line = deque[_Taken]()
@@ -226,11 +227,14 @@ class Feed:
                         coming.landed = made(coming.batch, number)
                 following = line.popleft()
                 ahead = None if following.landed is None else following.landed()
+                # At the end the state behind it, so that the next `iter` begins the next epoch; else the one after this
+                # batch.
                 is_done = following.is_done
                 self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
                 yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)
                 batch = ahead
                 if batch is None and following.batch is not None:
+                    # It had to wait for the step, which is over now.
                     batch = made(following.batch, step)()
                 current = following
         finally:
@@ -279,6 +283,7 @@ class Feed:
     def _following(self, iterator: Iterator[Batch], empty: Batch) -> tuple[Batch | None, int, dict[str, Any], bool]:
         """The next batch (empty where only other ranks have one), its rows, the state; whether this rank is done."""
         batch = next(iterator, None)
+        # Before another batch is taken: a checkpoint goes on right behind this one.
         state = self.source.state_dict()
         if batch is not None and not isinstance(self.source, LoaderSource):
             self._check(batch)

@@ -88,6 +88,7 @@ def extend_spread(
     keys = [cached.and_then(new) for cached, new in zip(histories.pieces, own, strict=True)]
     spread = Spread(whole, [again.and_then(own[0]), *own[1:]], keys, context.group, context.traffic)
     of_all = _times(spread, stack, shares, asked_anew, histories, times)
+    # The first rank has the ends of all histories (chunk 2N - 1).
     rows_MD = events_MD if me else torch.cat([histories.last_events[asked_anew], events_MD])
     anew = place_of_last(histories.pieces[me], histories.lengths)[0][asked_anew] if me == 0 else counts.new_zeros(0)
     kept = _computed(stack, rows_MD, Behind(context, spread, of_all), histories, anew=anew)

@@ -109,6 +109,7 @@ def codes_of(
         if layout.jagged:
             rows_N, lengths_JR = jagged_rows(layout, lookups)
             offsets = offsets_of(lengths_JR.reshape(-1))
+            # Marked rows up to the end of each list, less those up to its begin.
             counted = offsets_of(marked[rows_N].to(torch.int64))[offsets].diff().view(lengths_JR.shape)
             for slot, waiting_R, lengths_R in zip(layout.jagged, counted, lengths_JR, strict=True):
                 codes_R = torch.where(waiting_R > 0, WAITS, NOW)
@@ -171,6 +172,7 @@ def _lists_of_rows(
         mine = torch.zeros(len(lengths_JB), dtype=torch.bool, device=rows_n.device)
         mine[[slot.index for slot in layout.jagged]] = True
         keep_N = torch.repeat_interleave(mine, lengths_JB.sum(dim=1))
+        # A copy chooses, since the chosen places are what is written.
         keep_N[keep_N.clone()] = keep_n
     else:
         keep_N = keep_n

@@ -185,4 +185,5 @@ class Lists:
         tables = self._tables.local[each.feature.group]
         name = each.feature.spec.table
         with torch.no_grad():
+            # Row 0 is padding, which reads as zeros.
             return tables.vectors(name, rows_N if keep_N is None else torch.where(keep_N, rows_N, 0))

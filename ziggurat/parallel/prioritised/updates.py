@@ -93,6 +93,7 @@ class Later:
     def finish(self, tables: ShardedTables) -> None:
         """Wait for the second rounds, and update."""
         self.send_rest()
+        # Shorter than `local`, whose last group, the copies, takes no part in an exchange.
         for each, kept in zip(tables.local, self.parts, strict=False):
             for recorded, parts in zip(each.recorded, kept, strict=True):
                 assert not recorded, "an update between two halves of another"
@@ -151,6 +152,7 @@ def split(
             each.tables.storage(storage).begin_update(each.kernel, parts=recorded, number=number)
             marked = mine.storage(storage)
             later[-1].append([part_of_rows(part, lambda rows, m=marked: ~m[rows]) for part in recorded])
+            # In place: the tables' own list, which the update reads.
             recorded[:] = [part_of_rows(part, lambda rows, m=marked: m[rows]) for part in recorded]
     return Later(due, gradients, later, places, then)
 
@@ -158,6 +160,7 @@ def split(
 def _record(due: Sequence[Due], gradients: Sequence[Tensor], tables: ShardedTables) -> list[list[list[int]]]:
     """Record parts in the order of the backward pass; where they are, by `due`, table group and storage."""
     placed = []
+    # `before` counts what was there before any of these: each that is put in moves the later ones on.
     shift = [[0] * len(each.recorded) for each in tables.local[:2]]
     for one, gradient_RC in zip(due, gradients, strict=True):
         places = [

@@ -135,6 +135,7 @@ class PackedRows(WireFormat):
         if not torch.equal(alone[0], came[2]):
             raise self._broken("a row that does not depend on those beside it", "another one", "encode_rows")
         others = rows_RC[2:3].clone()
+        # Larger neighbours: a scale that the first field shared with them would show.
         others[:, widths[0] :] *= 1024.0
         beside = self.decode_rows(self.encode_rows(others, widths=widths, at_random=False), widths=widths)
         if not torch.equal(beside[:, : widths[0]], alone[:, : widths[0]]):

@@ -54,6 +54,7 @@ class Scaled(PackedRows):
         for width, count in runs(widths):
             numbers = rows_RC[:, column : column + count * width].unflatten(1, (count, width))
             column += count * width
+            # The least scale is above zero, by which a field of zeros would be divided.
             scale = _round_up((numbers.abs().amax(dim=2) / largest).clamp_(min=torch.finfo(torch.float32).tiny))
             scaled = self.rounded(numbers / scale.unsqueeze(2), at_random=at_random)
             codes.append(scaled.clamp_(-largest, largest).to(self.stored).view(torch.uint8).flatten(1))
@@ -107,5 +108,7 @@ class Fp8(Scaled):
 
 def _round_up(positive: Tensor) -> Tensor:
     """Return FP32 numbers that BF16 holds, none below the given ones."""
+    # BF16 is the upper half of FP32; what the mask cuts off has carried into it before.
     bits = (positive.view(torch.int32) + 0xFFFF) & -65536
+    # The carry would make other numbers of an infinity or a NaN.
     return torch.where(positive.isfinite(), bits.view(torch.float32), positive)
