@@ -143,6 +143,7 @@ class InitialRows:
         columns = np.arange(self.columns.start + 1, self.columns.stop + 1, dtype=np.uint64)
         words = mix(key + rows.astype(np.uint64) * GOLDEN)
         bits = mix(words[:, None] + columns * GOLDEN)
+        # The half keeps u above 0, where the quantile is infinite.
         uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         if self.config.init is TableInit.UNIFORM:
             values = (2.0 * uniform - 1.0) * self.shape[0] ** -0.5
@@ -178,7 +179,7 @@ def _log(x: Float64[np.ndarray, "*N"]) -> Float64[np.ndarray, "*N"]:
 
 def ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Any) -> Any:
     """The quotient of two polynomials by Horner's rule, at numbers of numpy or of torch."""
-    above = x * 0.0
+    above = x * 0.0  # zeros of numpy or of torch, as x is
     below = x * 0.0
     for a, b in zip(*coefficients, strict=True):
         above = above * x + a

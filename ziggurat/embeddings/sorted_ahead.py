@@ -194,6 +194,7 @@ class SortedAhead:
             return []
         inputs = self._tables.inputs
         found = []
+        # The backward pass comes to the lists in the opposite order.
         for spec in reversed(inputs.sequences):
             position = inputs.list_position(spec.name)
             flat = self._tables.flat(batch.lists(position)[0].values)

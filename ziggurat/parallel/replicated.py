@@ -137,6 +137,7 @@ class ReplicatedNetwork:
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))
+        # At the end of the whole pass: a weight without a gradient has no hook that would run.
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _arrived(self, parameter: Tensor) -> None:
@@ -147,6 +148,7 @@ class ReplicatedNetwork:
         bucket = self._buckets[index]
         _collect(bucket, position)
         bucket.missing.discard(position)
+        # In the order of buckets, whichever is full first: ranks must all send in one order.
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._send(self._buckets[self._next])
 
@@ -191,6 +193,7 @@ def _collect(bucket: _Bucket, position: int) -> None:
     parameter = bucket.parameters[position]
     view = bucket.views[position]
     if parameter.grad is None:
+        # The view still holds the sum of the step before.
         view.zero_()
     elif parameter.grad is not view:
         view.copy_(parameter.grad)

@@ -140,6 +140,7 @@ class Team:
         step = TrainStep(model, config, parallel=self.parallel, loss=loss)
         step.precision_reason = reason
         step.warm_up()
+        # What was sent while the step warmed up is no traffic of the run.
         self.parallel.traffic.reset()
         return step
 
@@ -237,6 +238,7 @@ class Team:
         embeddings = model.embeddings
         embeddings.choose_kernel(shape)
         found = self._agreement.gather([name.value for name in embeddings.kernel_names])
+        # A rank without tables names none, so the first name is that of the first rank that has some.
         self._kernels = [KernelChoice(name) for names in found for name in names]
         if self._kernels:
             embeddings.use_kernel(self._kernels[0])

@@ -140,6 +140,7 @@ class ShardedTableOptimizer:
             scale = self._scale
             self._ahead.split(lambda: self._step_again(lr, scale=scale), number=self._rows.num_steps + 1)
         if self._any_cut:
+            # First, because it takes what is recorded of cut tables away from the ordinary optimizer.
             self._step_cut(lr, scale=self._scale, number=self._columns.num_steps + 1)
         self._sum_copies()
         for optimizer in self._all:

@@ -189,6 +189,7 @@ def _group_wins(
     order = samples.by_score
     new_group = np.zeros(order.size - 1, dtype=bool)
     if groups is not None:
+        # Stable, so that the samples of a group stay in the order of their scores.
         order = order[np.argsort(groups[order], kind="stable")]
         new_group = np.diff(groups[order]) != 0
     scores = samples.scores[order]
@@ -219,6 +220,7 @@ def _sums_before(values: FloatArray, starts: NDArray[np.integer]) -> FloatArray:
     found = np.zeros_like(values)
     left = values
     while (total := float(left.sum())) > 0.0:
+        # Fewer than 2**51 steps in all, so a double holds every sum of them; 2**-1074 is the least double.
         step = math.ldexp(1.0, max(math.frexp(total)[1] - 51, -1074))
         part = np.floor(left / step) * step
         sums = np.cumsum(part) - part

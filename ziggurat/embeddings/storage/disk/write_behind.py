@@ -32,6 +32,7 @@ class RowValues:
         """Return for each of some rows whether it is here, and where."""
         if not len(self.rows):
             return np.zeros(len(rows_N), dtype=bool), np.zeros(len(rows_N), dtype=np.int64)
+        # A row behind the last would lie outside; the comparison tells that it is another.
         at = np.minimum(np.searchsorted(self.rows, rows_N), len(self.rows) - 1)
         return self.rows[at] == rows_N, at
 
@@ -124,6 +125,7 @@ class WriteBehind:
                     self._error = error
                 continue
             with self._changed:
+                # Only now that the file has them: until here readers found these rows in the list.
                 del self._waiting[: len(batch)]
                 self._changed.notify_all()
 
@@ -138,6 +140,7 @@ def newest(batch: list[RowValues]) -> RowValues:
     """The last numbers of each row of some batches."""
     if len(batch) == 1:
         return batch[0]
+    # Newest first, since `unique` finds the first of equals.
     rows = np.concatenate([each.rows for each in reversed(batch)])
     values = np.concatenate([each.values for each in reversed(batch)])
     distinct, first = np.unique(rows, return_index=True)
