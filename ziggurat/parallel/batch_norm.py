@@ -59,4 +59,5 @@ class _WorldSum(torch.autograd.Function):
 
 def _summed(values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:
     traffic.count_reduction(_PURPOSE, num_bytes=values.numel() * values.element_size())
+    # A copy: the sum is made in place, and these numbers are autograd's.
     return start_sum(values.clone(memory_format=torch.contiguous_format), group=group, purpose=_PURPOSE).wait()

@@ -80,6 +80,7 @@ def _require_close_weights(model: Model) -> None:
     is_close = ((mine - theirs).abs() <= _CLOSE * length).all(dim=1) | (mine.isnan() & theirs.isnan()).all(dim=1)
     facts: dict[str, str] = {}
     for index, name in enumerate(values):
+        # What is close is shown as rank 0 has it, so that last bits do not make ranks differ.
         shown = theirs[index] if is_close[index] else mine[index]
         facts[name] = f"length {shown[-1]:.6g}, sums {', '.join(f'{each:.4g}' for each in shown[:-1].tolist())}"
     require_equal(facts, where="weights, in parallelize")
@@ -140,6 +141,7 @@ def _sums_of(value: Tensor) -> list[float]:
     sums = torch.zeros(_NUM_SUMS, dtype=torch.float64)
     square = 0.0
     for number, first in enumerate(range(0, len(flat), _BLOCK)):
+        # A block at a time, since FP64 takes twice the memory of the weight.
         block = flat[first : first + _BLOCK].cpu().double()
         square += float(block.square().sum())
         rows = torch.nn.functional.pad(block, (0, -len(block) % _SIGNS_PER_ROW)).view(-1, _SIGNS_PER_ROW)

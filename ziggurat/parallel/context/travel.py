@@ -123,6 +123,7 @@ def _gradients_of_keys_travel(
             work.differentiate(queries, work.side_of_keys(me, spread.keys[me], of_keys), found)
             continue
         pieces = _needed_keys(spread, other, by=me)
+        # Gradients of the other's keys apart, as they go home; those of queries and biases add up here.
         theirs = replace(found, dk=_zeros(received[0]), dv=_zeros(received[1]))
         work.differentiate(queries, work.side_of_keys(other, pieces, received), theirs)
         mine = _needed_keys(spread, me, by=(me + shift) % size)
@@ -189,6 +190,7 @@ def _gradients_of_queries_travel(
             continue
         other = (me - shift) % size
         holder = (me + shift) % size
+        # Gradients of the other's queries apart, as they go home; those of keys and biases add up here.
         theirs = replace(found, dq=_zeros(received[0]))
         work.differentiate(work.side_of_queries(other, _asking_rows(spread, other, of=me), received), keys, theirs)
         mine = _asking_rows(spread, me, of=holder)

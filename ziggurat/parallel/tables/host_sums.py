@@ -126,6 +126,7 @@ class HostSums:
             for rank in self._holders[i]:
                 total = total + received[rank, i]
             mine[i] = total
+        # The empty one is for ranks without fields: `cat` refuses an empty list.
         return torch.cat([*mine, pooled_RC.new_empty(rows, 0)], dim=1)
 
     def backward(self, gradient_RS: Float[Tensor, "R S"]) -> Float[Tensor, "R C"]:
@@ -156,6 +157,7 @@ class HostSums:
         coming = [self._wire(widths[key]) for key in order]
         numbers = torch.cat([*(pieces[key].reshape(-1) for key in order), like.new_empty(0)])
         buffer = all_to_all(
+            # The first wire says how all travel, and a rank may have nothing to send: hence one of width 0.
             encode_pieces([*going, self._wire(0)], numbers, sizes=[*(rows * wire.num_columns for wire in going), 0]),
             sent=self._items(order, going, rows=rows),
             received=self._items(order, coming, rows=rows),
@@ -165,6 +167,7 @@ class HostSums:
         ).wait()
         sizes = [*(rows * wire.num_columns for wire in coming), 0]
         values = decode_pieces([*coming, self._wire(0)], buffer, sizes=sizes, dtype=like.dtype)
+        # One value more than keys: that of width 0.
         return {key: value.view(rows, widths[key]) for key, value in zip(order, values, strict=False)}
 
     def _wire(self, width: int) -> Wire:

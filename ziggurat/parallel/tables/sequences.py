@@ -77,6 +77,7 @@ class SequenceExchange:
         self._lane = topology.lane(Axis.WORLD, Lane.IDS)
         self._anchor = torch.zeros((), requires_grad=True)
         largest = max((table.num_rows for table in tables.inputs.tables), default=0)
+        # One more, for the padding row that a block of rows gets in front.
         self._row_dtype = torch.int32 if largest + 1 < 1 << 31 else torch.int64
 
     def __call__(
@@ -137,6 +138,7 @@ class SequenceExchange:
         if kind.cuts_columns:
             return torch.cat(by_shard, dim=1)
         vectors = torch.cat(by_shard)
+        # The inverse of the sort by owner: vectors stand as they were asked for.
         return vectors if order is None else vectors[torch.argsort(order)]
 
     def wanted(

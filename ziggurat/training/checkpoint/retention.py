@@ -68,10 +68,12 @@ def publish(final: Path) -> None:
     """Give a finished partial folder its name, durably. A checkpoint of the same step is replaced, never lost."""
     partial = partial_folder(final)
     replaced = _aside("replaced", final)
+    # What is in the folder must be on the disk before its name says that it is complete.
     sync_folder(partial)
     with writing(final):
         if final.exists():
             remove_quietly(replaced)
+            # Out of the way first: no folder can be renamed over one that has content.
             os.rename(final, replaced)
         try:
             os.rename(partial, final)

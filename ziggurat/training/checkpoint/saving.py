@@ -112,6 +112,7 @@ class Saving:
 
         def publish() -> JSON:
             if self._pinned:
+                # Before the checkpoint has its name: a kill in between must not leave it without its pin.
                 retention.set_pin(self._folder, self.step)
             writer.finish(metadata, [results_from_json(results) for results in written])
             return name_of(CheckpointReader(self._final, step=self.step)) if self.has_rows else None

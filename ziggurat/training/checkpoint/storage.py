@@ -311,6 +311,7 @@ class CheckpointReader(StorageReader):
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             by_file.setdefault(self._places[item.storage_index].file, []).append(item)
+        # All files before the first tensor: a damaged one leaves every tensor as it was.
         self.verify(by_file)
         for name, items in by_file.items():
             path = self.folder / name
@@ -331,6 +332,7 @@ def _read_box(
     path: Path, descriptor: int, *, place: StoredChunk, dtype: torch.dtype, item: ReadItem, destination: Tensor
 ) -> None:
     """Copy the box that `item` names out of a stored chunk into `destination`, a block of whole rows at a time."""
+    # A scalar has no rows: it is read as one row of one number.
     sizes = place.sizes or (1,)
     first, *columns = tuple(item.storage_offsets) or (0,)
     num_rows, *lengths = tuple(item.lengths) or (1,)

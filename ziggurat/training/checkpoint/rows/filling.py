@@ -83,6 +83,7 @@ def _fill_on_disk(targets: list[_Target], *, pieces: Pieces) -> None:
     first_row = targets[0][0].offsets[0]
     storage = rows.storage
     assert isinstance(storage, DiskStorage)
+    # Each part once, though weights and state both name it, and in order: later ones lie over earlier ones.
     for name in dict.fromkeys(part.stored for _, stored in targets for part in stored.parts):
         boxes = [box for target, stored in targets for part in stored.parts if part.stored == name
                  for box in _boxes(target, part)]  # fmt: skip
@@ -96,6 +97,7 @@ def _fill_on_disk(targets: list[_Target], *, pieces: Pieces) -> None:
             found = numbers.numpy()[chosen[inside]]
             if not len(local) or not boxes:
                 continue
+            # Where the checkpoint has every column nothing needs to be read first.
             whole = np.empty((len(local), storage.disk.width), dtype=np.float32) if given.all() else storage.look(local)
             for mine, theirs in boxes:
                 whole[:, mine] = found[:, theirs]
