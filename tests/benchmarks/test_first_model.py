@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.first_model import Found, parse_options, table
-from benchmarks.first_model_sets import MADE
+from benchmarks import first_model
+from benchmarks.first_model import Found, Options, parse_options, run, table
+from benchmarks.first_model_sets import MADE, SmallSet
 
 
 def found(metric: str, *, suggested: float, floor: float) -> Found:
@@ -50,3 +52,23 @@ def test_the_table_of_tastes_is_that_of_its_description() -> None:
     assert (made.frame["user"].n_unique(), made.frame["item"].n_unique()) == (300, 100)
     assert made.attainable == pytest.approx(0.822, abs=0.005)
     assert parse_options(["--sets", "taste,sums", "--seed", "2"]).sets == ("taste", "sums")
+
+
+def test_published_tables_that_are_not_there_are_said_before_the_first_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "frappe").mkdir()
+    said: list[str] = []
+    said_before: list[str] = []
+
+    def measured(name: str, subject: SmallSet, *, out: Path, seed: int) -> Found:
+        said_before.extend(said)
+        return found("auc", suggested=0.7, floor=0.7)
+
+    monkeypatch.setattr(first_model, "_PUBLISHED_FILES", tmp_path)
+    monkeypatch.setattr(first_model, "say", said.append)
+    monkeypatch.setattr(first_model, "measure", measured)
+    report = run(options=Options(sets=("tiny", "criteo_sample")))
+    assert said_before == ["skipped: criteo_sample: its files are not at ../shared/data/criteo_sample"]
+    assert report.skipped == ["criteo_sample: its files are not at ../shared/data/criteo_sample"]
+    assert first_model.missing_tables(("frappe_sample", "tiny"), published=tmp_path) == {}
