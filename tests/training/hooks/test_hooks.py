@@ -229,6 +229,11 @@ class Waits(Hook):
         del trainer
 
 
+class Yields(Hook):
+    def on_window(self, trainer: Trainer) -> Any:
+        yield trainer
+
+
 class NoMethod(Hook):
     close = 3  # type: ignore[assignment]
 
@@ -247,6 +252,7 @@ class TakesAll(Hook):
         (NoStep(), "def on_step(self, trainer, made)", "on_step(trainer: 'Trainer'): too many positional arguments"),
         (NoBest(), "def on_evaluate(self, trainer, evaluation, *, is_best)", "unexpected keyword argument 'is_best'"),
         (Waits(), "def on_window(self, trainer)", "async def on_window, which nothing would wait for"),
+        (Yields(), "def on_window(self, trainer)", "on_window with a yield: a generator"),
         (NoMethod(), "def close(self)", "close = 3, which cannot be called"),
     ],
 )

@@ -117,8 +117,10 @@ class Hook(Specification, kind="hook"):
         found = ""
         if not callable(method):
             found = f"{moment} = {method!r:.80}, which cannot be called"
-        elif inspect.iscoroutinefunction(method):
+        elif inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             found = f"async def {moment}, which nothing would wait for"
+        elif inspect.isgeneratorfunction(method):
+            found = f"{moment} with a yield: a generator, of which nothing would run a line"
         else:
             signature = inspect.signature(method)
             try:
