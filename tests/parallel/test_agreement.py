@@ -81,8 +81,12 @@ def test_alone_everything_is_a_plain_call() -> None:
 
 
 def test_only_errors_of_connections_become_topology_errors() -> None:
-    with pytest.raises(TopologyError, match="Connection closed by peer"), communicating("ids"):
+    with pytest.raises(TopologyError, match="Connection closed by peer") as lost, communicating("ids"):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
+    assert "pair.cc" not in str(lost.value)
+    with pytest.raises(TopologyError) as late, communicating("ids"):
+        raise RuntimeError("[/a/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 300ms for recv operation")
+    assert late.value.found == "Timed out waiting 300ms for recv operation"
     with pytest.raises(TopologyError, match="ids"), communicating("ids"):
         raise dist.DistBackendError("NCCL communicator was aborted")
     with pytest.raises(RuntimeError, match="shapes") as caught, communicating("ids"):

@@ -6,21 +6,24 @@ import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.training.rank_runs import NUM_ROWS, Case, model_of, plan_of, training_config
 from tests.training.tiny import tiny_dataset
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, TopologyError
 from ziggurat.features.batch import Batch
 from ziggurat.models import LossSums, Outputs, loss_sums
+from ziggurat.parallel import lost_ranks
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Better, EarlyStopConfig
-from ziggurat.training.metrics.accumulator import MetricAccumulator, auc
+from ziggurat.training.metrics.accumulator import MetricAccumulator, auc, gather_rows
 from ziggurat.training.trainer import Trainer
 
 
@@ -195,3 +198,40 @@ def exits_on_ranks(rank: int, folder: str) -> str:
 
 def test_a_loss_that_ends_the_program_is_named_on_ranks(tmp_path: Path) -> None:
     assert run_ranks(exits_on_ranks, 2, str(tmp_path / "run")) == ["SystemExit", "SystemExit"]
+
+
+def exits_metric_on_ranks(rank: int, folder: str) -> str:
+    trainer = trainer_of(folder, 2, loss=None, metrics={"exits": exits_metric}, early_stop=EarlyStopConfig())
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit()
+    return caught.value.found
+
+
+def test_a_metric_that_ends_the_program_is_named_on_ranks(tmp_path: Path) -> None:
+    found = run_ranks(exits_metric_on_ranks, 2, str(tmp_path / "run"))
+    assert found == ["SystemExit: 0", "an error on the first rank"]
+
+
+def loses_a_rank(rank: int, folder: str) -> list[str]:
+    """Evaluate where each exchange fails as it does when another rank is gone."""
+    trainer = trainer_of(folder, 2, loss=None, early_stop=EarlyStopConfig())
+    group = trainer.team.process_group
+    assert group is not None
+    lost = RuntimeError("[/a/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:54928. This is …")
+    found = []
+    with mock.patch.object(lost_ranks, "silent_ranks", return_value=[1 - rank]):
+        for name in ("all_reduce", "gather", "broadcast"):
+            with mock.patch.object(dist, name, side_effect=lost), pytest.raises(TopologyError) as caught:
+                trainer.evaluate(trainer.valid)
+            found.append(f"{caught.value.where}: {caught.value.found}")
+        with mock.patch.object(dist, "all_gather", side_effect=lost), pytest.raises(TopologyError) as caught:
+            gather_rows(np.zeros(3), group=group, device=torch.device("cpu"))
+        found.append(f"{caught.value.where}: {caught.value.found}")
+    return found
+
+
+def test_a_rank_that_is_gone_in_an_evaluation_is_named(tmp_path: Path) -> None:
+    _, found = run_ranks(loses_a_rank, 2, str(tmp_path / "run"))
+    places = ["number of samples of an evaluation", "scores of an evaluation", "metrics of an evaluation"]
+    gone = "no answer from rank 0: its connection is gone (Connection closed by peer)"
+    assert found == [f"rank 1, {place}: {gone}" for place in (*places, "scores of an evaluation")]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
@@ -43,6 +44,7 @@ _SIGNS = (
     "timed out",
     "Socket Timeout",
 )
+_SOURCE_LINE = re.compile(r"^\[[^\]]*\] ")  # [/…/gloo/transport/tcp/pair.cc:553]
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _ASKING_S = 3.0  # a rank of a busy machine takes more than one to notice
 _PATIENCE_S = 1.0
@@ -75,7 +77,7 @@ def lost_rank(error: RuntimeError, *, where: str) -> TopologyError:
     """Return the error to raise when a collective fails: another rank is gone, or hangs."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     silent = silent_ranks()
-    found = (str(error).splitlines() or [type(error).__name__])[0]
+    found = _plain(error)
     return TopologyError(
         expected="all ranks to take part in every exchange",
         found=f"no answer from rank {', '.join(map(str, silent))}: {found}" if silent else found,
@@ -85,6 +87,17 @@ def lost_rank(error: RuntimeError, *, where: str) -> TopologyError:
             "torchrun --max-restarts 3 restarts the job; with --resume it goes on from the last checkpoint",
         ),
     )
+
+
+def _plain(error: RuntimeError) -> str:
+    """Return what torch says of a lost connection without lines of its own sources and advice about them."""
+    found = (str(error).splitlines() or [type(error).__name__])[0]
+    if "gloo" not in found:
+        return found
+    for sign in ("Connection closed by peer", "Connection reset by peer", "Broken pipe"):
+        if sign in found:
+            return f"its connection is gone ({sign})"
+    return _SOURCE_LINE.sub("", found).partition(" This is typically caused")[0]
 
 
 def silent_ranks() -> list[int]:

@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 from ziggurat.parallel.exchange.collectives import Pending, start_sum
 from ziggurat.parallel.exchange.hierarchical import NUM_STAGES, HierarchicalSum, Hierarchy
 from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.topology import RankGroup
 
 _FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first sum starts early
@@ -105,7 +106,7 @@ class ReplicatedNetwork:
                 self._place[parameter] = (index, position)
                 if is_early:
                     parameter.register_post_accumulate_grad_hook(self._arrived)
-        with torch.no_grad():
+        with torch.no_grad(), communicating("first values of the dense network"):
             for value in (*module.parameters(), *module.buffers()):
                 dist.broadcast(value.detach(), group_src=0, group=group.process_group)
 

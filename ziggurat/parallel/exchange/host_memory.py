@@ -49,6 +49,7 @@ from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError, TopologyError
 from ziggurat.ops.cpp_build import CppSource
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.process_groups import time_limit_s
 
 _T = TypeVar("_T")
@@ -448,7 +449,8 @@ def _control_bytes(size: int) -> int:
 def _gathered(numbers: list[int], group: dist.ProcessGroup) -> list[list[int]]:
     mine = torch.tensor(numbers, dtype=torch.int64)
     found = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(found, mine, group=group)
+    with communicating("meeting over shared memory"):
+        dist.all_gather(found, mine, group=group)
     return [each.tolist() for each in found]
 
 

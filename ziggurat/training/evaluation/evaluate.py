@@ -26,6 +26,7 @@ from ziggurat.features.schema import UNKNOWN_ROW
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.models.contract.outputs_check import check_logits
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.precision.choice import whole_products
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
@@ -352,7 +353,8 @@ def evaluate_batches(
         if full_ranking is not None:
             full_ranking.update(batch)
     if process_group is not None:
-        dist.all_reduce(counts, group=process_group)
+        with communicating("number of samples of an evaluation"):
+            dist.all_reduce(counts, group=process_group)
     num_rows, *num_unknown = counts.tolist()
     unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
     found = accumulator.compute()

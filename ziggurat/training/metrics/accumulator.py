@@ -34,11 +34,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, comes_of_signal
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.hashing import mix
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.labels import Label, Outcomes
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.training.metrics.functions import accuracy as accuracy
 from ziggurat.training.metrics.functions import auc as auc
 from ziggurat.training.metrics.functions import calibration as calibration
@@ -272,15 +273,18 @@ class MetricAccumulator:
             self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k, own=self._own
         )
         values = [math.nan] * len(names)
-        failed: Exception | None = None
+        failed: Exception | SystemExit | None = None
         if self._process_group is None or dist.get_rank(self._process_group) == 0:
             try:
                 values = self._values(columns, names)
-            except Exception as error:  # told once the other ranks know: they wait for the numbers
+            except (Exception, SystemExit) as error:  # told once the other ranks know: they wait for the numbers
+                if isinstance(error, SystemExit) and comes_of_signal(error):
+                    raise
                 failed = error
         if self._process_group is not None:
             shared = torch.tensor([*values, failed is not None], dtype=torch.float64, device=self._device)
-            dist.broadcast(shared, group=self._process_group, group_src=0)
+            with communicating("metrics of an evaluation"):
+                dist.broadcast(shared, group=self._process_group, group_src=0)
             *values, failed_there = shared.tolist()
             if failed is None and failed_there:
                 raise ConfigError(
@@ -378,7 +382,8 @@ def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device
     """
     sizes = torch.tensor([rows.shape[0], int(rows.dtype == np.float64)], device=device)
     all_sizes = [torch.empty_like(sizes) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(all_sizes, sizes, group=group)
+    with communicating("scores of an evaluation"):
+        dist.all_gather(all_sizes, sizes, group=group)
     counts = [int(size[0]) for size in all_sizes]
     if any(bool(size[1]) for size in all_sizes):
         rows = rows.astype(np.float64)
@@ -388,7 +393,8 @@ def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device
     padded[: rows.shape[0]] = torch.from_numpy(rows)
     first = dist.get_rank(group) == 0
     parts = [torch.empty_like(padded) for _ in counts] if first else None
-    dist.gather(padded, parts, group=group, group_dst=0)
+    with communicating("scores of an evaluation"):
+        dist.gather(padded, parts, group=group, group_dst=0)
     if parts is None:
         return rows[:0]
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).cpu().numpy()

@@ -41,6 +41,7 @@ from torch import Tensor
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.items import Repeats
 from ziggurat.features.schema import Label
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 
 DEFAULT_KS = (10, 50, 100)
@@ -257,8 +258,9 @@ class FullRankingSums:
             device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
             sums = sums.to(device)
             covered = covered.to(device)
-            dist.all_reduce(sums, group=process_group)
-            dist.all_reduce(covered, op=dist.ReduceOp.MAX, group=process_group)
+            with communicating("metrics of full ranking"):
+                dist.all_reduce(sums, group=process_group)
+                dist.all_reduce(covered, op=dist.ReduceOp.MAX, group=process_group)
             sums = sums.cpu()
             covered = covered.cpu()
         found: dict[str, float] = {}
@@ -282,7 +284,8 @@ class FullRankingSums:
         sums = self._block_sums
         if process_group is not None:
             sums = sums.to("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
-            dist.all_reduce(sums, group=process_group)
+            with communicating("errors of full ranking"):
+                dist.all_reduce(sums, group=process_group)
             sums = sums.cpu()
         without = sums.sum(dim=0) - sums  # (blocks, labels, columns)
         means = (without / without[:, :, -1:]).numpy()
