@@ -238,3 +238,28 @@ def test_truncation_never_grows_a_number() -> None:
     x = torch.randn(20, 64)
     truncated = dataclasses.replace(MX9, rounding=Rounding.TRUNCATE)
     assert (quantise(x, truncated, 1).abs() <= x.abs()).all()
+
+
+@pytest.mark.parametrize(("name", "first_refused"), [("fp16", 65520.0), ("fp8_e5m2", 61440.0), ("fp8_e4m3", 464.5)])
+def test_a_limit_that_is_named_agrees_with_what_is_refused(name: str, first_refused: float) -> None:
+    with pytest.raises(NumericsError) as caught:
+        quantise(torch.tensor([first_refused]), BlockFormat.named(name), 0)
+    limit = {"fp16": "below 65520", "fp8_e5m2": "below 61440", "fp8_e4m3": "of 464 at most"}[name]
+    assert caught.value.expected == f"magnitudes {limit} to round to {name}"
+
+
+def test_a_number_without_an_axis_gets_one_as_the_message_says() -> None:
+    number = torch.tensor(1.5)
+    with pytest.raises(ConfigError, match="without") as caught:
+        quantise(number, BlockFormat.named("mx9"), -1)
+    assert caught.value.ways_out == ("give it an axis: x.view(1)",)
+    assert quantise(number.view(1), BlockFormat.named("mx9"), -1).tolist() == [1.5]
+
+
+def test_fp32_scales_do_not_follow_tiny_numbers_down() -> None:
+    rows = BlockFormat.named("fp8_e4m3_row")
+    large, tiny = (quantise(torch.tensor([2.0**-n, 2.0**-n / 3]), rows, 0) for n in (100, 137))
+    assert large.count_nonzero() == 2
+    assert tiny.tolist() == [0.0, 0.0]
+    integers = quantise(torch.tensor([2.0**-130, 0.8 * 2.0**-132]), BlockFormat.named("int8"), 0)
+    assert integers.tolist() == [2.0**-130, 2.0**-132]  # one step is 2^-6 of the smallest scale

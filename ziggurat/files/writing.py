@@ -247,6 +247,8 @@ def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
         return ("raise the limit on file sizes (ulimit -f)",)
     if number in (errno.EACCES, errno.EPERM):
         return ("correct the permissions of the folder", "choose another path")
+    if number in (errno.ENOENT, errno.ENOTSUP, errno.EINVAL):
+        return (f"choose a path in another folder: {path.parent} takes no new files",)
     return ("free space on this disk, or correct the permissions of the folder", "choose another path")
 
 

@@ -8,6 +8,10 @@
     vsq4, vsq6, vsq8                 an FP32 scale along the axis, an integer factor for 16 (arXiv 2102.04503)
     bf16, fp16, tf32, fp8_…          every number by itself
 
+An FP32 scale is never below 2^-126, the smallest normal number. Numbers whose largest magnitude is below 2^-126 times
+that of the element (5e-36 for E4M3, 2.3e-38 for int8) have a scale that cannot follow them down: integers keep fewer
+bits, floats the lower binades alone, and both become zero at last. A factor before rounding keeps them apart.
+
 Names of one family never mean those of another: `mx…` is the paper's, `mxfp…` and `mxint…` are OCP's.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,17 @@ class MeasuredFormat:
         }
 
 
-def measured_formats(formats: Sequence[BlockFormat], *, num_vectors: int) -> list[MeasuredFormat]:
-    """Measure formats on the same vectors."""
-    found = measure_qsnr(formats, spread=Spread.VECTOR, num_vectors=num_vectors)
+def measured_formats(
+    formats: Sequence[BlockFormat], *, num_vectors: int, on_vectors: Callable[[int], None] | None = None
+) -> list[MeasuredFormat]:
+    """Measure formats on the same vectors.
+
+    Args:
+        formats: to measure.
+        num_vectors: how many.
+        on_vectors: is told how many are done, now and then.
+    """
+    found = measure_qsnr(formats, spread=Spread.VECTOR, num_vectors=num_vectors, on_vectors=on_vectors)
     return [MeasuredFormat(format=format, qsnr=qsnr) for format, qsnr in zip(formats, found, strict=True)]
 
 

@@ -11,7 +11,7 @@ Source: "With Shared Microexponents, A Little Shifting Goes a Long Way" (arXiv 2
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import torch
@@ -54,6 +54,7 @@ def measure_qsnr(
     num_vectors: int = NUM_VECTORS,
     length: int = VECTOR_LENGTH,
     seed: int = 0,
+    on_vectors: Callable[[int], None] | None = None,
 ) -> list[float]:
     """Return the QSNR of formats, in dB, all on the same vectors.
 
@@ -63,6 +64,7 @@ def measure_qsnr(
         num_vectors: how many.
         length: of each.
         seed: of their numbers.
+        on_vectors: is told how many are done, now and then.
     """
     generator = torch.Generator().manual_seed(seed)
     totals = [0.0] * len(formats)
@@ -75,6 +77,8 @@ def measure_qsnr(
         for index, format in enumerate(formats):
             noise = torch.linalg.vector_norm(quantise(x, format, 1) - x, dim=1, dtype=torch.float64).square()
             totals[index] += float((noise / signal).sum())
+        if on_vectors is not None:
+            on_vectors(start + len(x))
     return [decibels(total / num_vectors) for total in totals]
 
 

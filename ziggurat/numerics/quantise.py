@@ -73,6 +73,13 @@ def checked(x: Tensor, axis: int, *, name: str) -> Float[Tensor, "*B"]:
             where=name,
             ways_out="convert them: x.float()",
         )
+    if x.dim() == 0:
+        raise ConfigError(
+            expected="a tensor with an axis, which blocks lie along",
+            found="a tensor of a single number, without one",
+            where=name,
+            ways_out="give it an axis: x.view(1)",
+        )
     if not -x.dim() <= axis < x.dim():
         raise ConfigError(
             expected=f"an axis of a tensor with {x.dim()}",
@@ -123,10 +130,17 @@ def overflow(x: Float[Tensor, "*B"], too_large: Tensor, format: BlockFormat, *, 
             "take a format whose numbers share a scale, which follows them: BlockFormat.named('mxfp8_e4m3')",
             "take one of a wider range: BlockFormat.named('bf16')",
         )
-    infinite = "finite numbers" if format.has_scale else f"magnitudes of {format.largest_held:.6g} at most"
     return NumericsError(
-        expected=f"{infinite} to round to {format}",
+        expected=f"{_held(format)} to round to {format}",
         found=f"{value:.6g} at {place}, the first of {count:,}" if count > 1 else f"{value:.6g} at {place}",
         where=f"{name}, {tuple(x.shape)}",
         ways_out=(*ways, "leave this tensor in FP32"),
     )
+
+
+def _held(format: BlockFormat) -> str:
+    """Return which numbers a format takes; of a limit that is itself too large, as 65520 of FP16, those below."""
+    if format.has_scale:
+        return "finite numbers"
+    limit = f"{format.largest_held:.6g}"
+    return f"magnitudes below {limit}" if float(limit) > format.largest_held else f"magnitudes of {limit} at most"

@@ -9,6 +9,8 @@ import pytest
 from ziggurat.cli.main import main
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.format_report import FORMATS
+from ziggurat.training.report import progress
+from ziggurat.training.report.progress import NoProgress
 
 
 def test_the_table_has_all_formats_and_its_file_the_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,3 +40,14 @@ def test_formats_of_the_command_line_alone(capsys: pytest.CaptureFixture[str]) -
 def test_mistakes_are_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["numerics", "formats", *words]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_long_measurements_show_how_far_they_are_and_a_folder_that_takes_no_file_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[int]()
+    monkeypatch.setattr(NoProgress, "update", lambda self, count, **more: done.append(count))
+    monkeypatch.setattr(progress, "show_progress", NoProgress)
+    assert main(["numerics", "formats", "mx6", "--vectors", "1001", "--json", "/proc/x.json"]) == 2
+    assert done == [500, 1000, 1001]
+    assert "choose a path in another folder: /proc takes no new files" in capsys.readouterr().err

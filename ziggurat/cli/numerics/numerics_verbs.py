@@ -128,6 +128,7 @@ def _formats(options: argparse.Namespace) -> int:
     from ziggurat.files import write_figure
     from ziggurat.numerics import BlockFormat
     from ziggurat.numerics.format_report import COLUMNS, FORMATS, format_figure, measured_formats, report_json
+    from ziggurat.training.report.progress import show_progress
 
     if options.vectors < 1:
         raise ConfigError(
@@ -138,7 +139,10 @@ def _formats(options: argparse.Namespace) -> int:
         )
     check_picture(options.plot)
     formats = [BlockFormat.named(name) for name in options.formats] or BlockFormat.listed()
-    measured = measured_formats(formats, num_vectors=options.vectors)
+    progress = show_progress()
+    progress.begin("vectors", total=options.vectors)
+    measured = measured_formats(formats, num_vectors=options.vectors, on_vectors=progress.update)
+    progress.end()
     print_table(COLUMNS, [each.cells() for each in measured])
     print_line("mx9, mx6 and mx4 are the paper's MX (2302.08007); mxfp8, mxfp6, mxfp4 and mxint8 are OCP's MX 1.0.")
     if options.json:
