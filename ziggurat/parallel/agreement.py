@@ -96,6 +96,7 @@ class Agreement:
             failure = error
             message["error"] = (error if isinstance(error, ZigguratError) else _unexpected(error)).to_json()
         try:
+            # A rank that failed answers too: otherwise the others would wait for it.
             replies = self.gather(message)
         finally:
             if failure is not None:  # also where the others cannot be reached any more
@@ -139,6 +140,7 @@ def all_gather_bytes(mine: bytes, *, group: dist.ProcessGroup) -> list[bytes]:
     sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, torch.tensor([sent.numel()]), group=group)
+    # `all_gather` wants equal lengths.
     padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
     padded[: sent.numel()] = sent
     parts = [torch.zeros_like(padded) for _ in lengths]
@@ -159,6 +161,7 @@ def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratEr
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
+    # Sorted, so that the order in which facts were found makes no other hash.
     text = json.dumps(dict(facts), sort_keys=True).encode()
     digest = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -69,6 +69,7 @@ def sum_over_ranks(gradients: Sequence[SummedGradient], *, group: RankGroup, tra
 
 def _add(parts: list[SummedGradient]) -> SummedGradient:
     """Sums of equal rows, in the order of the parts."""
+    # Stable, so that equal rows are added up in the order of the ranks.
     rows, order = torch.sort(torch.cat([part.rows for part in parts]), stable=True)
     distinct, counts = torch.unique_consecutive(rows, return_counts=True)
     sums = F.embedding_bag(order, torch.cat([part.sums for part in parts]), counts.cumsum(0) - counts, mode="sum")
@@ -100,6 +101,7 @@ def _exchange(
     pieces: list[Tensor] = []
     for mine in outgoing:
         for each in mine:
+            # Bits, not values: as a float a large row number would lose its last digits.
             pieces += [each.rows.to(integers).view(first.dtype), each.sums.reshape(-1)]
 
     def items(numbers: Sequence[int]) -> int:

@@ -85,6 +85,7 @@ def sum_whole_tables(
 
 def _blocks(gradient: SummedGradient, *, size: int, rows: int) -> Tensor:
     """(size · rows, D + 1): every row in its owner's block, with its mark."""
+    # The mark is a number more in each row: a sum of zeros is not yet a row that nobody read.
     sums = torch.nn.functional.pad(gradient.sums, (0, 1), value=1.0)
     places = gradient.rows % size * rows + gradient.rows.div(size, rounding_mode="floor")
     return sums.new_zeros(size * rows, sums.shape[1]).index_copy_(0, places, sums)

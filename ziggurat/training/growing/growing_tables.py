@@ -96,5 +96,6 @@ class GrowingTables:
             both = np.frombuffer(part, dtype=np.int64)
             theirs = both[: len(mine)]
             values = both[len(mine) :]
+            # The last end is no cut: `split` would leave an empty piece behind it.
             found.append(np.split(values, np.cumsum(theirs)[:-1]))
         return found
