@@ -9,7 +9,7 @@ from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Categorical, Label, Outcomes, Schema, Task
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
-from ziggurat.training.early_stop import decision_lines, stop_metric
+from ziggurat.training.early_stop import best_of, decision_lines, is_improvement, stop_metric
 from ziggurat.training.metrics.accumulator import metric_names
 from ziggurat.training.metrics.suspicion import suspicious
 
@@ -96,3 +96,12 @@ def test_the_start_up_report_says_what_decides_and_why():
     assert "lower is better (as early-stop.better says); as the settings say" in lines["best checkpoint"]
     assert "patience 0" in lines["early stop"]
     assert "no validation rows" in decision_lines(own, asked=own, inputs=inputs, num_rows=0)["best checkpoint"]
+
+
+@pytest.mark.parametrize("min_delta", [0.0, 1e-6])
+def test_of_equal_values_the_first_is_the_best_whatever_counts_as_an_improvement(min_delta: float) -> None:
+    stop = EarlyStopConfig(metric="auc", min_delta=min_delta)
+    assert best_of([(1, 0.5), (2, 0.5), (3, 0.4)], stop=stop) == 1
+    assert best_of([(1, 0.5), (2, 0.6), (3, 0.6)], stop=stop) == 2
+    assert is_improvement(0.5, 0.5, stop=stop, is_equal_enough=True)
+    assert not is_improvement(0.4, 0.5, stop=stop, is_equal_enough=True)

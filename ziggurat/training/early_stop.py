@@ -40,7 +40,9 @@ def is_improvement(value: float, best: float, *, stop: EarlyStopConfig, is_equal
         is_equal_enough: an equal value takes the place of the best one.
     """
     gain = (value - best) * (1.0 if improves_upwards(stop) else -1.0)
-    return gain > -stop.min_delta if is_equal_enough else gain >= stop.min_delta
+    if is_equal_enough:
+        return gain > -stop.min_delta or gain == 0.0
+    return gain >= stop.min_delta and gain > 0.0  # min_delta may be 0, and an equal value is no improvement
 
 
 def best_of(evaluations: Iterable[tuple[int, float]], *, stop: EarlyStopConfig) -> int:
