@@ -31,16 +31,17 @@ import pyarrow as pa
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
-from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame, is_pandas
 from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_run
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark
-from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, nearest_names
+from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, ZigguratError, nearest_names
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
+from ziggurat.features.labels import Label
 from ziggurat.features.schema import OutOfRange, column_of, table_of
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
@@ -256,7 +257,10 @@ def encoded_chunks(
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         if is_frame(data):
             text = run.reading.text
-            chunks = chunks_of_frame(as_polars(data, written=text.numbers), text=text)
+            frame = as_polars(data, written=text.numbers)
+            if with_labels:
+                _refuse_no_label_in_frame(run, frame)
+            chunks = chunks_of_frame(frame, text=text)
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             if with_labels:
@@ -272,7 +276,11 @@ def encoded_chunks(
         except SchemaError as error:
             raise in_terms_of_run(error, run.folder) from error
         except (DataError, BoundsError) as error:
-            if not is_frame(data):
+            in_frame = is_frame(data)
+            label = _label_of(run, error)
+            if label is not None:
+                raise _wrong_label(error, label, in_frame=in_frame) from error
+            if not in_frame:
                 raise
             raise in_terms_of_frame(error) from error
 
@@ -281,13 +289,15 @@ def _refuse_no_label(run: Run, source: RawSource) -> None:
     """Refuse files without the labels that metrics need: the schema of a trained run is not to be changed."""
     known = tuple(source.columns())
     schema = run.preprocessing.schema
-    if not set(map(column_of, schema.features)) <= set(known):
+    features = set(map(column_of, schema.features))
+    if not features <= set(known):
         return  # who reads the columns says more: of a misspelt one, or of another separator
+    free = [name for name in known if name not in features]
     for label in schema.labels:
         name = column_of(label)
         if name in known:
             continue
-        near = [f"rename {each!r} to {name!r}: that is the nearest name" for each in nearest_names(name, known)[:1]]
+        near = [f"rename {each!r} to {name!r}: that is the nearest name" for each in nearest_names(name, free)[:1]]
         raise SchemaError(
             expected=f"a column {name!r}, the label {label.name!r} of the run: metrics compare its values with scores",
             found=f"columns {', '.join(known[:30])}",
@@ -299,6 +309,68 @@ def _refuse_no_label(run: Run, source: RawSource) -> None:
                 f"scores alone, which need no label: ziggurat predict {pasted(run.folder)} FILE --out scores.parquet",
             ),
         )
+
+
+def _refuse_no_label_in_frame(run: Run, frame: pl.DataFrame) -> None:
+    """Refuse a frame without the labels that metrics need, in words of Python."""
+    schema = run.preprocessing.schema
+    features = set(map(column_of, schema.features))
+    if not features <= set(frame.columns):
+        return  # who reads the columns names the one that is not there
+    free = [name for name in frame.columns if name not in features]
+    for label in schema.labels:
+        name = column_of(label)
+        if name in frame.columns:
+            continue
+        near = [f"rename {each!r} to {name!r}: that is the nearest name" for each in nearest_names(name, free)[:1]]
+        raise SchemaError(
+            expected=f"a column {name!r}, the label {label.name!r} of the run: metrics compare its values with scores",
+            found=f"columns {', '.join(frame.columns[:30])}",
+            where="frame to evaluate",
+            ways_out=(
+                *near,
+                f"add the column {name!r} to the frame",
+                'take the run\'s own rows, which have it: run.evaluate_split("test")',
+                "scores alone, which need no label: run.predict(frame)",
+            ),
+        )
+
+
+def _label_of(run: Run, error: ZigguratError) -> Label | None:
+    """Return the label that an error about a row is about, if it is about one."""
+    bad = BadRow.of(error)
+    if bad is None:
+        return None
+    return next((label for label in run.preprocessing.schema.labels if column_of(label) == bad.column), None)
+
+
+def _wrong_label(error: ZigguratError, label: Label, *, in_frame: bool) -> ZigguratError:
+    """Return the error of a value of a label for a trained run, whose label means what it meant in training.
+
+    Args:
+        error: about a row.
+        label: that its value is one of.
+        in_frame: whether the rows are those of a frame, and not of files.
+    """
+    name = column_of(label)
+    found = error.found.strip("'")
+    ways: list[str] = []
+    if label.positive and label.negative and found.lower() in ("0", "1", "0.0", "1.0", "false", "true"):
+        yes = label.positive
+        no = label.negative
+        if in_frame:
+            texts = f"[{{1: {yes!r}, 0: {no!r}}}[value] for value in frame[{name!r}]]"
+            ways.append(f"where 1 or True is {yes!r}, in pandas: frame[{name!r}] = {texts}")
+            ways.append(f"in polars: frame.with_columns(pl.Series({name!r}, {texts}))")
+        else:
+            ways.append(f"write {yes!r} and {no!r} into the column, as in the files that the run was trained on")
+    elif found == "nothing" and in_frame:
+        ways.append(f"leave out rows without a label, in pandas: frame.dropna(subset=[{name!r}])")
+        ways.append(f"in polars: frame.drop_nulls({name!r})")
+    ways.append("correct the value")
+    if not in_frame:
+        ways.append("put such rows aside and go on: --bad-rows quarantine")
+    return type(error)(expected=error.expected, found=error.found, where=error.where, ways_out=ways)
 
 
 def refuse_events(run: Run, data: Any) -> None:
