@@ -45,6 +45,16 @@ def test_lists_are_those_of_single_requests(loaded: zg.Recommender, users: Path,
         assert lists["scores"][index].to_list() == pytest.approx([item.score for item in answer.items], abs=1e-6)
 
 
+def test_several_rows_of_a_user_are_said(loaded: zg.Recommender, tmp_path: Path) -> None:
+    said: list[str] = []
+    for name, ids in (("log", ["1", "1", "2"]), ("users", ["1", "2"])):
+        pl.DataFrame({"user_id": ids}).write_parquet(tmp_path / f"{name}.parquet")
+        recommend_in_bulk(
+            loaded, [tmp_path / f"{name}.parquet"], out=tmp_path / f"{name}_lists.parquet", say=said.append
+        )
+    assert said == ["3 rows, 2 users: a user of several rows has a list for each of them"]
+
+
 def test_a_killed_run_goes_on(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
     config, told = BulkConfig(k=3, part_users=10), list[str]()
     whole = tmp_path / "whole.parquet"

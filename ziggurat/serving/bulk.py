@@ -145,6 +145,10 @@ def recommend_in_bulk(
             on_progress(totals.num_users)
         parts.join(target, columns=_output_types(export, columns))
         parts.remove()
+    if name := _user_column(export, columns):
+        ids = pl.scan_parquet(target).select(pl.col(name).n_unique()).collect(engine="streaming").item()
+        if ids < totals.num_users:
+            say(f"{totals.num_users:,} rows, {ids:,} users: a user of several rows has a list for each of them")
     return BulkResult(**vars(totals))
 
 
