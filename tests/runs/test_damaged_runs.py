@@ -177,3 +177,18 @@ def test_a_report_of_a_damaged_log_says_what_it_lacks(copy: Path, capsys: pytest
         assert main(["report", str(copy)]) == 1
         assert said in capsys.readouterr().out
         assert said in (copy / "report.html").read_text()
+
+
+def test_verify_names_the_newest_intact_checkpoint_only_where_there_is_one(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *others, newest = sorted((copy / "checkpoints").glob("step-*[0-9]"))
+    for path in (newest, *others):
+        (path / "state.json").write_bytes(b"{}")
+        capsys.readouterr()
+        assert main(["verify", str(copy)]) == 1
+        said = capsys.readouterr().out
+        is_one_left = "intact\n" in said
+        assert ("the newest intact checkpoint is used" in said) == is_one_left
+        assert ("restore a checkpoint from a copy" in said) != is_one_left
+    assert not is_one_left

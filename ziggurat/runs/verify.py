@@ -44,6 +44,7 @@ def verify_run(folder: str | Path, *, models: Sequence[type[object]] = ()) -> Ve
     lines: list[str] = []
     good = True
     intact = list[int]()
+    damaged: dict[int, CheckpointError] = {}
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     for step in store.steps():
         try:
@@ -52,7 +53,11 @@ def verify_run(folder: str | Path, *, models: Sequence[type[object]] = ()) -> Ve
             intact.append(step)
         except CheckpointError as error:
             good = False
-            lines.append(f"checkpoint {step:,}: DAMAGED\n{error}")
+            damaged[step] = error
+    for step, error in damaged.items():
+        if not intact:  # no older one can be loaded in its place
+            error.ways_out = ("restore a checkpoint from a copy", "start the run again in an empty folder")
+        lines.append(f"checkpoint {step:,}: DAMAGED\n{error}")
     if not store.steps() and any(run.evaluation(split).exists() for split in ("valid", "test")):
         good = False
         lines.append("checkpoints: MISSING, of a run that ended; restore them from a copy, or train again")
