@@ -299,7 +299,14 @@ class Trainer:
             self.hooks.on_end(self._result())
 
     def stop(self, reason: str) -> None:
-        """Let `fit` or `steps` end after the present step, on all ranks; for hooks, on any rank."""
+        """Let `fit` or `steps` end after the present step, on all ranks; for hooks, on any rank.
+
+        In `on_end` and `close` no step is left: it says so, and does nothing.
+        """
+        moment = self.hooks.calling.rpartition(", ")[2]
+        if moment in ("on_end", "close"):
+            self.progress.say(f"trainer.stop({reason!r}) in {moment} has no effect: training is over")
+            return
         self.stop_reason = reason
 
     def agree_to_stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -26,6 +27,7 @@ from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.hooks.fitting import EvaluateWhenDue, RestoreBest
 from ziggurat.training.hooks.hook import Hook, hooks_named
 from ziggurat.training.judging import MadeStep
+from ziggurat.training.report.progress import LineProgress
 from ziggurat.training.trainer import Trainer
 
 CONFIG = TrainingConfig(
@@ -602,3 +604,17 @@ def test_a_call_of_all_ranks_that_a_hook_makes_on_one_rank_is_refused_and_named_
         who = "rank 0" if kind is FirstTogether else "rank 1"
         said = f"{who}: trainer.{call}, called by the hook {__name__}.{kind.__name__}, {moment}, at step"
         assert (f"{who}: an exchange of its own" if call == "gather" else said) in text, text
+
+
+class StopsLate(Hook):
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        trainer.stop("too late")
+
+
+def test_a_stop_when_training_is_over_says_that_it_has_no_effect(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    text = io.StringIO()
+    trainer.progress = LineProgress(text)
+    trainer.fit(hooks=[StopsLate()])
+    assert "trainer.stop('too late') in on_end has no effect: training is over" in text.getvalue()
+    assert trainer.stop_reason == ""
