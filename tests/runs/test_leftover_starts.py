@@ -174,3 +174,19 @@ def test_a_lock_of_a_folder_that_nothing_came_into_leaves_no_folder(tmp_path: Pa
         lock.acquire()
         assert (tmp_path / "runs" / "a" / ".lock").exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_ended_before_it_began_is_started_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = place / "run"
+    (run / "raw").mkdir(parents=True)
+    assert main(["train", "run", "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "ended before training began" in said
+    assert "without --resume" in said
+    assert train("first.parquet", "run") == 0
+    assert main(["train", "run", "--resume"]) == 0
+    (run / "config.json").unlink()
+    assert main(["train", "run", "--resume"]) == 2
+    assert "restore the file from a copy" in capsys.readouterr().err

@@ -513,8 +513,21 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     `train RUN --resume`, or `train RECIPE --resume --out RUN`, which must be the recipe that the run was started with.
     """
     from ziggurat.recipes.run_config import load_config
+    from ziggurat.training.records.run_folder import RunFolder
 
     folder = Path(options.out or options.recipe or "")
+    run = RunFolder(folder)
+    if folder.is_dir() and any(folder.iterdir()) and not run.config.exists() and not run.has_begun():
+        raise MissingFileError(
+            expected="a run that has begun, with its settings in config.json",
+            found="no config.json and no step: it was ended before training began",
+            where=f"{folder}, --resume",
+            ways_out=(
+                "give the command that started it again, without --resume: prepared data and models that were tried "
+                "are kept",
+                "name the folder of another run: ziggurat train RUN --resume",
+            ),
+        )
     stored = load_config(folder, models=own_models(options))
     recipe = options.recipe
     if options.out and recipe and Path(recipe) != folder and recipe != stored.recipe:
