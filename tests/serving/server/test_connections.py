@@ -111,7 +111,7 @@ def test_idle_connections_end() -> None:
         (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nA: " + b"a" * 40_000, 431),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 431),
-        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n", 413),
         (HEAD + b"Content-Length: 1000000000\r\n\r\n", 413),
         (HEAD + b"Content-Length: -1\r\n\r\n", 400),
         (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400),
@@ -147,6 +147,53 @@ def test_what_is_no_request_gets_a_status(content: bytes, status: int) -> None:
 
 
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "found"),
+    [
+        (CHUNKED + b"Content-Length: 2\r\n\r\n{}", 400, "Content-Length can't be present with Transfer-Encoding"),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n", 400, "Duplicate Content-Length"),
+        (HEAD + b"Content-Length: +2\r\n\r\n", 400, "Invalid character in Content-Length"),
+        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n", 413, "Content-Length overflow"),
+        (CHUNKED + b"\r\n-5\r\n", 400, "Invalid character in chunk size"),
+        (CHUNKED + b"\r\nffffffffffffffffff\r\n", 400, "Chunk size overflow"),
+        (b"GET /livez HTTP/1.1\nHost: localhost\n\n", 400, "Expected CRLF after version"),
+        (HEAD + b"A: b\0c\r\n\r\n", 400, "Invalid header value char, behind header 'host'"),
+        (HEAD + b"A : b\r\n\r\n", 400, "Invalid header token"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400, "Invalid method encountered"),
+    ],
+)
+def test_what_is_no_request_is_told_what_is_wrong(content: bytes, status: int, found: str) -> None:
+    async def body(port: int, server: DrainingServer) -> Any:
+        return await send(port, content)
+
+    got, _, answer = serving(body)
+    error = json.loads(answer)["error"]
+    assert (got, error["found"]) == (status, f"not HTTP/1.1: {found}")
+    assert "the whole request at once" not in error["ways_out"][0]
+
+
+@pytest.mark.parametrize(("more", "status"), [(b"5000", 200), (b"1", 400)])
+def test_two_deadlines_are_one_or_refused(more: bytes, status: int) -> None:
+    deadlines = HEAD + b"X-Deadline-Ms: 5000\r\nX-Deadline-Ms: " + more + b"\r\n"
+
+    async def body(port: int, server: DrainingServer) -> Any:
+        return await send(port, deadlines + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+
+    got, _, answer = serving(body)
+    assert got == status
+    if status == 400:
+        assert json.loads(answer)["error"]["found"] == "'1' and '5000'"
+
+
+def test_a_deadline_of_less_than_a_microsecond_is_told_as_it_was_given() -> None:
+    async def body(port: int, server: DrainingServer) -> Any:
+        return await send(port, HEAD + b"X-Deadline-Ms: 0.0001\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+
+    got, _, answer = serving(body)
+    assert got == 503
+    assert json.loads(answer)["error"]["expected"] == "an answer within 0.0001 ms"
 
 
 @pytest.mark.parametrize(

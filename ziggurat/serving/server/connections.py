@@ -25,9 +25,11 @@ import logging
 import re
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -35,7 +37,7 @@ from ziggurat.errors import RequestError
 from ziggurat.serving.server.admin_socket import ADMIN
 from ziggurat.serving.server.arrivals import note_arrival
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
-from ziggurat.serving.server.hosts import Hosts, WrongHead
+from ziggurat.serving.server.hosts import Hosts, WrongHead, shown
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.responses import encode, error_json
 
@@ -48,6 +50,13 @@ _HEAD_FRAME = 64  # bytes of a head that are neither path nor header: method, ve
 _CHUNK_FRAME = 24  # bytes of a chunk that need no reason: 16 digits of its size, two line ends, some to spare
 _CHUNK_WAYS = ("send chunks without extensions", "send Content-Length instead of Transfer-Encoding: chunked")
 _WAYS = ("send the whole request at once", "see the limits under /info")
+_TOO_LARGE_FOR_PARSER = "Content-Length overflow"  # the parser's words for a size that 64 bits do not hold
+_BODY_WAYS = ("send fewer bytes: see the limits under /info",)
+_TEXT_WAYS = (
+    "end lines with \\r\\n, write a header's name and its colon without a space, and leave control characters out",
+    "send one header Content-Length, of digits alone, or Transfer-Encoding: chunked, and not both",
+    "speak HTTP, without TLS, which a proxy in front of the server may end",
+)
 _log = logging.getLogger("ziggurat.server")
 
 
@@ -58,6 +67,11 @@ def _without_upgrade(data: bytes) -> bytes:
     """
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-ignored-upgrade:", head) + end + rest
+
+
+def _wrong_text(error: BaseException | None) -> str:
+    """Return what the parser finds wrong, in its words, which name the header; "" where it says nothing."""
+    return str(error) if isinstance(error, httptools.HttpParserError) else ""
 
 
 class Connection(HttpToolsProtocol):
@@ -222,7 +236,14 @@ class Connection(HttpToolsProtocol):
             wrong = self._wrong_head
             self._refuse(wrong.status, "wrong headers", found=wrong.found, ways_out=wrong.ways_out)
         else:
-            self._refuse(b"400 Bad Request", "not HTTP/1.1")
+            why = _wrong_text(sys.exc_info()[1])  # uvicorn calls this where it caught the parser's error
+            is_too_large = why == _TOO_LARGE_FOR_PARSER
+            status = b"413 Content Too Large" if is_too_large else b"400 Bad Request"
+            # The parser knows no name of a header that it cannot read, but of the one before.
+            is_in_header = why.startswith("Invalid header") and not self._has_headers and bool(self.headers)
+            behind = f", behind header {shown(self.headers[-1][0])}" if is_in_header else ""
+            found = f"not HTTP/1.1: {why}{behind}" if why else ""
+            self._refuse(status, "not HTTP/1.1", found=found, ways_out=_BODY_WAYS if is_too_large else _TEXT_WAYS)
 
     def drain(self) -> None:
         """End after the next answer."""

@@ -80,7 +80,7 @@ class Hosts:
         if codings and version == "1.0":
             return WrongHead(status=b"400 Bad Request", found="Transfer-Encoding with HTTP/1.0")
         if codings not in ([], [b"chunked"]):
-            return WrongHead(status=b"501 Not Implemented", found=f"Transfer-Encoding {_shown(b', '.join(codings))}")
+            return WrongHead(status=b"501 Not Implemented", found=f"Transfer-Encoding {shown(b', '.join(codings))}")
         given = [value.strip() for name, value in headers if name == b"host"]
         if len(given) > 1 or (not given and version == "1.1"):
             return WrongHead(status=b"400 Bad Request", found=f"{len(given) or 'no'} headers Host")
@@ -88,7 +88,7 @@ class Hosts:
             given.append(authority)
         for each in given:
             if (match := _HOST.fullmatch(each)) is None:
-                return WrongHead(status=b"400 Bad Request", found=f"Host {_shown(each)}")
+                return WrongHead(status=b"400 Bad Request", found=f"Host {shown(each)}")
             if not is_admin and not self._knows(match[1].decode()):
                 return _not_ours(match[1].decode())
         return None
@@ -115,7 +115,8 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _shown(value: bytes) -> str:
+def shown(value: bytes) -> str:
+    """Return a header's name or value for messages."""
     return repr(value.decode("latin-1"))[:80]
 
 

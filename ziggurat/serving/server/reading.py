@@ -240,6 +240,14 @@ def read_deadline(scope: Any, *, config: ServerConfig) -> float | None:
     text = header(scope, b"x-deadline-ms")
     if not text and all(name != b"x-deadline-ms" for name, _ in scope["headers"]):
         return None
+    given = {value for name, value in scope["headers"] if name == b"x-deadline-ms"}
+    if len(given) > 1:
+        raise RequestError(
+            expected="one deadline",
+            found=" and ".join(sorted(repr(value.decode("latin-1")[:40]) for value in given)[:3]),
+            where="request, header X-Deadline-Ms",
+            ways_out=("X-Deadline-Ms: 100", "leave the header out"),
+        )
     try:
         # float() takes 1_000, which is no number elsewhere.
         value = float(text) if len(text) < 20 and "_" not in text else float("nan")

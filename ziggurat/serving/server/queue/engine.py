@@ -483,8 +483,10 @@ def _milliseconds(seconds: float) -> str:
 
 def _in_time(allowed_s: float) -> str:
     """Say what a deadline asks for, in the milliseconds that the client wrote."""
-    # A difference of two clock readings carries their rounding: microseconds are kept, nothing below.
-    return f"an answer within {round(allowed_s * 1e3, 3):.12g} ms"
+    # A difference of two clock readings carries their rounding: microseconds are kept, and of less three digits.
+    milliseconds = allowed_s * 1e3
+    shown = f"{round(milliseconds, 3):.12g}" if milliseconds >= 1e-3 else f"{milliseconds:.3g}"
+    return f"an answer within {shown} ms"
 
 
 def _too_late(allowed_s: float, passed_s: float, *, where: str) -> OverloadError:
