@@ -60,10 +60,10 @@ class _Third(NumericTransform):
 @pytest.mark.parametrize(
     ("part", "answer", "message"),
     [
-        ("before", lambda self, values, logarithms: np.sqrt(np.maximum(values, 0) - 1), "as many finite numbers"),
+        ("before", lambda self, values, logarithms: np.sqrt(np.maximum(values, 0) - 1), "found:    nan of -7.0\n"),
         ("before", lambda self, values, logarithms: values - values.mean(), "depend on themselves alone"),
-        ("before", lambda self, values, logarithms: values.astype(np.float32), "of float64"),
-        ("before", lambda self, values, logarithms: values[:3], "as many finite numbers"),
+        ("before", lambda self, values, logarithms: values.astype(np.float32), "found:    63 of float32, for 63\n"),
+        ("before", lambda self, values, logarithms: values[:3], "found:    3 of float64, for 63\n"),
         ("before", lambda self, values, logarithms: logarithms.log2(values), "has no attribute 'log2'"),
         ("learns", Learns.QUANTILES, "learns no quantiles"),
     ],

@@ -153,9 +153,16 @@ class NumericTransform(Specification, kind="numeric transform"):
         dtype = np.dtype(np.int64 if self.makes_ids else np.float64)
         is_right = isinstance(together, np.ndarray) and together.shape == values.shape and together.dtype == dtype
         if not is_right or not np.isfinite(together).all():
+            if not isinstance(together, np.ndarray):
+                problem = type(together).__name__
+            elif not is_right:
+                problem = f"{together.size} of {together.dtype}, for {len(values)}"
+            else:
+                first = int(np.flatnonzero(~np.isfinite(together))[0])
+                problem = f"{float(together[first])} of {float(values[first])}"
             raise ConfigError(
                 expected=f"as many finite numbers as there were, of {dtype}",
-                found=f"{together!r}",
+                found=problem,
                 where=f"{where}.{'bucket_ids' if self.makes_ids else 'before and .apply'}",
                 ways_out="say what becomes of numbers below 0, as np.copysign(np.sqrt(np.abs(values)), values) does",
             )
