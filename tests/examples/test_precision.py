@@ -109,8 +109,7 @@ def refuses(rank: int, plan_json: str) -> None:
     parallel = parallelize(model, from_json(Plan, plan_json, where="test"), Topology.create())
     with pytest.raises(ConfigError, match="before it was made parallel") as refused:
         TrainStep(model, TrainingConfig(precision=tf32), parallel=parallel)
-    first = refused.value.ways_out[0]
-    second = refused.value.ways_out[1]
+    first, second = list(refused.value.ways_out)
     assert "--" not in first + second  # a call of Python has no flags
     names: dict[str, Any] = {"model": build(towers=None, optimizer="rowwise_adagrad"), "TrainingConfig": TrainingConfig}
     exec(first.removeprefix("before parallelize: "), names)
