@@ -143,6 +143,9 @@ def test_the_error_of_a_difference_is_that_of_models_on_the_same_groups() -> Non
 def test_what_has_no_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="logistic regression itself"):
         check_baseline(table_run(LogisticRegressionConfig(), SCHEMA))
+    numbers = dataclasses.replace(SCHEMA, labels=(ziggurat.Label(name="click", task=Task.REGRESSION),))
+    with pytest.raises(ConfigError, match="linear regression itself"):
+        check_baseline(table_run(LogisticRegressionConfig(), numbers))
     with pytest.raises(ConfigError, match="finds no items among all"):
         check_baseline(table_run(TwoTowerConfig(), SCHEMA))
     chosen = ziggurat.Label(name="click", outcomes=Outcomes.POSITIVE_ONLY)

@@ -191,9 +191,10 @@ def check_baseline(config: RunConfig) -> None:
         ConfigError: see `train_baseline`.
     """
     if is_linear(config.model):
+        name = linear_model_name(label.task for label in config.table_schema.labels)
         raise ConfigError(
-            expected="a model to compare with logistic regression",
-            found="logistic regression itself",
+            expected=f"a model to compare with {name}",
+            found=f"{name} itself",
             where="baseline",
             ways_out="leave --baseline out",
         )
