@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from ziggurat.data.raw.written_numbers import (
     ThousandsMark,
     WrittenNumbers,
     find_marks,
+    in_one_line,
 )
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Dense, Schema
@@ -98,6 +100,8 @@ def test_an_error_names_the_setting_that_reads_the_whole_column():
     with pytest.raises(DataError, match=r"if '1,200' is 1200: --data\.thousands comma") as caught:
         parse_chunk(schema, RawChunk.of(prices), bad_rows=BadRows())
     assert "--data.decimal comma" not in " ".join(caught.value.ways_out)
+    thousands = WrittenNumbers(thousands=ThousandsMark.COMMA)
+    assert any(in_one_line("x", written=thousands) in way for way in caught.value.ways_out)
     one_bad_cell = pl.DataFrame({"x": ["1,2", "3.5", "4"]})
     with pytest.raises(DataError) as caught:
         parse_chunk(schema, RawChunk.of(one_bad_cell), bad_rows=BadRows())
@@ -143,3 +147,36 @@ def test_a_column_without_thousands_is_read_as_one_that_has_them() -> None:
     assert not any("another way" in warning for warning in found.warnings)
     assert found.numbers.cast(columns["Preis"]).to_list() == [26.94, 12.5, 7.0, 950.1]
     assert found.numbers.cast(columns["Umsatz"]).to_list()[:3] == [601.6, 1683.0, 12345.25]
+
+
+@pytest.mark.parametrize("odd", ["english", "german"])
+def test_columns_that_differ_in_marks_have_a_way_out_that_works(
+    odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [1000.5 + row * 37 for row in range(200)]
+    english = [f"{each:,.1f}" for each in values]
+    german = [each.translate(str.maketrans(",.", ".,")) for each in english]
+    mine, others = (english, german) if odd == "english" else (german, english)
+    columns = {"click": [row % 2 for row in range(200)], "odd": mine, "one": others, "two": others}
+    monkeypatch.chdir(tmp_path)
+    pl.DataFrame(columns).write_csv("t.csv", separator=";")
+    (warning,) = [each for each in inspect_file("t.csv").warnings if "another way" in each]
+    assert warning.startswith("'odd': ")
+    line = warning[warning.index("df.with_columns") :]
+    exec(line, {"pl": pl, "df": pl.read_csv("t.csv", separator=";", infer_schema=False)})
+    found = inspect_file("numbers.parquet")
+    assert not any("another way" in each for each in found.warnings)
+    marks = found.numbers
+    config = DataConfig(train=("numbers.parquet",), thousands=marks.thousands, decimal=marks.decimal)
+    names = ["odd", "one", "two"]
+    (chunk,) = config.source(config.train).frames(columns=names, numbers=names)
+    schema = Schema(features=tuple(Dense(name=name) for name in names))
+    read = parse_chunk(schema, chunk, bad_rows=BadRows()).features
+    assert {name: list(np.asarray(read[name])) for name in names} == dict.fromkeys(names, values)
+
+
+def test_signs_of_currencies_are_taken_off_by_the_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = WrittenNumbers(signs=NumberSigns.STRIP, thousands=ThousandsMark.COMMA)
+    exec(in_one_line("x", written=written), {"pl": pl, "df": pl.DataFrame({"x": ["$1,200.5", "3 €"]})})
+    assert pl.read_parquet("numbers.parquet")["x"].to_list() == [1200.5, 3.0]

@@ -211,13 +211,36 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
         warnings.append(f"numbers are read with {' '.join(numbers.settings())}, as columns show: {shown}")
     for name, each in known.items():
         if not each.is_read_by(best):
-            alone = next(iter(each.readings))
+            alone = each.with_signs(next(iter(each.readings)))
             warnings.append(
                 f"{name!r}: numbers such as {each.example!r} are written in another way than those of other columns; "
-                f"they alone would need {' '.join(each.with_signs(alone).settings()) or _plain_flags(numbers)}"
+                f"they alone would need {' '.join(alone.settings()) or _plain_flags(numbers)}, and a run reads all "
+                f"columns alike; in Python, of df = pl.read_csv(…, infer_schema=False), this writes one for it: "
+                f"{in_one_line(name, written=alone)}"
             )
     warnings += [note for name, each in known.items() for note in each.doubts(name, numbers)]
     return MarksFound(numbers=numbers, marked=frozenset(marked), warnings=tuple(warnings))
+
+
+def in_one_line(column: str, *, written: WrittenNumbers) -> str:
+    """Return a line of Python that writes a polars frame `df` of texts with one column of numbers, as Parquet.
+
+    Numbers of Parquet are read by no marks, so those of the other columns still hold for these. Per cent is
+    left to the user: the line then ends in an error of polars, and in no other number.
+
+    Args:
+        column: its name.
+        written: the way in which its numbers are written.
+    """
+    text = f"pl.col({column!r})"
+    if written.signs is NumberSigns.STRIP:
+        text += f".str.replace_all({_CURRENCY!r}, '')"
+    text += ".str.strip_chars()"
+    if written.thousands is not ThousandsMark.NONE:
+        text += f".str.replace_all({_CHARACTERS[written.thousands]!r}, '')"
+    if written.decimal is DecimalMark.COMMA:
+        text += ".str.replace(',', '.', literal=True)"
+    return f"df.with_columns({text}.cast(pl.Float64)).write_parquet('numbers.parquet')"
 
 
 def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...]:
@@ -230,12 +253,19 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...
     found = texts.drop_nulls()
     column = _Texts.of(found.filter(found.str.strip_chars() != ""), separator=";")
     ways: list[str] = []
+    alone: list[str] = []
     for marks, reading in column.readings.items():
         needed = column.with_signs(marks)
         if needed != present and reading in _LIKELY:
             flags = " ".join(needed.settings()) or _plain_flags(present)
-            ways.append(f"if {column.example!r} is {column.read_as(needed)}: {flags}")
-    return tuple(ways[:2])
+            meant = f"if {column.example!r} is {column.read_as(needed)}"
+            ways.append(f"{meant}: {flags}")
+            # A setting holds for all columns of the files, so it is no way out where these differ.
+            alone.append(
+                f"{meant}, and numbers of other columns are written in another way: in Python, of df = "
+                f"pl.read_csv(…, infer_schema=False), {in_one_line(texts.name, written=needed)}"
+            )
+    return (*ways[:2], *alone[:1])
 
 
 class _Reading(StrEnum):
