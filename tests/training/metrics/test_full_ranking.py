@@ -26,6 +26,7 @@ from ziggurat.training.metrics.full_ranking import (
     rank_all,
     repeats_lines,
 )
+from ziggurat.training.metrics.ranking import ranking_metrics
 
 
 def naive(items, users, targets, excluded, depth):
@@ -89,6 +90,18 @@ def test_it_is_that_of_plain_numpy(seed, monkeypatch):
         of_label = weights[:, index].numpy()
         wanted_share = (of_label * repeated).sum() / total if total else math.nan
         assert found[f"full_repeated/{label}"] == pytest.approx(wanted_share, nan_ok=True)
+
+
+def test_equal_scores_stand_in_the_order_of_rows_here_and_share_their_places_within_groups() -> None:
+    """All four items tie: the target of row 2 has rank 3 among all, and the expected rank 2.5 among scored samples."""
+    questions = Questions(
+        users=torch.ones(1, 3), targets=torch.tensor([2]), excluded=torch.empty(0, 2, dtype=torch.int64)
+    )
+    ranks, lists = rank_all(torch.ones(4, 3), questions, depth=4)
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=4, ks=(4,))
+    sums.add(ranks, lists, torch.ones(1, 1), is_repeated_Q=torch.tensor([False]))
+    assert sums.compute()["full_mrr"] == pytest.approx(1 / 3)
+    assert ranking_metrics([1.0] * 4, [0.0, 0.0, 1.0, 0.0], [7] * 4)["mrr"] == pytest.approx(1 / 2.5)
 
 
 def test_what_groups_had_is_found_and_nobody_had_nothing():

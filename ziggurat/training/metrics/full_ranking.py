@@ -14,8 +14,9 @@ schema says (`[items] repeats`, see `features/items.py`).
 
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
-the order of the items' rows. A score that is not a number finds nothing: its item stands in no list, and the question
-that asks for it is missed.
+the order of the items' rows, as one order is what `full_answered` and coverage need of a list; `mrr` of groups takes
+the expected rank instead (`ranking.py`). A score that is not a number finds nothing: its item stands in no list, and
+the question that asks for it is missed.
 
 *Had before* are the items of the user's (group's) training samples, and of the splits before the one evaluated; and
 those in the sample's own lists that share the item's table (a history). The sample's own item takes part even then,
