@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.server.running import Running, UnixConnection, running, wait_until, write_export
+from tests.serving.server.running import Running, running, wait_until, write_export
 from ziggurat.errors import ConfigError
 from ziggurat.serving.server import serve
 from ziggurat.serving.server.config import ServerConfig
@@ -122,28 +122,6 @@ def test_a_swap_whose_worker_is_killed_names_the_export_of_the_swap(tmp_path: Pa
 def everybody(server: Running, number: int) -> None:
     for pid in (server.process.pid, *server.workers):
         os.kill(pid, number)
-
-
-def test_a_swap_through_a_worker_that_is_ending_is_refused_at_once(tmp_path: Path) -> None:
-    """Its answer would come after the worker is gone; the connection was opened before the swap that ends it."""
-    with running(tmp_path, linger_s=20, drain_s=20, workers=1, spares=0) as server:
-        early = UnixConnection(server.admin_socket)
-        early.connect()
-        early.request("GET", "/livez")
-        assert early.getresponse().read()
-        assert server.admin("/admin/swap", {"export": str(write_export(tmp_path / "second", version="v2"))})[0] == 200
-        slow = write_export(tmp_path / "third", version="v3", load_s=60)
-        took, (status, answer) = timed(_asked, early, {"export": str(slow)})
-        assert (status, took < 5) == (409, True)
-        assert answer["error"]["ways_out"] == ["ask again: another worker takes the question"]
-        again = server.admin("/admin/swap", {"export": str(write_export(tmp_path / "fourth", version="v4"))})
-        assert again == (200, {"version": "v4"})
-
-
-def _asked(connection: UnixConnection, data: Any) -> tuple[int, Any]:
-    connection.request("POST", "/admin/swap", json.dumps(data))
-    answer = connection.getresponse()
-    return answer.status, json.load(answer)
 
 
 def test_a_pause_of_all_processes_ends_none_of_them(tmp_path: Path) -> None:

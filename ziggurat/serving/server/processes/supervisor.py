@@ -449,15 +449,6 @@ class Supervisor:
             if asked_by is not None:
                 asked_by.control.send(refused=error.to_json(), number=number)
             return
-        if asked_by is not None and asked_by.state is State.DRAINING:  # it may be gone before the swap is done
-            error = ConfigError(
-                expected="a worker that can wait for the end of a swap",
-                found="one that is ending: another version is served since",
-                where="swap",
-                ways_out="ask again: another worker takes the question",
-            )
-            asked_by.control.send(refused=error.to_json(), number=number)
-            return
         if export == self._command:
             self._seen_export = identity_of(export)  # a bad one is tried once
         self._newest += 1
