@@ -39,6 +39,8 @@ FROZEN = {
     "tables": {"--samples", "--table", "--model", "--json", "--plot"},
     "quantise": {"--data", "--split", "--formats", "--by-table", "--step", "--model", "--json", "--plot"},
     "numerics formats": {"--vectors", "--json", "--plot"},
+    "numerics probe": {"--measure", "--kernels", "--model", "--json"},
+    "numerics dispatch": {"--measure", "--model", "--out"},
     "importance": {
         *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),

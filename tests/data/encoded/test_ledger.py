@@ -211,7 +211,11 @@ def test_kill_9_while_writing_loses_no_flushed_record(tmp_path):
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(0.05)
+        size = path.stat().st_size
+        deadline = time.monotonic() + 60.0
+        while path.stat().st_size == size and time.monotonic() < deadline:  # until something was flushed
+            time.sleep(0.01)
+        time.sleep(0.03)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
