@@ -68,4 +68,6 @@ def test_the_next_command_works(
         said = " ".join(capsys.readouterr().err.split())
         assert "ziggurat evaluate 'my runs/first' --split test" in said
         assert main(["evaluate", "my runs/first", "my log.csv"]) == 2
-        assert "questions that its events gave were trained on" in " ".join(capsys.readouterr().err.split())
+        said = " ".join(capsys.readouterr().err.split())
+        assert "expected: samples with history" in said
+        assert "were trained on" not in said, "a refusal comes without a warning before it"

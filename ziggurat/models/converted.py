@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.models.contract.model import Model
 from ziggurat.models.costs.model_cost import Run, dense_run, on_shapes, run_apart
 from ziggurat.precision.arithmetic import Arithmetic
@@ -222,6 +222,8 @@ def check_arithmetic(arithmetic: Arithmetic) -> None:
             for name, operand in (("left", left), ("right", right)):
                 if operand.grad is None or operand.grad.shape != operand.shape:
                     problem = f"no gradient of the {name} operand"
+    except ZigguratError as error:
+        problem = error.found
     except Exception as error:  # code of the user's own may fail in any way
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if problem:

@@ -51,7 +51,7 @@ def join_job(*, backend: str = "", device: Device | None = None, timeout_s: floa
     """
     if dist.is_initialized():
         return True
-    if "RANK" not in os.environ or launched_ranks() == 1:
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         return False
     end_with_launcher()
     try:

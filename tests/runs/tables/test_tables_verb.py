@@ -98,7 +98,8 @@ def test_a_growing_table_that_is_too_small_is_said(
     unknown: int, evicted: int, ids: int, is_short: bool, tmp_path: Path
 ) -> None:
     counts = {"known": 100 - unknown, "unknown": unknown, "new": 1, "evicted": evicted, "ids": ids}
-    lines = [{"kind": "train", **{f"growing/user/{name}": count for name, count in counts.items()}}, {"kind": "valid"}]
+    train = {"kind": "train", "step": 1, **{f"growing/user/{name}": count for name, count in counts.items()}}
+    lines = [train, {"kind": "valid", "step": 1}]
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *lines]))
     inputs = growing_dataset(600).inputs
