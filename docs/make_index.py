@@ -70,17 +70,17 @@ def index_of_files() -> str:
 
 def page_of_the_command_line() -> str:
     """Return the page of verbs: one section each, with its arguments, flags and examples."""
-    sections = [_section(parser) for parser in _parsers(build_parser())]
+    sections = [_section(parser) for parser in every_parser(build_parser())]
     return CLI_HEAD + "\n".join(sections)
 
 
-def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def every_parser(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield a parser and those of its verbs and actions, in the order in which help lists them."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                yield from _parsers(child)
+                yield from every_parser(child)
 
 
 def _section(parser: argparse.ArgumentParser) -> str:

@@ -197,9 +197,10 @@ def test_index_has_every_file_with_a_sentence() -> None:
 
 
 def test_page_of_the_command_line_has_every_verb_and_flag_with_what_it_means() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "make_index.py"))["page_of_the_command_line"]()
+    made = runpy.run_path(str(ROOT / "docs" / "make_index.py"))
+    page = made["page_of_the_command_line"]()
     sections = dict(re.findall(r"^## (ziggurat[^\n]*)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    for parser in every_parser(build_parser()):
+    for parser in made["every_parser"](build_parser()):
         rows = dict(re.findall(r"^\| \[?`(.+?)`\S* \| (.*) \|$", sections[parser.prog], re.MULTILINE))
         meanings = {word: about for spelling, about in rows.items() for word in re.split(r"[ ,]+", spelling)}
         for action in parser._actions:
@@ -210,15 +211,6 @@ def test_page_of_the_command_line_has_every_verb_and_flag_with_what_it_means() -
                 assert f"{action.metavar or action.dest}" in " ".join(rows), f"{parser.prog} {action.dest}"
     assert "%(" not in page
     assert anchored(page) >= {found[1] for found in re.finditer(r"\]\(#([^)]+)\)", page)}
-
-
-def every_parser(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The command line, its verbs, and their actions."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                yield from every_parser(child)
 
 
 def test_tour_stops_at_nine_places_and_names_their_files() -> None:

@@ -152,7 +152,37 @@ class Embeddings(Protocol):
         ...
 
 
-class EmbeddingsWrapper(nn.Module):
+class ListsOfSlices:
+    """Gives lists that are not pooled from those of slices; on many ranks collective, as `unpooled_slices` is."""
+
+    def unpooled(
+        self: Embeddings, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
+        """The vectors of a list feature for the samples of this batch, one for each row, not pooled.
+
+        Args:
+            batch: rows within their tables.
+            name: a jagged feature, whatever its pooling.
+            dtype: of the vectors.
+
+        Returns:
+            (N, D) vectors, sample after sample, and (B + 1,) offsets from 0 to N that cut them into lists.
+        """
+        vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
+        if inverse_B is None:
+            return vectors_ND, offsets_U1
+        sizes = batch.sizes(self.inputs.list_position(name))
+        return expand_lists(vectors_ND, offsets_U1, inverse_B, num_rows=None if sizes is None else sizes.num_rows)
+
+    def sequence(
+        self: Embeddings, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+        """`unpooled` with lists of one length, the longest of this batch; see `pad_lists`."""
+        sizes = batch.sizes(self.inputs.list_position(name))
+        return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
+
+
+class EmbeddingsWrapper(ListsOfSlices, nn.Module):
     """Passes every call on to the embeddings that it wraps; derive from it, and override what is to change.
 
     What it wraps is no submodule of it: names of weights stay as they are.
@@ -201,26 +231,9 @@ class EmbeddingsWrapper(nn.Module):
         """Look up and pool every field."""
         return self.inner(self._of(batch), dtype=dtype)
 
-    def unpooled(
-        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
-        """The vectors of a list feature, one for each row, and the offsets that cut them into lists."""
-        vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
-        if inverse_B is None:
-            return vectors_ND, offsets_U1
-        sizes = batch.sizes(self.inputs.list_position(name))
-        return expand_lists(vectors_ND, offsets_U1, inverse_B, num_rows=None if sizes is None else sizes.num_rows)
-
     def unpooled_slices(self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32) -> Slices:
         """`unpooled` for slices."""
         return self.inner.unpooled_slices(self._of(batch), name, dtype=dtype)
-
-    def sequence(
-        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-        """`unpooled` with lists of one length, and what lies inside of them."""
-        sizes = batch.sizes(self.inputs.list_position(name))
-        return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32

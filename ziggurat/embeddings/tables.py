@@ -25,13 +25,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.announced import AnnouncedBatches
 from ziggurat.embeddings.config import EmbeddingConfig, PooledDtype
-from ziggurat.embeddings.contract import Embeddings, innermost
+from ziggurat.embeddings.contract import Embeddings, ListsOfSlices, innermost
 from ziggurat.embeddings.layouts import field_layouts, field_slot
 from ziggurat.embeddings.repeated import SplitLayouts, SplitLookups, lookups_of
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
@@ -51,11 +51,10 @@ from ziggurat.ops.lookup import (
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
 from ziggurat.ops.lookup.triton import sums_without_waiting
-from ziggurat.ops.pad_lists import pad_lists
-from ziggurat.ops.repeat import expand_lists, sum_slices
+from ziggurat.ops.repeat import sum_slices
 
 
-class EmbeddingTables(nn.Module):
+class EmbeddingTables(ListsOfSlices, nn.Module):
     """All embedding tables of a model.
 
     Args:
@@ -134,25 +133,6 @@ class EmbeddingTables(nn.Module):
         """Return the lookups of `forward` in a batch, in the order in which backward passes record their gradients."""
         return self._split.reads(batch)
 
-    def unpooled(
-        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
-        """The vectors of a list feature, one for each row, not pooled.
-
-        Args:
-            batch: rows within their tables.
-            name: a jagged feature, whatever its pooling.
-            dtype: of the vectors.
-
-        Returns:
-            (N, D) vectors, sample after sample, and (B + 1,) offsets from 0 to N that cut them into lists.
-        """
-        vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
-        if inverse_B is None:
-            return vectors_ND, offsets_U1
-        sizes = batch.sizes(self.inputs.list_position(name))
-        return expand_lists(vectors_ND, offsets_U1, inverse_B, num_rows=None if sizes is None else sizes.num_rows)
-
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
@@ -167,13 +147,6 @@ class EmbeddingTables(nn.Module):
             slot = field_slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
             raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), Lookups.of(batch.expanded()))
             raise
-
-    def sequence(
-        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-        """`unpooled` with lists of one length, the longest of the batch; see `pad_lists`."""
-        sizes = batch.sizes(self.inputs.list_position(name))
-        return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32

@@ -40,7 +40,7 @@ class Scope(StrEnum):
 
 
 class ScaleRule(StrEnum):
-    """How the power of two that a block is divided by follows from its largest magnitude."""
+    """Rules by which the power of two that a block is divided by follows from its largest magnitude."""
 
     FLOOR = "floor"  # the binade of the largest; OCP MX 1.0, and the paper
     CEIL = "ceil"  # one binade more, unless the largest is a power of two: nothing saturates
@@ -49,7 +49,7 @@ class ScaleRule(StrEnum):
 
 
 class Rounding(StrEnum):
-    """How a number between two codes is rounded."""
+    """Roundings of a number between two codes."""
 
     NEAREST_EVEN = "nearest-even"
     TRUNCATE = "truncate"  # toward zero
@@ -105,7 +105,7 @@ class Element:
 
     @property
     def is_integer(self) -> bool:
-        """Whether all codes have the same distance."""
+        """True if all codes have the same distance."""
         return self.exponent_bits == 1
 
     @property
@@ -195,17 +195,17 @@ class BlockFormat:
 
     @property
     def has_scale(self) -> bool:
-        """Whether numbers share a scale; without one, what the element cannot hold is refused."""
+        """True if numbers share a scale; without one, what the element cannot hold is refused."""
         return self.d1 > 0
 
     @property
     def has_power_of_two_scales(self) -> bool:
-        """Whether scales of both levels are powers of two, or absent; else they are FP32 numbers and integers."""
+        """True if scales of both levels are powers of two, or absent; else they are FP32 numbers and integers."""
         return self.d1 != _FP32_BITS
 
     @property
     def has_integer_factors(self) -> bool:
-        """Whether the second level is integers, which are chosen anew when numbers are rounded again."""
+        """True if the second level is integers, which are chosen anew when numbers are rounded again."""
         return self.d2 > 0 and not self.has_power_of_two_scales
 
     @property

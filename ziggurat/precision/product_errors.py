@@ -28,7 +28,7 @@ _TURN_BUDGET_S = 0.2  # of all turns of one product; at least three are made
 
 @dataclass(frozen=True, kw_only=True)
 class KernelError:
-    """How far a kernel is off in one product.
+    """Error of a kernel in one product.
 
     Args:
         error: on operands drawn from a probe.

@@ -58,7 +58,7 @@ class Learned(Protocol):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """What `NumericTransform.quantiles` made; empty where they are not learned."""
+        """Numbers that `NumericTransform.quantiles` made; empty where they are not learned."""
         ...
 
 

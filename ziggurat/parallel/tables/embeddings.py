@@ -21,19 +21,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import BatchShape
-from ziggurat.embeddings.contract import Embeddings
+from ziggurat.embeddings.contract import Embeddings, ListsOfSlices
 from ziggurat.embeddings.storage.facts import StorageFacts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.towers.layer import fields_of_towers
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.ops.pad_lists import pad_lists
-from ziggurat.ops.repeat import expand_lists
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.crossing import Crossing, Leg
 from ziggurat.parallel.exchange.traffic import Traffic
@@ -89,7 +87,7 @@ class Begun:
     transfer: Transfer
 
 
-class ShardedEmbeddings(nn.Module):
+class ShardedEmbeddings(ListsOfSlices, nn.Module):
     """Takes the place of a model's `EmbeddingTables`, for batches without slices. See the module's docstring.
 
     Args:
@@ -241,28 +239,11 @@ class ShardedEmbeddings(nn.Module):
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
         return pooled_BT * factors_BT
 
-    def unpooled(
-        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
-        """The vectors of a list feature for this rank's samples, not pooled; collective. See `sequences.py`."""
-        vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
-        if inverse_B is None:
-            return vectors_ND, offsets_U1
-        sizes = batch.sizes(self.inputs.list_position(name))
-        return expand_lists(vectors_ND, offsets_U1, inverse_B, num_rows=None if sizes is None else sizes.num_rows)
-
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
         """Return the same as `EmbeddingTables.unpooled_slices`; collective."""
         return self.list_exchange(batch, name, dtype=dtype)
-
-    def sequence(
-        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-        """Return the same as `EmbeddingTables.sequence`, but L is the longest list of this rank's batch; collective."""
-        sizes = batch.sizes(self.inputs.list_position(name))
-        return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
