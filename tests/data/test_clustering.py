@@ -114,17 +114,33 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_full_disk_is_named_while_rows_are_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["rows", "end"])
+def test_a_full_disk_is_named_while_rows_are_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    real = pa.OSFile
+
     class Full:
+        """A file of which Arrow's writer is told by Python, and which cannot be closed."""
+
+        def __init__(self, path: str, mode: str = "rb") -> None:
+            self._file = real(path, mode)
+
+        def close(self) -> None:
+            self._file.close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Writer:
         def __init__(self, *_: object, **__: object) -> None: ...
 
         def write_table(self, _: object) -> None: ...
 
         def close(self) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            if kind == "rows":
+                raise OSError(errno.ENOSPC, "No space left on device")
 
     log().write_parquet(tmp_path / "log.parquet")
-    monkeypatch.setattr(pa.ipc, "new_file", Full)
+    monkeypatch.setattr(pa.ipc, "new_file", Writer)
+    if kind == "end":
+        monkeypatch.setattr(pa, "OSFile", Full)
     with pytest.raises(DataError, match="No space left on device"):
         cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "out.parquet")
     monkeypatch.undo()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import ziggurat as zg
 from tests.studies.own_cache import cache_with_kernels
@@ -18,8 +19,8 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Outcomes, Pooling
 from ziggurat.features.schema_io import write_schema
 from ziggurat.recipes.catalogue import fit_to_rows
-from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.execute import prepare_run
+from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.studies import first_model, trees
 from ziggurat.studies.first_model import (
     BUDGET,
@@ -30,7 +31,7 @@ from ziggurat.studies.first_model import (
     without_unknown,
 )
 from ziggurat.studies.trees import TreesResult, boosted_trees
-from ziggurat.training.records.run_folder import CONFIG
+from ziggurat.training.records.run_folder import CONFIG, RunFolder
 from ziggurat.training.report.progress import NoProgress
 
 SCHEMA = zg.Schema(
@@ -106,6 +107,37 @@ def test_the_best_one_is_not_trained_twice_where_its_budget_was_its_whole_traini
     assert found.result.evaluations["valid"].metrics["auc"] == found.tried[0].valid
     assert found.result.fit.steps == found.tried[0].steps
     assert zg.load_run(tmp_path / "run").step == found.tried[0].best_step
+
+
+@pytest.mark.parametrize("piece", ["config.json", "metrics.jsonl", "checkpoints", "evaluations"])
+def test_a_start_that_is_cut_off_as_the_best_is_taken_over_goes_on_as_it_says(
+    tmp_path: Path, piece: str, monkeypatch
+) -> None:
+    write_rows(tmp_path / "rows.parquet", pairs=0.0)
+    candidates = quick(tmp_path / "rows.parquet")[:1]
+    folder = tmp_path / "run"
+    for name in ("copy2", "copytree"):
+        real = getattr(first_model.shutil, name)
+
+        def cut_off(entry: Path, *given: Path, real=real, **more: bool) -> None:
+            if entry.name == piece and entry.parent.parent.name == "candidates":
+                raise KeyboardInterrupt
+            real(entry, *given, **more)
+
+        monkeypatch.setattr(first_model.shutil, name, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        train_first_model(candidates, folder=folder)
+    monkeypatch.undo()
+    if RunFolder(folder).has_begun():  # by which a command line says how to go on
+        train_run(load_config(folder), folder=folder, resume=True)
+    else:
+        train_first_model(candidates, folder=folder)
+    (candidate,) = (folder / "candidates").iterdir()
+    kept = zg.load_run(candidate)
+    found = zg.load_run(folder)
+    assert found.step == kept.step
+    weights = kept.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in found.model.state_dict().items())
 
 
 def test_one_of_the_dlrms_starts_with_larger_ids_so_that_validation_says_whether_pairs_matter(tmp_path: Path) -> None:

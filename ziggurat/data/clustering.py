@@ -156,18 +156,22 @@ class _Buckets:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._files: dict[int, pa.OSFile] = {}
         self._writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
 
     def write(self, bucket: int, table: pa.Table) -> None:
         with writing_to(self._folder, DataError):
             if bucket not in self._writers:
                 options = pa.ipc.IpcWriteOptions(compression="lz4")
-                path = self._folder / f"{bucket}.arrow"
-                self._writers[bucket] = pa.ipc.new_file(path, table.schema, options=options)
+                # A writer that is given a path leaves the file to a destructor, which cannot say that closing failed.
+                file = self._files[bucket] = pa.OSFile(str(self._folder / f"{bucket}.arrow"), "wb")
+                self._writers[bucket] = pa.ipc.new_file(file, table.schema, options=options)
             self._writers[bucket].write_table(table)
 
     def close(self) -> None:
         with writing_to(self._folder, DataError), ExitStack() as writers:
+            for file in self._files.values():
+                writers.callback(file.close)
             for writer in self._writers.values():
                 writers.callback(writer.close)
 

@@ -10,10 +10,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ziggurat.config import from_json
 from ziggurat.errors import RequestError
+from ziggurat.files.tensors import open_tensors
 from ziggurat.retrieval.filters import FilterSchema, parse_filter
 from ziggurat.serving.answering.item_search import INDEX_FILE
 from ziggurat.serving.export.export_folder import ExportFolder, read_manifest
@@ -50,7 +51,7 @@ def look_at_export(path: str | Path, *, filters: Sequence[str] = ()) -> ExportFo
 def _schema_of(path: Path) -> FilterSchema | None:
     """The attributes of an index; None where the file cannot be read, which loading explains."""
     try:
-        with safe_open(str(path), framework="numpy") as tensors:
+        with open_tensors(path, framework="numpy") as tensors:
             about = json.loads(tensors.get_tensor("filters.about").tobytes())
         return from_json(FilterSchema, about["schema"], where=str(path))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):

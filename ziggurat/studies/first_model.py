@@ -36,6 +36,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.schema import Outcomes, Schema, table_of
+from ziggurat.files.writing import replacing, replacing_folder
 from ziggurat.models import (
     BSTConfig,
     DCNv2Config,
@@ -323,16 +324,23 @@ def _trees_lines(grown: TreesResult | None, *, best: Tried, metric: str, is_upwa
 
 
 def _take_over(finished: Path, folder: Path) -> None:
-    """Copy a candidate's run to its final folder; its config, which makes it a run, comes last."""
+    """Copy a candidate's run to its final folder, so that a copy that is cut off can be made again or resumed.
+
+    A log or checkpoints say that a run has begun (`RunFolder.has_begun`), and a run is resumed by its config. So the
+    config comes before them, and the checkpoints, from which a resumed run goes on, come last and by one rename.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    entries = sorted(finished.iterdir(), key=lambda path: path.name == "config.json")
+    last = ("config.json", "metrics.jsonl", "checkpoints")
+    entries = sorted(finished.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1)
     for entry in entries:
         if entry.name == ".lock":
             continue
         if entry.is_dir():
-            shutil.copytree(entry, folder / entry.name, dirs_exist_ok=True)
+            with replacing_folder(folder / entry.name) as temporary:
+                shutil.copytree(entry, temporary, dirs_exist_ok=True)
         else:
-            shutil.copy2(entry, folder / entry.name)
+            with replacing(folder / entry.name) as temporary:
+                shutil.copy2(entry, temporary)
 
 
 def _plan(candidates: list[Candidate], prepared: PreparedData, *, progress: Progress) -> str:

@@ -55,6 +55,16 @@ def test_events_are_those_of_the_three_files(tmp_path: Path) -> None:
     assert fetch_yambda(source=folder, cache=tmp_path) != path
 
 
+def test_converted_events_that_were_cut_are_made_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "files")
+    path = fetch_yambda(source=folder, cache=tmp_path)
+    whole = path.read_bytes()
+    for left in (whole[:-100], whole[: len(whole) // 2], b""):
+        path.write_bytes(left)
+        assert fetch_yambda(source=folder, cache=tmp_path) == path
+        assert path.read_bytes() == whole
+
+
 def test_a_flipped_bit_of_converted_events_is_found(tmp_path: Path) -> None:
     path = fetch_yambda(source=write(tmp_path / "files"), cache=tmp_path)
     content = bytearray(path.read_bytes())

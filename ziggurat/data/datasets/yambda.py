@@ -29,7 +29,7 @@ import polars as pl
 
 from ziggurat.cache import cache_folder
 from ziggurat.data.datasets.fetch import is_complete, require_file, write_dataset
-from ziggurat.data.raw.parquet_seal import seal_parquet
+from ziggurat.data.raw.parquet_seal import Seal, seal_parquet
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
@@ -104,13 +104,21 @@ def fetch_yambda(*, source: str | os.PathLike[str] | None = None, cache: str | o
     }
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths.values()]
     target = cache_folder(cache) / NAME / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    if (target / FILE).exists():
+    if _is_sealed(target / FILE):
         return target / FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing_folder(target, error=DataError) as temporary:
         _convert(paths, temporary / FILE)
         seal_parquet(temporary / FILE)
     return target / FILE
+
+
+def _is_sealed(path: Path) -> bool:
+    """Return whether converted events are there, with a seal that fits; what readers find in the body they refuse."""
+    try:
+        return path.exists() and Seal.find(path) is not None
+    except DataError:
+        return False
 
 
 def _convert(paths: dict[str, Path], out: Path) -> None:

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int64
 from polars.exceptions import PolarsError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ziggurat.config import from_json, to_json
@@ -32,6 +32,7 @@ from ziggurat.errors import ExportError, RequestError
 from ziggurat.features.events import HISTORY, HISTORY_TIMES
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format
+from ziggurat.files.tensors import load_tensors
 from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.plain_values import plain
@@ -299,7 +300,7 @@ class KnownUsers:
         frame = read_parquet(export.file(USERS_FILE))
         path = export.file(SEEN_FILE)
         try:
-            tensors = load_file(str(path))
+            tensors = load_tensors(path)
             offsets = tensors["offsets"]
             items = tensors["items"]
         except (SafetensorError, KeyError) as error:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
+
+from ziggurat.files.tensors import load_tensors
 
 ALIGNMENT = 64
 _PADDING = "padding."
@@ -68,7 +69,7 @@ def load_aligned(path: Path) -> dict[str, Tensor]:
     Raises:
         SafetensorError: the file is none of the format.
     """
-    tensors = {name: each for name, each in load_file(str(path)).items() if not name.startswith(_PADDING)}
+    tensors = {name: each for name, each in load_tensors(path).items() if not name.startswith(_PADDING)}
     return {name: each if each.data_ptr() % ALIGNMENT == 0 else each.clone() for name, each in tensors.items()}
 
 

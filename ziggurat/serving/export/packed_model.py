@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -39,6 +39,7 @@ from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.files import Format
+from ziggurat.files.tensors import open_tensors
 from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
 from ziggurat.ops.row_formats import PLAIN, RowFormat
@@ -209,7 +210,7 @@ def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
     parts = parts_of(settings.tables) if settings.version_1 else ()
     keys = [f"{_TABLES}{name}.weight{part}" for name in weights.places for part in ("", *parts)]
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with open_tensors(path) as file:
             names = set(file.keys())
             dense = {name: file.get_tensor(name) for name in names if not name.startswith(_TABLES)}
             if wrong := sorted((names ^ set(keys)) - dense.keys()):
