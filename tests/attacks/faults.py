@@ -46,6 +46,7 @@ from typing import Any
 
 from tests.attacks.files import Case, run_attack
 from tests.attacks.verbs import VERBS, Verb, make_victim, verbs_in_turn
+from ziggurat.training.report.progress import show_progress
 
 TIME_LIMIT_S = 240.0
 WRITE, FLUSH, CLOSE, NAME, OPEN, READ = (1 << bit for bit in range(6))
@@ -399,8 +400,17 @@ def behind_faults(module: str, *, count: int, seed: int, seconds: float, verbs: 
         state.write_bytes(bytes(ctypes.sizeof(_State)))
         command = [sys.executable, "-m", module, "--inside", "--folder", str(folder), *arguments]
         environment = {**os.environ, "LD_PRELOAD": str(library), "FAULTS_STATE": str(state), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return [Case(**json.loads(line)) for line in done.stdout.splitlines()]
+        shown = show_progress()
+        shown.begin(module.rpartition(".")[2], total=count)
+        found = list[Case]()
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                found.append(Case(**json.loads(line)))
+                shown.update(len(found), note=found[-1].target)
+        shown.end()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        return found
 
 
 def inside_options() -> argparse.Namespace:
