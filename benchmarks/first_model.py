@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from benchmarks.first_model_sets import MADE, PUBLISHED, SmallSet
 from benchmarks.harness import ROOT, say
 from benchmarks.report import Report
 from ziggurat.features.schema import Task
+from ziggurat.files.writing import replacing
 from ziggurat.recipes.catalogue import fit_to_rows
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run, train_run
@@ -51,20 +53,21 @@ class Options:
 
     Args:
         sets: names; none: all.
-        seed: of all weights and orders.
+        seeds: of all weights and orders; the rows of the splits stay.
     """
 
     sets: tuple[str, ...] = ()
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
 
 
 def parse_options(arguments: list[str]) -> Options:
-    """Read `--sets taste,sums` and `--seed N`."""
+    """Read `--sets taste,sums` and `--seeds 0,1,2`."""
     parser = argparse.ArgumentParser(prog="ziggurat bench first-model")
     parser.add_argument("--sets", default="", help="names divided by commas; none: all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", default="0", help="numbers divided by commas (default: %(default)s)")
     options = parser.parse_args(arguments)
-    return Options(sets=tuple(name for name in options.sets.split(",") if name), seed=options.seed)
+    seeds = tuple(int(seed) for seed in options.seeds.split(","))
+    return Options(sets=tuple(name for name in options.sets.split(",") if name), seeds=seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,21 @@ class Found:
     seconds: float
     tuned: float = math.nan
 
+    @staticmethod
+    def mean_of(seeds: Sequence[Found]) -> Found:
+        """Return the means over seeds; all models that were suggested stand in `best`."""
+        names = dict.fromkeys(each.best for each in seeds)
+        return Found(
+            metric=seeds[0].metric,
+            suggested=statistics.fmean(each.suggested for each in seeds),
+            best=", ".join(names),
+            floor=statistics.fmean(each.floor for each in seeds),
+            trees=statistics.fmean(each.trees for each in seeds),
+            attainable=seeds[0].attainable,
+            seconds=statistics.fmean(each.seconds for each in seeds),
+            tuned=statistics.fmean(each.tuned for each in seeds),
+        )
+
     def is_near_best(self) -> bool:
         """Return whether the suggestion is as good as the better of LightGBM and the tuned machine, or nearly."""
         others = [each for each in (self.trees, self.tuned) if math.isfinite(each)]
@@ -113,7 +131,9 @@ def measure(name: str, subject: SmallSet, *, out: Path, seed: int) -> Found:
     kept = folder / _RESULT
     path = out / f"{name}.parquet"
     out.mkdir(parents=True, exist_ok=True)
-    subject.frame.write_parquet(path)
+    if not path.exists():  # another process may train on it with another seed
+        with replacing(path) as temporary:
+            subject.frame.write_parquet(temporary)
 
     def change(config: RunConfig) -> RunConfig:
         named = fit_to_rows(replace(config, data=replace(config.data, train=(str(path),))))
@@ -210,16 +230,20 @@ def missing_tables(wanted: Sequence[str], *, published: Path) -> dict[str, str]:
     return missing
 
 
-def table(found: dict[str, Found]) -> str:
-    """Markdown: one row a table."""
+def table(found: dict[str, list[Found]]) -> str:
+    """Markdown: one row a table; means over seeds, with standard deviations where there are several."""
     lines = [
         "| table | metric | suggested | its model | logistic regression | LightGBM | tuned FM | attainable | not below "
         "| near the best | s |",
         "|---|---|---:|---|---:|---:|---:|---:|---|---|---:|",
     ]
-    for name, each in found.items():
-        numbers = [each.suggested, each.floor, each.trees, each.tuned, each.attainable]
-        suggested, floor, boosted, tuned, attainable = (f"{it:.4f}" if math.isfinite(it) else "–" for it in numbers)
+    for name, seeds in found.items():
+        each = Found.mean_of(seeds)
+        suggested = _shown([it.suggested for it in seeds])
+        floor = _shown([it.floor for it in seeds])
+        boosted = _shown([it.trees for it in seeds])
+        tuned = _shown([it.tuned for it in seeds])
+        attainable = _shown([each.attainable])
         verdict = "yes" if each.is_above_floor() else "**no**"
         near = "yes" if each.is_near_best() else "**no**"
         lines.append(
@@ -229,8 +253,16 @@ def table(found: dict[str, Found]) -> str:
     return "\n".join(lines)
 
 
+def _shown(numbers: Sequence[float]) -> str:
+    """Show a mean, and its standard deviation where there are several numbers."""
+    if not all(math.isfinite(each) for each in numbers):
+        return "–"
+    mean = f"{statistics.fmean(numbers):.4f}"
+    return mean if len(numbers) == 1 else f"{mean} ± {statistics.stdev(numbers):.4f}"
+
+
 def run(*, quick: bool = False, options: Options | None = None) -> Report:
-    """All tables (one if quick), each with one seed."""
+    """All tables (one if quick), with all seeds that were asked for."""
     asked = options or Options()
     report = Report(
         benchmark="first_model",
@@ -244,7 +276,7 @@ def run(*, quick: bool = False, options: Options | None = None) -> Report:
         # Before the first table: the report, which repeats it, comes hours later.
         say(f"skipped: {why}")
         report.skipped.append(why)
-    found: dict[str, Found] = {}
+    found: dict[str, list[Found]] = {}
     for name in wanted:
         if name in missing:
             continue
@@ -253,15 +285,18 @@ def run(*, quick: bool = False, options: Options | None = None) -> Report:
         else:
             folder_name, read = PUBLISHED[name]
             subject = read(_PUBLISHED_FILES / folder_name)
-        found[name] = measure(name, subject, out=out, seed=asked.seed)
+        found[name] = [measure(name, subject, out=out, seed=seed) for seed in asked.seeds]
+    report.command += f" --seeds {','.join(map(str, asked.seeds))}"
     report.tables.append(table(found))
+    means = {name: Found.mean_of(seeds) for name, seeds in found.items()}
     for name, goal in GOALS.items():
         if name in found:
-            verdict = "reached" if found[name].suggested >= goal else "missed"
-            report.notes.append(f"goal on {name}: {goal}, {verdict} with {found[name].suggested:.4f}")
-    below = [name for name, each in found.items() if not each.is_above_floor()]
+            verdict = "reached" if means[name].suggested >= goal else "missed"
+            each = ", ".join(f"{it.suggested:.4f}" for it in found[name])
+            report.notes.append(f"goal on {name}: {goal}, {verdict} with {means[name].suggested:.4f} ({each})")
+    below = [name for name, each in means.items() if not each.is_above_floor()]
     report.notes.append(f"below logistic regression: {', '.join(below) or 'none'}")
-    far = [name for name, each in found.items() if not each.is_near_best()]
+    far = [name for name, each in means.items() if not each.is_near_best()]
     report.notes.append(f"more than 0.01 below the best of LightGBM and a tuned FM: {', '.join(far) or 'none'}")
-    report.extra["sets"] = {name: vars(each) for name, each in found.items()}
+    report.extra["sets"] = {name: [vars(each) for each in seeds] for name, seeds in found.items()}
     return report

@@ -32,7 +32,7 @@ def found(metric: str, *, suggested: float, floor: float) -> Found:
 def test_the_verdict_follows_the_metric(metric: str, suggested: float, floor: float, is_above: bool) -> None:
     each = found(metric, suggested=suggested, floor=floor)
     assert each.is_above_floor() is is_above
-    assert ("**no**" in table({"one": each})) is not is_above
+    assert ("**no**" in table({"one": [each]})) is not is_above
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,19 @@ def test_the_best_of_the_others_is_a_second_goal(metric: str, suggested: float, 
     assert replace(each, trees=tuned).is_near_best() is is_near
 
 
+def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
+    one = found("auc", suggested=0.70, floor=0.69)
+    other = replace(one, suggested=0.72, best="dcn_v2")
+    assert Found.mean_of([one, other]).suggested == pytest.approx(0.71)
+    assert "| 0.7100 ± 0.0141 | dlrm, dcn_v2 | 0.6900 ± 0.0000 | – |" in table({"one": [one, other]})
+
+
 def test_the_table_of_tastes_is_that_of_its_description() -> None:
     made = MADE["taste"]()
     assert made.frame.height == 40_000
     assert (made.frame["user"].n_unique(), made.frame["item"].n_unique()) == (300, 100)
     assert made.attainable == pytest.approx(0.822, abs=0.005)
-    assert parse_options(["--sets", "taste,sums", "--seed", "2"]).sets == ("taste", "sums")
+    assert parse_options(["--sets", "taste,sums", "--seeds", "0,2"]) == Options(sets=("taste", "sums"), seeds=(0, 2))
 
 
 def test_published_tables_that_are_not_there_are_said_before_the_first_table(
