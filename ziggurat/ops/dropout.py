@@ -16,13 +16,15 @@ positive the gradient passes, scaled; elsewhere it was cut off or dropped.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int16
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from ziggurat.ops.function_ctx import SavedCtx
 
 _LEVELS = 1 << 16
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -74,7 +76,7 @@ def _kept(inputs: Tensor, level: int) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, p: float) -> Tensor:
+    def forward(ctx: SavedCtx, inputs: Tensor, p: float) -> Tensor:
         level = _level(p)
         factors = _kept(inputs, level).mul_(_LEVELS / (_LEVELS - level))
         ctx.save_for_backward(factors)
@@ -82,14 +84,18 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: SavedCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (factors,) = ctx.saved_tensors
         return grad * factors, None
 
 
+class _ReluDropoutCtx(SavedCtx, Protocol):
+    scale: float
+
+
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, p: float) -> Tensor:
+    def forward(ctx: _ReluDropoutCtx, inputs: Tensor, p: float) -> Tensor:
         level = _level(p)
         ctx.scale = _LEVELS / (_LEVELS - level)
         out = F.relu_(inputs).mul_(_kept(inputs, level).mul_(ctx.scale))
@@ -100,7 +106,7 @@ class _ReluDropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _ReluDropoutCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (out,) = ctx.saved_tensors
         # The output is positive exactly where the input was, and was kept.
         return torch.ops.aten.threshold_backward(grad, out, 0).mul_(ctx.scale), None

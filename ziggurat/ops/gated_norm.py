@@ -21,13 +21,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Protocol, TypedDict
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.ops.function_ctx import Ctx
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.machine.measured_choice import fastest, timed_size
 
@@ -140,10 +141,17 @@ def gated_norm_triton(
     return _GatedNorm.apply(gate_ND, values_ND, weight, bias, form, dtype)
 
 
+class _GatedNormCtx(Ctx, Protocol):
+    form: GatedNormForm
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]: ...
+
+
 class _GatedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _GatedNormCtx,
         gate_ND: Tensor | None,
         values_ND: Tensor,
         weight: Tensor | None,
@@ -173,7 +181,7 @@ class _GatedNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _GatedNormCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gate_ND, values_ND, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of these gradients are asked for
             return _differentiated(ctx, gradients[0])
@@ -207,12 +215,13 @@ class _GatedNorm(torch.autograd.Function):
         return None if gate_ND is None else of_gate, of_values, *of_norm, None, None
 
 
-def _differentiated(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiated(ctx: _GatedNormCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Return gradients by torch's operations, which can be differentiated."""
-    inputs = ctx.saved_tensors
+    gate_ND, values_ND, weight, bias = ctx.saved_tensors
+    inputs = (gate_ND, values_ND, weight, bias)
     # Not strict: `needs_input_grad` also has the form and the dtype.
-    wanted = [each for each, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    out = gated_norm_reference(*inputs, form=ctx.form).to(gradient.dtype)
+    wanted = [each for each, need in zip(inputs, ctx.needs_input_grad, strict=False) if each is not None and need]
+    out = gated_norm_reference(gate_ND, values_ND, weight, bias, form=ctx.form).to(gradient.dtype)
     found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=True))
     return (*(next(found) if need else None for need in ctx.needs_input_grad[:4]), None, None)
 
@@ -231,7 +240,19 @@ def _given(gate_ND: Tensor | None, values_ND: Tensor, weight: Tensor | None, bia
     )
 
 
-def _constants(gate_ND: Tensor | None, values_ND: Tensor, weight: Tensor | None, form: GatedNormForm) -> dict[str, Any]:
+class _Constants(TypedDict):
+    """Arguments of both kernels that Triton compiles them for."""
+
+    dim: int
+    padded: int
+    rows_tile: int
+    is_affine: bool
+    gates: bool
+    activates: bool
+    beside: str
+
+
+def _constants(gate_ND: Tensor | None, values_ND: Tensor, weight: Tensor | None, form: GatedNormForm) -> _Constants:
     dim = values_ND.shape[1]
     padded = power_of_two(dim)
     return {

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppLibrary
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def constant_when_compiled(function: _Function) -> _Function:

@@ -17,12 +17,14 @@ Cost: forward one copy of the output; backward one read of its gradient, and sor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
+
+from ziggurat.ops.function_ctx import Ctx
 
 
 def expand(values_UD: Float[Tensor, "U D"], inverse_B: Int64[Tensor, "B"]) -> Float[Tensor, "B D"]:
@@ -158,30 +160,38 @@ def _by_position(lists: tuple[Tensor, Tensor, Tensor], num_events: int, num_copi
     return offsets_B1[samples_M] + positions_M - offsets_U1[slice_M], offsets_N
 
 
+class _ExpandCtx(Ctx, Protocol):
+    saved: tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None, int]
+
+
 class _Expand(torch.autograd.Function):
     """Rows by index; the gradient is a sum over bags."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, lists: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+    def forward(ctx: _ExpandCtx, values: Tensor, index: Tensor, lists: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
         # No saved tensors: these are integers, which have no gradient and no versions to guard.
         ctx.saved = (index, lists, len(values))
         return values.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _ExpandCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         index, lists, num_rows = ctx.saved
         bags = _by_slice(index, num_rows) if lists is None else _by_position(lists, num_rows, len(index))
         return _sum_bags(grad, *bags), None, None
+
+
+class _GatherCtx(Ctx, Protocol):
+    bags: tuple[Tensor, Tensor]
 
 
 class _Gather(torch.autograd.Function):
     """Rows by index, where the bags that the gradient is summed by are known."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, bags: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(ctx: _GatherCtx, values: Tensor, index: Tensor, bags: tuple[Tensor, Tensor]) -> Tensor:
         ctx.bags = bags
         return values.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _GatherCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return _sum_bags(grad, *ctx.bags), None, None

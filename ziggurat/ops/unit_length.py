@@ -7,13 +7,13 @@ Torch's own `F.normalize` is the definition, and serves under torch.compile, on 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ziggurat.ops.function_ctx import SavedCtx
 
 
 def unit_length(rows: Float[Tensor, "N D"], *, eps: float) -> Float[Tensor, "N D"]:
@@ -26,7 +26,7 @@ def unit_length(rows: Float[Tensor, "N D"], *, eps: float) -> Float[Tensor, "N D
 
 class _UnitLength(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, eps: float) -> Tensor:
+    def forward(ctx: SavedCtx, rows: Tensor, eps: float) -> Tensor:
         lengths_N1 = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         divisors_N1 = lengths_N1.clamp_min(eps)
         unit = rows / divisors_N1
@@ -35,7 +35,7 @@ class _UnitLength(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: SavedCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         unit, divisors_N1, turns_N1 = ctx.saved_tensors
         along_N1 = (grad * unit).sum(dim=1, keepdim=True) * turns_N1
         return torch.addcmul(grad, unit, along_N1, value=-1.0).div_(divisors_N1), None

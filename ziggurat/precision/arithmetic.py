@@ -19,7 +19,7 @@ X and W differently forward and backward.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ziggurat.errors import ConfigError
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.specification import answer_of
 
 
@@ -102,18 +103,22 @@ class RoundedArithmetic(Arithmetic):
         return _RoundedProduct.apply(left, right, self)
 
 
+class _RoundedCtx(SavedCtx, Protocol):
+    arithmetic: RoundedArithmetic
+
+
 class _RoundedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, arithmetic: RoundedArithmetic) -> Tensor:
+    def forward(ctx: _RoundedCtx, left: Tensor, right: Tensor, arithmetic: RoundedArithmetic) -> Tensor:
         ctx.save_for_backward(left, right)
         ctx.arithmetic = arithmetic
         return torch.matmul(_rounded(arithmetic, left, dim=-1), _rounded(arithmetic, right, dim=-2))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: _RoundedCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         left, right = ctx.saved_tensors
-        arithmetic: RoundedArithmetic = ctx.arithmetic
+        arithmetic = ctx.arithmetic
         of_left = of_right = None
         if ctx.needs_input_grad[0]:
             product = torch.matmul(_rounded(arithmetic, gradient, dim=-1), _rounded(arithmetic, right, dim=-1).mT)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format
 from ziggurat.numerics.probe import Direction, ProbeRecord
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.kernels import ProductKernel
@@ -150,16 +151,20 @@ class DispatchedArithmetic(Arithmetic):
         return _DispatchedProduct.apply(left, right, self)
 
 
+class _DispatchedCtx(SavedCtx, Protocol):
+    arithmetic: DispatchedArithmetic
+
+
 class _DispatchedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, arithmetic: DispatchedArithmetic) -> Tensor:
+    def forward(ctx: _DispatchedCtx, left: Tensor, right: Tensor, arithmetic: DispatchedArithmetic) -> Tensor:
         ctx.save_for_backward(left, right)
         ctx.arithmetic = arithmetic
         return arithmetic.multiply(Direction.FORWARD, left, right)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: _DispatchedCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         left, right = ctx.saved_tensors
         multiply = ctx.arithmetic.multiply
         of_left = of_right = None

@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.ops.interactions.cross_triton import CROSS_KERNELS, add_crossed, add_crossed_backward, why_not_triton
 from ziggurat.ops.kernel_choice import is_interpreted
 from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
@@ -81,9 +82,15 @@ def cross_layers(
         return _CrossLayers.apply(inputs_Bd, len(ups), lower, *downs, *ups, *biases)
 
 
+class _CrossCtx(SavedCtx, Protocol):
+    num_layers: int
+    num_weights: int
+    dtype: torch.dtype
+
+
 class _CrossLayers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs_Bd: Tensor, num_layers: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+    def forward(ctx: _CrossCtx, inputs_Bd: Tensor, num_layers: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
         # Kept beside the weights: backward multiplies these casts, a second derivative needs the weights themselves.
         used = [weight.to(dtype) for weight in weights]
         downs, ups, biases = _split(used, num_layers)
@@ -102,7 +109,7 @@ class _CrossLayers(torch.autograd.Function):
         return crossed_Bd
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _CrossCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs_Bd, *saved = ctx.saved_tensors
         weights = saved[: ctx.num_weights]
         used = saved[ctx.num_weights : 2 * ctx.num_weights]
@@ -236,7 +243,7 @@ def measured_form(size: int, dim: int, dtype: torch.dtype, device: torch.device)
 
 
 def _differentiable_backward(
-    inputs_Bd: Tensor, weights: Sequence[Tensor], *, gradient_Bd: Tensor, context: Any
+    inputs_Bd: Tensor, weights: Sequence[Tensor], *, gradient_Bd: Tensor, context: _CrossCtx
 ) -> tuple[Tensor | None, ...]:
     """The same gradients by autograd, recomputing the layers."""
     downs, ups, biases = _split(weights, context.num_layers)

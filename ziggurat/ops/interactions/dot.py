@@ -31,9 +31,10 @@ Cost: 2·F²·D FLOPs a sample forward and as much backward; the kernel half of 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -41,6 +42,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.ops.kernel_choice import constant_when_compiled
 
 _SOURCE = CppSource(
@@ -160,7 +162,7 @@ def dot_library() -> ctypes.CDLL:
     return _LIBRARY.needed()
 
 
-def _function(name: str, dtype: torch.dtype) -> Any:
+def _function(name: str, dtype: torch.dtype) -> Callable[..., object]:
     return getattr(dot_library(), f"{name}_{_SUFFIX[dtype]}")
 
 
@@ -197,16 +199,16 @@ def _(fields_BFD: Tensor, gradient_BP: Tensor) -> Tensor:
     return fields_BFD.new_empty(fields_BFD.shape)
 
 
-def _keep_fields(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_fields(ctx: SavedCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _first_derivative(ctx: Any, gradient_BP: Tensor) -> Tensor:
+def _first_derivative(ctx: SavedCtx, gradient_BP: Tensor) -> Tensor:
     (fields_BFD,) = ctx.saved_tensors
     return _dot_backward(fields_BFD, gradient_BP)
 
 
-def _second_derivative(ctx: Any, direction_BFD: Tensor) -> tuple[Tensor, Tensor]:
+def _second_derivative(ctx: SavedCtx, direction_BFD: Tensor) -> tuple[Tensor, Tensor]:
     """Differentiate S X, S the symmetric gradient: S v for X, and ⟨v_i, x_j⟩ + ⟨x_i, v_j⟩ for the pair (i, j)."""
     fields_BFD, gradient_BP = ctx.saved_tensors
     # Rare enough for torch's operations: a second derivative is asked for by checks of gradients.
@@ -220,7 +222,7 @@ _dot_backward.register_autograd(_second_derivative, setup_context=_keep_fields)
 
 
 @register_flop_formula([torch.ops.ziggurat.pairwise_dot, torch.ops.ziggurat.pairwise_dot_backward])
-def _flops(fields_shape: tuple[int, ...], *others: Any, **named: Any) -> int:
+def _flops(fields_shape: tuple[int, ...], *others: object, **named: object) -> int:
     """Return the FLOPs of the reference, one product of 2·F²·D forward, one backward."""
     size, num_fields, dim = fields_shape
     return 2 * size * num_fields**2 * dim
@@ -235,12 +237,12 @@ class _Reference(torch.autograd.Function):
         return products_BFF.flatten(1).gather(1, pair_P.expand(fields_BFD.shape[0], -1))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: SavedCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         fields_BFD, _, full_FF = inputs
         ctx.save_for_backward(fields_BFD, full_FF)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+    def backward(ctx: SavedCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
         fields_BFD, full_FF = ctx.saved_tensors
         batch_size, num_fields, _ = fields_BFD.shape
         symmetric_BFF = gradients[0].gather(1, full_FF.expand(batch_size, -1)).view(-1, num_fields, num_fields)

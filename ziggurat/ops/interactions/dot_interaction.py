@@ -28,12 +28,13 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.ops.interactions.dot import DotShape, PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
 from ziggurat.ops.interactions.dot_triton import (
     DOT_KERNELS,
@@ -234,21 +235,30 @@ def _(pieces: list[Tensor], shape: list[int], gradient_BW: Tensor) -> list[Tenso
     return [piece.new_empty(piece.shape) for piece in pieces]
 
 
-def _keep_pieces(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+class _ForwardCtx(SavedCtx, Protocol):
+    shape: list[int]
+    dtype: torch.dtype
+
+
+class _BackwardCtx(SavedCtx, Protocol):
+    shape: list[int]
+
+
+def _keep_pieces(ctx: _ForwardCtx, inputs: tuple[list[Tensor], list[int], torch.dtype], output: Tensor) -> None:
     pieces, ctx.shape, ctx.dtype = inputs
     ctx.save_for_backward(*pieces)
 
 
-def _derivative(ctx: Any, gradient_BW: Tensor) -> tuple[list[Tensor], None, None]:
+def _derivative(ctx: _ForwardCtx, gradient_BW: Tensor) -> tuple[list[Tensor], None, None]:
     return _interaction_backward(list(ctx.saved_tensors), ctx.shape, gradient_BW), None, None
 
 
-def _keep_both(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_both(ctx: _BackwardCtx, inputs: tuple[list[Tensor], list[int], Tensor], output: list[Tensor]) -> None:
     pieces, ctx.shape, gradient_BW = inputs
     ctx.save_for_backward(*pieces, gradient_BW)
 
 
-def _second_derivative(ctx: Any, directions: list[Tensor]) -> tuple[list[Tensor], None, Tensor]:
+def _second_derivative(ctx: _BackwardCtx, directions: list[Tensor]) -> tuple[list[Tensor], None, Tensor]:
     """Differentiate the backward pass, through the reference, whose operations can be differentiated again."""
     # Leaves of a graph of their own: the outer one must not be entered twice.
     *pieces, gradient_BW = (each.detach().requires_grad_() for each in ctx.saved_tensors)

@@ -17,7 +17,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -204,7 +203,7 @@ def _two(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return pieces[0], torch.cat(list(pieces[1:]), dim=1)
 
 
-def _sizes(first: Tensor, shape: DotShape, dtype: torch.dtype, launch: DotLaunch) -> dict[str, Any]:
+def _sizes(first: Tensor, shape: DotShape, dtype: torch.dtype, launch: DotLaunch) -> dict[str, int | str]:
     return {
         "num_first": first.shape[1] // shape.dim,
         "num_fields": shape.num_fields,

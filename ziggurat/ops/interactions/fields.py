@@ -24,7 +24,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppLibrary, CppSource
+from ziggurat.ops.function_ctx import Ctx, SavedCtx
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "fields.cpp",
@@ -138,7 +139,7 @@ def _call(name: str, tensors: Sequence[Tensor], *numbers: float) -> None:
 
 class _FieldMix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fields_BFD: Tensor, weight_MF: Tensor) -> Tensor:
+    def forward(ctx: SavedCtx, fields_BFD: Tensor, weight_MF: Tensor) -> Tensor:
         fields_BFD = fields_BFD.contiguous()
         ctx.save_for_backward(fields_BFD, weight_MF)
         size, num_fields, dim = fields_BFD.shape
@@ -149,7 +150,7 @@ class _FieldMix(torch.autograd.Function):
         return out_BMD
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: SavedCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         fields_BFD, weight_MF = ctx.saved_tensors
         # create_graph=True: what follows has to be differentiable once more.
         if torch.is_grad_enabled():
@@ -168,10 +169,20 @@ class _FieldMix(torch.autograd.Function):
         return fields_gradient, weight_gradient
 
 
+class _SumNormCtx(SavedCtx, Protocol):
+    eps: float
+
+
 class _SumNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, first_BPD: Tensor, second_BQD: Tensor, kept_BMD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float
+        ctx: _SumNormCtx,
+        first_BPD: Tensor,
+        second_BQD: Tensor,
+        kept_BMD: Tensor,
+        weight_D: Tensor,
+        bias_D: Tensor,
+        eps: float,
     ) -> Tensor:
         ctx.eps = eps
         size, num_fields, dim = kept_BMD.shape
@@ -184,7 +195,7 @@ class _SumNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _SumNormCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, normal, scales = ctx.saved_tensors
         if torch.is_grad_enabled():
 
@@ -205,7 +216,7 @@ class _SumNorm(torch.autograd.Function):
 
 
 def _through_reference(
-    ctx: Any, reference: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor
+    ctx: Ctx, reference: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The same gradients by autograd, which can be differentiated again."""
     result = reference(*inputs)

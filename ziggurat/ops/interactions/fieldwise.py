@@ -19,11 +19,11 @@ Cost: 2·B·F·d·o FLOPs forward, twice that backward.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from ziggurat.ops.function_ctx import Ctx, SavedCtx
 
 # Columns below which BLAS is slow in this orientation, so the transpose is computed (see the top).
 _NARROW = 16
@@ -57,7 +57,7 @@ def fieldwise_products(inputs_BT: Float[Tensor, "B Fd"], weights_Fdo: Float[Tens
 
 class _FieldwiseProducts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs_BT: Tensor, weights_Fdo: Tensor) -> Tensor:
+    def forward(ctx: SavedCtx, inputs_BT: Tensor, weights_Fdo: Tensor) -> Tensor:
         ctx.save_for_backward(inputs_BT, weights_Fdo)
         num_fields, d, o = weights_Fdo.shape
         size = len(inputs_BT)
@@ -73,7 +73,7 @@ class _FieldwiseProducts(torch.autograd.Function):
         return outputs_BT
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: SavedCtx, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         inputs_BT, weights_Fdo = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: through the reference, which can be differentiated again
             return _differentiable_backward(inputs_BT, weights_Fdo, gradient_BT=gradients[0], context=ctx)
@@ -100,7 +100,7 @@ def _columns(matrix_BT: Tensor, field: int, width: int) -> Tensor:
 
 
 def _differentiable_backward(
-    inputs_BT: Tensor, weights_Fdo: Tensor, *, gradient_BT: Tensor, context: Any
+    inputs_BT: Tensor, weights_Fdo: Tensor, *, gradient_BT: Tensor, context: Ctx
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same gradients by autograd, through the reference."""
     result_BT = fieldwise_products_reference(inputs_BT, weights_Fdo)

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.ops.interactions.fields import field_mix
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
@@ -232,10 +233,14 @@ def fm_norm_triton(inputs: Sequence[Tensor], out_BP: Tensor, *, eps: float, laun
     )
 
 
+class _FMNormCtx(SavedCtx, Protocol):
+    eps: float
+
+
 class _FusedFMNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _FMNormCtx,
         fields_BFD: Tensor,
         weight_Fr: Tensor,
         scale_P: Tensor,
@@ -253,7 +258,7 @@ class _FusedFMNorm(torch.autograd.Function):
         return out_BP
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _FMNormCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         is_again = torch.is_grad_enabled()
         # Without a graph to extend, leaves of their own: autograd must not walk on into the model's graph.
         inputs = ctx.saved_tensors if is_again else [each.detach().requires_grad_() for each in ctx.saved_tensors]

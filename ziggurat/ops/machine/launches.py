@@ -27,10 +27,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ziggurat.config import JSON
 from ziggurat.errors import DataError
 from ziggurat.files import Format, Seal
 from ziggurat.ops.kernel_choice import power_of_two
@@ -101,7 +101,7 @@ class FamilyLaunches:
     """
 
     launches: Mapping[LaunchPart, Launch]
-    measured: Mapping[str, Any]
+    measured: Mapping[str, JSON]
 
 
 def family_of(device: torch.device) -> str:
@@ -168,7 +168,7 @@ def tile_rows(dim: int, *, numbers: int) -> int:
     return max(1, min(_MOST_ROWS, numbers // power_of_two(dim, least=1)))
 
 
-def _launch(entry: Mapping[str, Any], part: LaunchPart, *, where: str) -> Launch:
+def _launch(entry: Mapping[str, object], part: LaunchPart, *, where: str) -> Launch:
     numbers = entry.get(part.value)
     # Nothing but candidates: a test has held each of them to the bits of the default.
     found = next((each for each in CANDIDATES[part] if dataclasses.asdict(each) == numbers), None)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ziggurat.errors import DataError
+from ziggurat.ops.function_ctx import SavedCtx
 
 
 class UpdateGate(StrEnum):
@@ -260,7 +261,15 @@ def _gru_backward(
 
 
 @_gru.register_fake
-def _(inputs: Tensor, weight: Tensor, bias: Tensor, attention: Tensor, offsets: Tensor, gate: str, longer: Any) -> Any:
+def _(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    attention: Tensor,
+    offsets: Tensor,
+    gate: str,
+    longer: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:
     del bias, attention, offsets, gate, longer
     size = inputs.shape[0]
     dim = weight.shape[1]
@@ -268,21 +277,38 @@ def _(inputs: Tensor, weight: Tensor, bias: Tensor, attention: Tensor, offsets: 
 
 
 @_gru_backward.register_fake
-def _(grad: Tensor, kept: Tensor, weight: Tensor, attention: Tensor, offsets: Tensor, gate: str, longer: Any) -> Any:
+def _(
+    grad: Tensor,
+    kept: Tensor,
+    weight: Tensor,
+    attention: Tensor,
+    offsets: Tensor,
+    gate: str,
+    longer: Sequence[int] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     del kept, offsets, gate, longer
     size = grad.shape[0]
     width = weight.shape[0]
     return grad.new_empty(size, width), torch.empty_like(weight), weight.new_empty(width), torch.empty_like(attention)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+class _GRUCtx(SavedCtx, Protocol):
+    gate: str
+    longer: Sequence[int] | None
+
+
+def _keep(
+    ctx: _GRUCtx,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, str, Sequence[int] | None],
+    output: tuple[Tensor, Tensor],
+) -> None:
     _, weight, _, attention, offsets, gate, ctx.longer = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.gate = gate
     ctx.save_for_backward(output[1], weight, attention, offsets)
 
 
-def _differentiate(ctx: Any, grad: Tensor, _grad_kept: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: _GRUCtx, grad: Tensor, _grad_kept: Tensor | None) -> tuple[Tensor | None, ...]:
     kept, weight, attention, offsets = ctx.saved_tensors
     of_inputs, of_weight, of_bias, of_attention = _gru_backward(
         grad.contiguous(), kept, weight, attention, offsets, ctx.gate, ctx.longer
@@ -294,14 +320,16 @@ _gru.register_autograd(_differentiate, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.ziggurat.jagged_gru)
-def _flops(inputs: Any, weight: Any, *others: Any, **named: Any) -> int:
+def _flops(inputs: Sequence[int], weight: Sequence[int], *others: object, **named: object) -> int:
     """FLOPs of the products with U."""
     del others, named
     return 2 * inputs[0] * weight[0] * weight[1]
 
 
 @register_flop_formula(torch.ops.ziggurat.jagged_gru_backward)
-def _flops_backward(grad: Any, kept: Any, weight: Any, *others: Any, **named: Any) -> int:
+def _flops_backward(
+    grad: Sequence[int], kept: Sequence[int], weight: Sequence[int], *others: object, **named: object
+) -> int:
     """FLOPs backward: gradients of states and of U."""
     del kept, others, named
     return 4 * grad[0] * weight[0] * weight[1]

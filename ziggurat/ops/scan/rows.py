@@ -15,7 +15,7 @@ import functools
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
@@ -118,7 +118,7 @@ class ScanTables:
         return self.offsets.diff().sort(descending=True).values.cumsum(0).tolist()
 
     @functools.cached_property
-    def pointer(self) -> Any:
+    def pointer(self) -> ctypes._Pointer[_Tables]:
         """The pointer that `csrc/scan.cpp` takes."""
         # The order of Tables in scan.cpp; the addresses stay good since the tensors are fields of a frozen object.
         addresses = [each.data_ptr() for each in (*self.rows, *self.centroids, self.offsets, self.centroid_reach)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -31,7 +30,7 @@ class RuleTarget:
     step: Step
     origins: Int64[Tensor, "origins 4"] | None
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the arguments of the kernel."""
         step = self.step
         rule = self.step.rule
@@ -72,10 +71,10 @@ class SumTarget:
     sums: Float[Tensor, "N D"]
     rows: Int64[Tensor, "N"]
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the arguments of the kernel, which reads no number of a rule."""
         # As above: sums stand for every tensor that is not read.
-        unused: dict[str, Any] = dict.fromkeys(("weight", "first_state", "second_state", "origins"), self.sums)
+        unused: dict[str, object] = dict.fromkeys(("weight", "first_state", "second_state", "origins"), self.sums)
         unused |= dict.fromkeys(("eps", "weight_decay", "rest1", "rest2"), 0.0)
         unused |= _numbers(learning_rate=1.0, scale=1.0, applies=1.0, step_number=0)
         unused |= {"num_origins": 0, "has_decay": False, "rounding": "none"}
@@ -150,7 +149,7 @@ def apply_sums(target: RuleTarget, sums: Float[Tensor, "U D"], *, rows: Int64[Te
 
 
 def _launch(
-    target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_runs: int, dim: int, launch: Launch
+    target: RuleTarget | SumTarget, lookups: dict[str, object], *, most_runs: int, dim: int, launch: Launch
 ) -> None:
     tile = tile_rows(dim, numbers=launch.numbers)
     # As many programs as there could be runs: how many there are, only the device knows.

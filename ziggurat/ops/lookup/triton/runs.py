@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int32, Shaped
@@ -253,7 +252,7 @@ def _cut(rows: Tensor, order: Tensor, places: _Places, *, none: int, firsts: Seq
     has_long = num > LONG_RUN
     blocks = -(-num // _BLOCK)
     # No batch of so few lookups can have a long run: its kernels are then compiled without them.
-    sizes: dict[str, Any] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": _BLOCK}
+    sizes: dict[str, int] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": _BLOCK}
     lasts = torch.empty(num, dtype=torch.int32, device=rows.device)
     counts = torch.empty(1 + has_long, blocks, dtype=torch.int32, device=rows.device)
     # Three bits of the distance a step: the search reads seven places at a time.
