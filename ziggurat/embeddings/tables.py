@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -40,6 +40,7 @@ from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import BoundsError, ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, SingleSpec
+from ziggurat.ops.function_ctx import Ctx
 from ziggurat.ops.lookup import (
     GradientPart,
     KernelChoice,
@@ -371,12 +372,16 @@ def whole_tables(embeddings: Embeddings) -> EmbeddingTables:
     )
 
 
+class _LookupCtx(Ctx, Protocol):
+    saved: tuple[EmbeddingTables, Lookups, Sequence[LookupLayout]]
+
+
 class _RecordedLookup(torch.autograd.Function):
     """Lookup whose backward keeps the output gradient for `TableOptimizer`."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _LookupCtx,
         anchor: Tensor,
         tables: EmbeddingTables,
         lookups: Lookups,
@@ -388,10 +393,14 @@ class _RecordedLookup(torch.autograd.Function):
         return tables.look_up(lookups, layouts, dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: _LookupCtx, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         tables, lookups, layouts = ctx.saved
         tables.record(grad, lookups, layouts)
         return (None,) * 5
+
+
+class _RepeatedCtx(Ctx, Protocol):
+    saved: tuple[EmbeddingTables, Batch, SplitLayouts, Lookups, list[Lookups]]
 
 
 class _RepeatedLookup(torch.autograd.Function):
@@ -399,7 +408,12 @@ class _RepeatedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, tables: EmbeddingTables, batch: Batch, split: SplitLayouts, dtype: torch.dtype
+        ctx: _RepeatedCtx,
+        anchor: Tensor,
+        tables: EmbeddingTables,
+        batch: Batch,
+        split: SplitLayouts,
+        dtype: torch.dtype,
     ) -> Tensor:
         del anchor  # a leaf that requires a gradient, so that autograd calls backward
         plain = tables.tables.checked(Lookups.of(batch), split.plain)
@@ -422,7 +436,7 @@ class _RepeatedLookup(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: _RepeatedCtx, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         tables, batch, split, plain, groups = ctx.saved
         tables.record(grad, plain, split.plain)
         grad = grad.float() if grad.dtype == torch.bfloat16 and split.groups else grad  # sums of slices are FP32
@@ -440,7 +454,7 @@ class _DenseLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _LookupCtx,
         tables: EmbeddingTables,
         lookups: Lookups,
         layouts: Sequence[LookupLayout],
@@ -452,9 +466,9 @@ class _DenseLookup(torch.autograd.Function):
         return tables.look_up(lookups, layouts, dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _LookupCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tables, lookups, layouts = ctx.saved
-        weights: TableWeights = tables.tables
+        weights = tables.tables
         whole = [weights.storage(index).tensor() for index in range(weights.num_storages)]
         dense = [torch.zeros_like(tensor) for tensor in whole if tensor is not None]  # all are in memory
         for index, part in enumerate(tables.parts_of(grad, lookups, layouts)):

@@ -10,12 +10,13 @@ embeddings. A rank without samples takes part with zeros.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.ops.function_ctx import Ctx
 from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group
@@ -43,17 +44,22 @@ def normalise_over_ranks(network: nn.Module, *, topology: Topology, traffic: Tra
         norm.world_sum = world_sum
 
 
+class _WorldSumCtx(Ctx, Protocol):
+    group: RankGroup
+    traffic: Traffic
+
+
 class _WorldSum(torch.autograd.Function):
     """A sum over ranks; so is the sum of its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:
+    def forward(ctx: _WorldSumCtx, values: Tensor, group: RankGroup, traffic: Traffic) -> Tensor:
         ctx.group = group
         ctx.traffic = traffic
         return _summed(values, group, traffic)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _WorldSumCtx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return _summed(gradient, ctx.group, ctx.traffic), None, None
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.ops.to_device import to_device
 
 
@@ -191,7 +191,7 @@ class _SoftmaxLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: SavedCtx,
         states_GSD: Tensor,
         vectors_GCD: Tensor,
         own_GS: Tensor,
@@ -214,7 +214,7 @@ class _SoftmaxLosses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_GS: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: SavedCtx, grad_GS: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         states_GSD, vectors_GCD, shares_GSC, own_share_GS = ctx.saved_tensors
         slopes_GSC = shares_GSC * grad_GS.unsqueeze(2)
         of_states = torch.bmm(slopes_GSC, vectors_GCD)

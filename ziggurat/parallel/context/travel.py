@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -36,6 +36,7 @@ from torch import Tensor
 
 from ziggurat.ops.attention.partial import Gathered, merge
 from ziggurat.ops.attention.problem import AttentionForm
+from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.parallel.context.pieces import Pieces
 from ziggurat.parallel.context.spread import Coming, Shape, Spread
 from ziggurat.parallel.context.work import Arriving, Gradients, Travelling, Work
@@ -55,12 +56,16 @@ def spread_attention(
     return _SpreadAttention.apply(q, k, v, work.w_pos, work.w_time, work)
 
 
+class _SpreadCtx(SavedCtx, Protocol):
+    work: Work
+
+
 class _SpreadAttention(torch.autograd.Function):
     """The forward pass of one of the two ways, and its backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, w_pos: Tensor | None, w_time: Tensor | None, work: Work
+        ctx: _SpreadCtx, q: Tensor, k: Tensor, v: Tensor, w_pos: Tensor | None, w_time: Tensor | None, work: Work
     ) -> Tensor:
         work = replace(work, w_pos=_detached(w_pos), w_time=_detached(w_time))
         exact = _exact(q)
@@ -76,8 +81,8 @@ class _SpreadAttention(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        work: Work = ctx.work
+    def backward(ctx: _SpreadCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        work = ctx.work
         q, k, v, *rest = ctx.saved_tensors
         grad = grad.to(q.dtype)
         biases = (None if each is None else torch.zeros_like(each) for each in (work.w_pos, work.w_time))

@@ -29,13 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.ops.columns import ColumnMoves, Columns
+from ziggurat.ops.function_ctx import Ctx
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all, outbox
 from ziggurat.parallel.exchange.packing import HopPacking
 from ziggurat.parallel.exchange.traffic import Traffic
@@ -279,34 +280,43 @@ class BlockExchange:
         return torch.cat(parts, dim=1)
 
 
+class _StartCtx(Ctx, Protocol):
+    transfer: Transfer
+    has_local: bool
+
+
 class _Start(torch.autograd.Function):
     """Sends values; in the backward pass takes the gradient that `_Finish` has sent for."""
 
     @staticmethod
-    def forward(ctx: Any, values_RC: Tensor, local_BL: Tensor | None, transfer: Transfer) -> Tensor:
+    def forward(ctx: _StartCtx, values_RC: Tensor, local_BL: Tensor | None, transfer: Transfer) -> Tensor:
         ctx.transfer = transfer
         ctx.has_local = local_BL is not None
         transfer.exchange.send_values(transfer, values_RC)
         return values_RC.new_empty(0)  # what autograd follows; the values are still on their way
 
     @staticmethod
-    def backward(ctx: Any, token: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: _StartCtx, token: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
         del token
         local = ctx.transfer.local if ctx.has_local else None
         return ctx.transfer.exchange.receive_gradient(ctx.transfer), local, None
+
+
+class _FinishCtx(Ctx, Protocol):
+    transfer: Transfer
 
 
 class _Finish(torch.autograd.Function):
     """Receives values; in the backward pass sends their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, transfer: Transfer) -> Tensor:
+    def forward(ctx: _FinishCtx, token: Tensor, transfer: Transfer) -> Tensor:
         del token
         ctx.transfer = transfer
         return transfer.exchange.receive_values(transfer)
 
     @staticmethod
-    def backward(ctx: Any, gradient_BT: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _FinishCtx, gradient_BT: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         ctx.transfer.exchange.send_gradient(ctx.transfer, gradient_BT)
         return gradient_BT.new_empty(0), None
 

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.ops.function_ctx import Ctx
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import Wire, WireFormat, decode_pieces, encode_pieces
@@ -182,14 +183,18 @@ class HostSums:
         return list(items.values())
 
 
+class _SumCtx(Ctx, Protocol):
+    sums: HostSums
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pooled_RC: Tensor, sums: HostSums) -> Tensor:
+    def forward(ctx: _SumCtx, pooled_RC: Tensor, sums: HostSums) -> Tensor:
         ctx.sums = sums
         return sums.forward(pooled_RC)
 
     @staticmethod
-    def backward(ctx: Any, gradient_RS: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _SumCtx, gradient_RS: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return ctx.sums.backward(gradient_RS), None
 
 

@@ -21,13 +21,14 @@ Of a deduplicated batch N counts the rows of slices: each distinct list travels 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
+from ziggurat.ops.function_ctx import Ctx
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import Wire, WireConfig, decode_pieces, encode_pieces
@@ -224,17 +225,21 @@ class SequenceExchange:
         return torch.cat(decode_pieces([wire] * len(sizes), buffer.wait(), sizes=sizes, dtype=values.dtype))
 
 
+class _ReturnCtx(Ctx, Protocol):
+    saved: tuple[Route, SequenceExchange, torch.Size]
+
+
 class _Return(torch.autograd.Function):
     """Vectors to the ranks that asked for them; their gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, values: Tensor, route: Route, exchange: SequenceExchange) -> Tensor:
+    def forward(ctx: _ReturnCtx, anchor: Tensor, values: Tensor, route: Route, exchange: SequenceExchange) -> Tensor:
         del anchor  # requires a gradient, so that every rank takes part in the backward pass
         ctx.saved = (route, exchange, values.shape)
         return exchange.move(values, sent=route.received, received=route.sent, width=values.shape[1], backward=False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: _ReturnCtx, gradient: Tensor) -> tuple[None, Tensor, None, None]:  # type: ignore[override]
         route, exchange, shape = ctx.saved
         received = exchange.move(gradient, sent=route.sent, received=route.received, width=shape[1], backward=True)
         return None, received.view(shape), None, None
