@@ -16,6 +16,7 @@ from ziggurat.cli.verb import Takes, Verb
 from ziggurat.errors import ConfigError, nearest_names
 
 if TYPE_CHECKING:
+    from ziggurat.models.build import ModelConfig
     from ziggurat.precision import Precision
     from ziggurat.studies.compare_data import ComparedData
     from ziggurat.studies.compare_own import OwnData
@@ -270,7 +271,7 @@ def _refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: st
 
 
 def _data_named(
-    name: str, schema: str | None, changes: Mapping[str, str], *, own: Sequence[type[object]] = ()
+    name: str, schema: str | None, changes: Mapping[str, str], *, own: Sequence[type[ModelConfig]] = ()
 ) -> ComparedData | OwnData:
     """A built-in data set, or the data and settings of a recipe, a config or a table of one's own."""
     from ziggurat.cli.settings import refuse_unknown

@@ -12,6 +12,7 @@ from typing import Any
 
 from ziggurat.cli.named_modules import import_named
 from ziggurat.errors import ConfigError
+from ziggurat.models.build import ModelConfig
 
 _EXPECTED = "a module that can be imported, and a class in it: my_package.my_module:MyConfig"
 _WAYS_OUT = ("start where the module is, or install its package",)
@@ -23,7 +24,7 @@ def add_model_argument(parser: argparse.ArgumentParser, *, about: str = ABOUT) -
     parser.add_argument("--model", metavar="MODULE:CLASS", action="append", default=[], dest="own_models", help=about)
 
 
-def own_models(options: argparse.Namespace) -> tuple[type[Any], ...]:
+def own_models(options: argparse.Namespace) -> tuple[type[ModelConfig], ...]:
     """The classes that `--model` names, in that order.
 
     Raises:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
@@ -47,6 +48,7 @@ from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
 from ziggurat.models.xdeepfm import XDeepFMConfig
+from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.ops.machine.memory import host_memory, size_text
 from ziggurat.plan import Towers
 
@@ -126,10 +128,10 @@ BuiltInConfig = (
     | SequenceRankerConfig
 )
 # The union above is the one list of models: whatever needs all of them follows from it.
-MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
+MODEL_CONFIGS: tuple[type[BuiltInConfig], ...] = get_args(BuiltInConfig)
 
 
-def kind_of(cls: type[Any]) -> str:
+def kind_of(cls: type[ModelConfig]) -> str:
     """The name of a config's class in files and on the command line."""
     return cls.__dataclass_fields__["kind"].default
 
@@ -310,7 +312,9 @@ class _DenseRoom(TorchFunctionMode):
         self._taken = 0
         self._memory = host_memory()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: OpArgs = (), kwargs: OpKwargs | None = None
+    ) -> object:
         """Look at the size of what is about to be made."""
         kwargs = kwargs or {}
         # Parameters are made of it (and filled later), so it is counted before any memory is touched.

@@ -20,15 +20,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.models.contract.model import Model
 from ziggurat.models.costs.model_cost import Run, dense_run, on_shapes, run_apart
+from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.precision.arithmetic import Arithmetic
 from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.precision.precision import Precision
@@ -269,7 +270,9 @@ class _Watch(TorchDispatchMode):
         self._running: list[nn.Module] = [root]
         self._inside = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: OpArgs = (), kwargs: OpKwargs | None = None
+    ) -> object:
         if not self._inside and func.overloadpacket in _PRODUCTS:
             self.found[id(self._running[-1])] = self._running[-1]
         return func(*args, **(kwargs or {}))

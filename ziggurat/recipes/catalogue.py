@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
 
 from ziggurat.arguments import check_arguments
 from ziggurat.data.datasets import schema_for
@@ -41,7 +40,7 @@ from ziggurat.models import (
     TwoTowerConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
-from ziggurat.models.build import kind_of
+from ziggurat.models.build import BuiltInConfig, kind_of
 from ziggurat.models.contract.reads import Reads, finds_items, is_linear, ranks_rows, reads_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
@@ -77,7 +76,7 @@ _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
 _SMALL_EPOCHS, _HALF_MILLION_EPOCHS = (20, 40), (5, 20)
 _ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
 _SOFT_SAMPLES = 6  # of logistic regression: gradients of single samples that an id's accumulator starts with
-_SIZES: dict[type[Any], tuple[ModelConfig, ModelConfig]] = {
+_SIZES: dict[type[ModelConfig], tuple[ModelConfig, ModelConfig]] = {
     DLRMConfig: (SMALL_DLRM, DATA_DLRM),
     DCNv2Config: (SMALL_DCN_V2, DATA_DCN_V2),
     DeepFMConfig: (SMALL_DEEPFM, DeepFMConfig()),
@@ -139,7 +138,7 @@ def _frappe(model: ModelConfig) -> RunConfig:
 
 def _frappe_bars(model: ModelConfig) -> RunConfig:
     l2 = settings_named(model.kind, among=FRAPPE).embedding_l2
-    started = replace(cast(Any, model), init=Init.XAVIER_NORMAL, embedding=bars_tables())
+    started = replace(model, init=Init.XAVIER_NORMAL, embedding=bars_tables())
     return replace(_frappe(started), training=bars_training(embedding_l2=l2))
 
 
@@ -206,7 +205,7 @@ def mlperf_dcn_v2() -> RunConfig:
     )
 
 
-def table_model(cls: type[Any]) -> ModelConfig:
+def table_model(cls: type[BuiltInConfig]) -> ModelConfig:
     """Sizes of a built-in model on a table of unknown size."""
     return next((each for each in (DATA_DLRM, DATA_DCN_V2) if type(each) is cls), None) or cls()
 
@@ -283,7 +282,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     training = _training_for(rows, config.training)
     if _learns_by_default(config):
         embedding = replace(model.embedding, optimizer=SPARSE_TABLES.optimizer, weight_decay=_ADAM_DECAY)
-        model = replace(cast(Any, model), embedding=embedding)
+        model = replace(model, embedding=embedding)
         training = replace(training, table_learning_rate=_ADAM_RATE)
     return replace(config, model=model, training=training)
 
@@ -369,7 +368,7 @@ def logistic_run(config: RunConfig, *, rows: int, epochs: int = 20) -> RunConfig
     model = config.model
     if model.embedding == EmbeddingConfig():
         embedding = replace(model.embedding, initial_sum=_soft_start(batch_size * launched_ranks()))
-        model = replace(cast(Any, model), embedding=embedding)
+        model = replace(model, embedding=embedding)
     return replace(config, model=model, training=training)
 
 
@@ -394,7 +393,7 @@ def with_soft_start(config: RunConfig) -> RunConfig:
     if not is_linear(config.model) or not embedding.initial_sum or not is_plain:
         return config
     soft = replace(embedding, initial_sum=_soft_start(config.training.loader.batch_size * launched_ranks()))
-    return replace(config, model=replace(cast(Any, config.model), embedding=soft))
+    return replace(config, model=replace(config.model, embedding=soft))
 
 
 def sizes_text(config: RunConfig) -> str:
@@ -414,7 +413,7 @@ def _same_sizes(one: ModelConfig, other: ModelConfig) -> bool:
     return all(getattr(one, name, None) == getattr(other, name, None) for name in names)
 
 
-def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
+def _table_recipe(cls: type[BuiltInConfig]) -> Callable[[Schema], RunConfig]:
     """The recipe `table_KIND` of a built-in model."""
 
     def recipe(schema: Schema) -> RunConfig:

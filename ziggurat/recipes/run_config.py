@@ -235,7 +235,7 @@ class RunConfig:
             )
 
 
-def with_model(config: RunConfig, models: Sequence[type[object]]) -> RunConfig:
+def with_model(config: RunConfig, models: Sequence[type[ModelConfig]]) -> RunConfig:
     """The config with the last of these classes as its model; as it is if its model is of one of them already."""
     if not models or type(config.model) in models:
         return config
@@ -250,7 +250,7 @@ def run_config_to_json(config: RunConfig) -> dict[str, Any]:
     return data
 
 
-def load_config(path: str | Path, *, models: Sequence[type[Any]] = ()) -> RunConfig:
+def load_config(path: str | Path, *, models: Sequence[type[ModelConfig]] = ()) -> RunConfig:
     """Return the configuration of a run, from its folder or from a config.json.
 
     Rows that a run keeps in its folder (`raw/train.parquet`, of a table in memory) are named where they are now: they

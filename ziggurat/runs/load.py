@@ -36,6 +36,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
 from ziggurat.models import Model, build_model
+from ziggurat.models.build import ModelConfig
 from ziggurat.models.converted import take_precision
 from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
@@ -439,7 +440,7 @@ def open_run(
     folder: str | Path,
     *,
     step: int | None = None,
-    models: Sequence[type[object]] = (),
+    models: Sequence[type[ModelConfig]] = (),
     precision: Precision | None = None,
 ) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
@@ -456,7 +457,7 @@ def load_run(
     folder: str | Path,
     *,
     step: int | None = None,
-    models: Sequence[type[Any]] = (),
+    models: Sequence[type[ModelConfig]] = (),
     ranks: Ranks | None = None,
     tables: TablesConfig | None = None,
     device: Device | None = None,

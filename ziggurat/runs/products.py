@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ziggurat.files import Format
+from ziggurat.models.build import ModelConfig
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics.probe import Direction, ProbeRecord
 from ziggurat.numerics.probe.record import newest_probe
@@ -70,7 +71,7 @@ class ProductErrors:
         }
 
 
-def probe_of_run(folder: str | Path, *, measure: bool = False, models: Sequence[type[Any]] = ()) -> ProbeRecord:
+def probe_of_run(folder: str | Path, *, measure: bool = False, models: Sequence[type[ModelConfig]] = ()) -> ProbeRecord:
     """Return the statistics that a run kept, or measure them on its best weights and its training rows.
 
     Args:

@@ -18,6 +18,7 @@ from ziggurat.data.encoded.ledger import verify_ledgers
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.build import ModelConfig
 from ziggurat.plan import Plan
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.data_paths import located
@@ -37,7 +38,7 @@ class Verdict:
     good: bool
 
 
-def verify_run(folder: str | Path, *, models: Sequence[type[object]] = ()) -> Verdict:
+def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) -> Verdict:
     """Check checkpoints and ledger of a run; changes nothing. `models`: see `load_run`."""
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)

@@ -39,6 +39,7 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.models import build_model
+from ziggurat.models.build import ModelConfig
 from ziggurat.models.converted import take_precision
 from ziggurat.precision import Precision
 from ziggurat.precision.choice import resolve_precision
@@ -102,7 +103,7 @@ class CompareConfig:
     rows: int = 1_000_000
     threads: Threads = 1
     max_epochs: CountOrNone = 0
-    own: tuple[type[Any], ...] = ()
+    own: tuple[type[ModelConfig], ...] = ()
     precisions: tuple[Precision, ...] = ()
 
     @property

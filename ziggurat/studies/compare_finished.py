@@ -27,6 +27,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import Format
+from ziggurat.models.build import ModelConfig
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import DataRecord, Rounding
 from ziggurat.runs.fingerprint import Difference
@@ -156,7 +157,7 @@ class FinishedComparison:
         }
 
 
-def compare_finished(folders: Sequence[Path], *, models: Sequence[type[object]] = ()) -> FinishedComparison:
+def compare_finished(folders: Sequence[Path], *, models: Sequence[type[ModelConfig]] = ()) -> FinishedComparison:
     """Put finished runs side by side.
 
     Raises:
@@ -186,7 +187,7 @@ def compare_finished(folders: Sequence[Path], *, models: Sequence[type[object]] 
     )
 
 
-def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
+def _finished(folder: Path, models: Sequence[type[ModelConfig]]) -> FinishedRun:
     run = RunFolder(folder)
     config = load_config(folder, models=models)
     ways_out = f"finish it: ziggurat train {pasted(folder)} --resume"
@@ -295,7 +296,7 @@ def _tests(
     *,
     data: PreparedData,
     metric: str,
-    models: Sequence[type[Any]] = (),
+    models: Sequence[type[ModelConfig]] = (),
 ) -> Iterator[RowsTest]:
     """Tests over rows for every pair; nothing where rows are weighted or runs have other inputs."""
     row_test = row_test_of(metric)

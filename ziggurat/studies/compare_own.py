@@ -87,7 +87,9 @@ def own_data(run: RunConfig, changes: Mapping[str, str], *, name: str = "") -> O
     )
 
 
-def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[object]] = ()) -> dict[str, ModelConfig]:
+def own_models(
+    names: Sequence[str], own_data: OwnData, *, own: Sequence[type[ModelConfig]] = ()
+) -> dict[str, ModelConfig]:
     """Settings of the named models: the recipe's width and tables, each model's own sizes, then the changes.
 
     Args:

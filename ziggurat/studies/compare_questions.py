@@ -23,7 +23,7 @@ from ziggurat.data.datasets import movielens_events
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import MODEL_CONFIGS, NextItemConfig
-from ziggurat.models.build import kind_of
+from ziggurat.models.build import ModelConfig, kind_of
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.recipes.rankers import HSTU_RANKER, movielens_hstu_ranker
 from ziggurat.recipes.run_config import RunConfig
@@ -53,7 +53,7 @@ class Question:
     notes: tuple[str, ...] = ()
 
 
-def questions_of(models: Sequence[str], data: object, *, own: Sequence[type[object]] = ()) -> tuple[Question, ...]:
+def questions_of(models: Sequence[str], data: object, *, own: Sequence[type[ModelConfig]] = ()) -> tuple[Question, ...]:
     """One question for all models, or two where next-item models and rankers are named together.
 
     Args:
@@ -98,7 +98,7 @@ def _with_texts(found: list[Question]) -> tuple[Question, ...]:
     return tuple(made)
 
 
-def _shared(found: list[Question], data: OwnData, *, own: Sequence[type[object]]) -> list[Question]:
+def _shared(found: list[Question], data: OwnData, *, own: Sequence[type[ModelConfig]]) -> list[Question]:
     """Each question with the settings of models that some of its models have, and the metric that is its own."""
     if len(found) < 2:
         return found

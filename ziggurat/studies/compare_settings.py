@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ziggurat.models import MLPConfig, ModelConfig
 from ziggurat.models.build import kind_of
@@ -37,7 +36,7 @@ VARIANTS = (
 
 
 def settings_of_all(
-    names: Sequence[str], data: ComparedData | OwnData, *, own: Sequence[type[Any]] = ()
+    names: Sequence[str], data: ComparedData | OwnData, *, own: Sequence[type[ModelConfig]] = ()
 ) -> dict[str, ModelSettings]:
     """The settings of each named model on a data set; of a class in `own` its defaults.
 

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch.distributed as dist
@@ -51,6 +51,9 @@ _KINDS = (
 )
 _HELD = {"_ALL_GATHER": "all_gather_into_tensor", "_REDUCE_SCATTER": "reduce_scatter_tensor"}
 _OF_ONE_SIZE = ("all_reduce", "broadcast")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ def recorded_collectives() -> Iterator[list[Collective]]:
         yield found
 
 
-def _recording(kind: str, function: Callable[..., Any], found: list[Collective]) -> Callable[..., Any]:
-    def recorded(*args: Any, **kwargs: Any) -> Any:
+def _recording(kind: str, function: Callable[..., T], found: list[Collective]) -> Callable[..., T]:
+    def recorded(*args: Any, **kwargs: Any) -> T:
         group = kwargs.get("group") or next((each for each in args if isinstance(each, dist.ProcessGroup)), None)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         kinds = {each.device.type for each in tensors}

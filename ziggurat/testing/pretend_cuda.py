@@ -15,21 +15,25 @@ nonsense before, as on a GPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.ops.machine.memory import host_memory
 from ziggurat.testing.pretend_graphs import CUDAGraph, Recording
 from ziggurat.testing.pretend_queues import Event, Stream, note_wait, on_their_way, recordings, synchronize
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
 _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
@@ -42,7 +46,7 @@ class PretendCuda(Tensor):
     host: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Any:
+    def __new__(cls, inner: Tensor) -> PretendCuda:
         """Wrap a tensor of the CPU."""
         wrapper = Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=torch.device("meta")
@@ -81,42 +85,44 @@ class PretendCuda(Tensor):
         del tensor_contents
         return f"PretendCuda({self.host!r})"
 
-    def tolist(self) -> Any:
+    def tolist(self) -> list[object]:
         """Return the values as a GPU's tensor would give them."""
         note_wait("tolist")
         return self.host.tolist()
 
     def new_tensor(  # type: ignore[override]
-        self, data: Any, *, dtype: torch.dtype | None = None, **options: Any
+        self, data: object, *, dtype: torch.dtype | None = None, requires_grad: bool = False
     ) -> Tensor:
         """Create a tensor on this device, which torch does not know."""
-        return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, **options)
+        return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, requires_grad=requires_grad)
 
     def record_stream(self, s: object) -> None:
         """Nothing: memory is given back when nobody names it."""
         del s
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> NoReturn:
         """Refused, as a GPU's tensor refuses it."""
         del force
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Tensor:
         """Lists as indices become tensors here: torch would make them on the device that it sees, without numbers."""
         return super().__getitem__(_indices(index))
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: Tensor | float) -> None:
         """See `__getitem__`."""
         super().__setitem__(_indices(index), value)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: object, args: OpArgs = (), kwargs: OpKwargs | None = None
+    ) -> object:
         """Compute on what is inside."""
         del types
         return _compute(func, args, kwargs or {})
 
 
-def _indices(index: Any) -> Any:
+def _indices(index: object) -> Any:
     if isinstance(index, tuple):
         return tuple(map(_indices, index))
     return torch.tensor(index, device=_CUDA) if isinstance(index, list) else index
@@ -128,7 +134,7 @@ def _is_locked(tensor: Tensor) -> bool:
     return getattr(base, "is_pretend_locked", False)
 
 
-def _note_waits(func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: list[Any]) -> None:
+def _note_waits(func: OpOverload, args: OpArgs, kwargs: OpKwargs, *, on_gpu: list[PretendCuda]) -> None:
     """Record what a GPU would make the host wait for."""
     name = func.__name__.split(".")[0]
     if name in _WAITING and on_gpu:
@@ -153,7 +159,7 @@ def _note_waits(func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: list[An
                 note_wait("copy from the host" if blocks else "copy from memory of the host that is not locked")
 
 
-def _late_copy(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+def _late_copy(args: OpArgs, kwargs: OpKwargs) -> Tensor | None:
     """A copy between host and device, noted where the host waits for it; what arrives later is put on its way."""
     into = args[0]
     source = args[1]
@@ -174,12 +180,14 @@ def _late_copy(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
 class _Mode(TorchDispatchMode):
     """Makes new tensors of device "cuda" pretend ones."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: OpArgs = (), kwargs: OpKwargs | None = None
+    ) -> object:
         del types
         return _compute(func, args, kwargs or {})
 
 
-def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _compute(func: OpOverload, args: OpArgs, kwargs: OpKwargs) -> object:
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     on_gpu = [each for each in tensors if isinstance(each, PretendCuda)]
     assert not any(each.is_meta for each in tensors), f"{func}: a tensor without numbers"
@@ -216,27 +224,28 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name.endswith("_") and (not name.startswith("__") or name.startswith("__i")):  # in place: add_, __irshift__
         return tensors[0] if tensors else result
     if not gives_gpu:
-        return _locked(result) if is_locked else result
+        return _locked(result) if is_locked and isinstance(result, Tensor) else result
     return tree_map_only(Tensor, lambda each: each if isinstance(each, PretendCuda) else PretendCuda(each), result)
 
 
 def _locked(tensor: Tensor) -> Tensor:
-    marked: Any = tensor
-    marked.is_pretend_locked = True
+    setattr(tensor, "is_pretend_locked", True)  # noqa: B010  # torch declares no such attribute
     return tensor
 
 
-def _grouped(tensorlists: Any, with_indices: bool = False) -> Any:
+def _grouped(
+    tensorlists: list[list[Tensor | None]], with_indices: bool = False
+) -> dict[tuple[torch.device | None, torch.dtype | None], tuple[list[list[Tensor | None]], list[int]]]:
     """Group weights as torch's optimizers do, with the device that the weights claim to be on."""
     found = _group(tensorlists, with_indices)
     meta = torch.device("meta")
     return {(_CUDA if device == meta else device, dtype): each for (device, dtype), each in found.items()}
 
 
-def _submit_inside(pool: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _submit_inside(pool: ThreadPoolExecutor, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Work of a thread, with the device that there is inside: modes hold for one thread."""
 
-    def inside() -> Any:
+    def inside() -> T:
         with _Mode():
             return fn(*args, **kwargs)
 

@@ -9,12 +9,13 @@ computes nothing: the numbers of all tensors, and the state of the generator, ar
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.testing.pretend_queues import recordings
 
 _WRITTEN_UNSAID = ("running_mean", "running_var")  # by batch norm, whose schema does not say so
@@ -25,7 +26,7 @@ class CUDAGraph:
 
     def __init__(self, *, keep_graph: bool = False) -> None:
         del keep_graph
-        self._operations: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self._operations: list[tuple[OpOverload, OpArgs, OpKwargs, list[Tensor]]] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         self._thread = 0
         self._state = torch.get_rng_state()
@@ -50,7 +51,7 @@ class CUDAGraph:
         self._before.clear()
         torch.set_rng_state(self._state)
 
-    def computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def computed(self, func: OpOverload, args: OpArgs, kwargs: OpKwargs) -> object:
         """Compute an operation on tensors of the host, and keep it."""
         if threading.get_ident() != self._thread:
             return func(*args, **kwargs)
@@ -81,7 +82,7 @@ class CUDAGraph:
 class Recording:
     """As `torch.cuda.graph`: what is computed inside is recorded."""
 
-    def __init__(self, graph: CUDAGraph, **options: Any) -> None:
+    def __init__(self, graph: CUDAGraph, **options: object) -> None:
         del options
         self._graph = graph
 
@@ -94,9 +95,9 @@ class Recording:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+def _written(func: OpOverload, args: OpArgs, kwargs: OpKwargs) -> list[Tensor]:
     """Return the tensors that an operation writes to."""
-    found: list[Any] = []
+    found: list[object] = []
     for position, argument in enumerate(func._schema.arguments):
         writes = argument.alias_info is not None and argument.alias_info.is_write
         if writes or argument.name in _WRITTEN_UNSAID:

@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor
+from torch._ops import OpOverload
+
+from ziggurat.ops.dispatched import OpArgs, OpKwargs
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _OURS = (__file__, str(Path(__file__).with_name("pretend_cuda.py")))
@@ -31,8 +34,16 @@ class HostWait:
     where: str
 
 
+class Records(Protocol):
+    """A graph that can be recorded."""
+
+    def computed(self, func: OpOverload, args: OpArgs, kwargs: OpKwargs) -> object:
+        """Compute an operation, and keep it."""
+        ...
+
+
 _recorders: list[list[HostWait]] = []
-recordings: list[Any] = []  # the graph that is being recorded (`pretend_graphs.py`), if one is
+recordings: list[Records] = []  # the graph that is being recorded (`pretend_graphs.py`), if one is
 on_their_way: list[tuple[Tensor, Tensor]] = []  # copies that nobody has waited for: where to, and what
 
 
@@ -78,7 +89,7 @@ def arrive() -> None:
 class Stream:
     """A queue of the device: nothing runs beside anything here, so all of them are one."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
+    def __init__(self, *given: object, **options: object) -> None:
         del given, options
 
     def __enter__(self) -> Stream:
@@ -91,7 +102,7 @@ class Stream:
         """Nothing: what was asked for before is done."""
         del stream
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: object) -> None:
         """Nothing: what was asked for before is done."""
         del event
 
@@ -112,14 +123,14 @@ class Stream:
 class Event:
     """A point in a queue of the device."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         del options
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: object = None) -> None:
         """Put it behind all that was asked for."""
         del stream
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: object = None) -> None:
         """Let a queue wait, not the host."""
         del stream
 

@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 from unittest import mock
 
 import torch
@@ -59,7 +58,7 @@ def building() -> Iterator[None]:
 
 
 def run_ranks_as_threads(
-    function: Callable[..., Any], world_size: int, *arguments: object, timeout_s: float = 60.0
+    function: Callable[..., object], world_size: int, *arguments: object, timeout_s: float = 60.0
 ) -> list[object]:
     """Call `function(rank, *arguments)` on every rank of a gloo group of threads.
 

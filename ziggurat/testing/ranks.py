@@ -32,8 +32,9 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,9 @@ _PRELOAD = [
 ]
 
 
+T = TypeVar("T")
+
+
 class RankFailure(AssertionError):  # noqa: N818  # a failed test, not an error of the library
     """A rank raised, died or hung; the message says which, and holds its traceback."""
 
@@ -71,7 +75,7 @@ def preload(*also: str) -> None:
     mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
+def run_ranks(function: Callable[..., T], world_size: int, *arguments: object, timeout_s: float = 60.0) -> list[T]:
     """Call `function(rank, *arguments)` on every rank of a gloo group.
 
     Args:
@@ -92,7 +96,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
     preload()
     with tempfile.TemporaryDirectory(prefix="ziggurat-ranks-") as folder:
         pipes: list[Connection] = []
-        processes: list[Any] = []
+        processes: list[BaseProcess] = []
         try:
             for rank in range(world_size):
                 ours, theirs = context.Pipe(duplex=False)
@@ -112,7 +116,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
                 pipe.close()
 
 
-def _collect(pipes: list[Connection], processes: list[Any], *, folder: Path, timeout_s: float) -> list[Any]:
+def _collect(pipes: list[Connection], processes: list[BaseProcess], *, folder: Path, timeout_s: float) -> list[Any]:
     """One result from each pipe, then the end of every process."""
     deadline = time.monotonic() + timeout_s
     num_builds = [0] * len(pipes)  # that each rank has under way
@@ -155,19 +159,20 @@ def _collect(pipes: list[Connection], processes: list[Any], *, folder: Path, tim
     return [results[rank] for rank in range(world_size)]
 
 
-def _death(process: Any) -> str:
+def _death(process: BaseProcess) -> str:
     process.join(timeout=1.0)
     code = process.exitcode
     how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit {code}"
     return f"died without an exception: {how}"
 
 
-def _hung(missing: list[int], processes: list[Any], *, folder: Path, world_size: int) -> str:
+def _hung(missing: list[int], processes: list[BaseProcess], *, folder: Path, world_size: int) -> str:
     """Say which ranks have not answered, and where each of them is."""
     lines = [f"ranks {missing} of {world_size} did not return in time"]
     for rank in missing:
-        if processes[rank].is_alive():
-            os.kill(processes[rank].pid, signal.SIGUSR1)
+        pid = processes[rank].pid
+        if pid is not None and processes[rank].is_alive():
+            os.kill(pid, signal.SIGUSR1)
     time.sleep(0.2)
     for rank in missing:
         trace = folder / f"rank{rank}.trace"
@@ -181,8 +186,8 @@ def _rank_main(
     folder: str,
     timeout_s: float,
     pipe: Connection,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))

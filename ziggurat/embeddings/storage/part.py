@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage
+from ziggurat.ops.dispatched import OpArgs, OpKwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class TablePart(Tensor):
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, rows: StoredRows, *, offsets: tuple[int, ...] = (), shape: tuple[int, ...] = ()) -> Any:
+    def of(cls, rows: StoredRows, *, offsets: tuple[int, ...] = (), shape: tuple[int, ...] = ()) -> Self:
         """Wrap rows; the whole table unless `offsets` and the table's `shape` say otherwise."""
         shape = shape or rows.shape
         offsets = offsets or (0,) * len(rows.shape)
@@ -105,7 +107,9 @@ class TablePart(Tensor):
         return f"{type(self).__name__}({self.rows.shape} at {self.offsets} of {tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: object, args: OpArgs = (), kwargs: OpKwargs | None = None
+    ) -> object:
         """Only `detach` has a meaning."""
         del types, kwargs
         if func is torch.ops.aten.detach.default:

@@ -18,6 +18,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Schema, column_of
+from ziggurat.models.build import ModelConfig
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.models.retrieval.over_arch import OverArchKind
 from ziggurat.models.retrieval.two_tower_choices import UserVectors
@@ -49,7 +50,7 @@ class RunsSeen:
 
 
 def look_at_runs(
-    run: str | Path, *, ranker: str | Path | None, models: Sequence[type[object]], progress: Progress
+    run: str | Path, *, ranker: str | Path | None, models: Sequence[type[ModelConfig]], progress: Progress
 ) -> RunsSeen:
     """Return what the runs are, and the raw files of the first.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ziggurat.models.build import ModelConfig
 from ziggurat.serving.answering.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet, sample_numbers
 from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.rescorer import OVER_ARCH_FILE, Rescorer
@@ -39,7 +40,7 @@ class Found:
 
 
 def write_index(
-    folder: Path, *, catalogue: ItemCatalogue, wanted: Found, models: Sequence[type[object]]
+    folder: Path, *, catalogue: ItemCatalogue, wanted: Found, models: Sequence[type[ModelConfig]]
 ) -> dict[str, object]:
     """Write index and parts into an export that has its encoder; returns facts for its manifest.
 

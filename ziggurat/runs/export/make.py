@@ -32,6 +32,7 @@ from ziggurat.errors import ConfigError, FileError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of, write_bytes
+from ziggurat.models.build import ModelConfig
 from ziggurat.parallel.device import Device
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
@@ -103,7 +104,7 @@ def export_run(
     out: str | Path,
     ranker: str | Path | None = None,
     config: ExportConfig | None = None,
-    models: Sequence[type[object]] = (),
+    models: Sequence[type[ModelConfig]] = (),
     progress: Progress | None = None,
 ) -> ExportFolder:
     """Make an export of a run, or of one that retrieves and one that ranks.
@@ -179,7 +180,7 @@ def export_run(
     return open_export(out)
 
 
-def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[Any]]) -> _Runs:
+def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[ModelConfig]]) -> _Runs:
     on_cpu: dict[str, Any] = {"models": tuple(models), "device": Device.CPU}  # where it is served
     main = load_run(run, **on_cpu)
     if not isinstance(main.model, VectorModel):
@@ -295,7 +296,7 @@ def _check_ranker(
     return {"known_by_ranker": {share.what: share.to_json() for share in shares}}
 
 
-def _read_back(folder: Path, runs: _Runs, models: Sequence[type[object]]) -> Recommender:
+def _read_back(folder: Path, runs: _Runs, models: Sequence[type[ModelConfig]]) -> Recommender:
     """The export as a server would read it."""
     with ExitStack() as stack:
         if runs.encoder is not None and runs.ranker is not None:

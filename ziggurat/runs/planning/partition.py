@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -26,6 +25,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import JaggedSpec
 from ziggurat.models import Model
 from ziggurat.models.blocks.fields import FieldAlignment
+from ziggurat.models.build import ModelConfig
 from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
 from ziggurat.planning.towers.items import FeatureLoad
 from ziggurat.planning.towers.partitioner import TowerPartition, TowerPartitionConfig, partition_towers
@@ -93,7 +93,7 @@ def partition_run(
     *,
     config: TowerPartitionConfig,
     probe: EmbeddingProbeConfig | None = None,
-    models: Sequence[type[Any]] = (),
+    models: Sequence[type[ModelConfig]] = (),
     progress: Progress | None = None,
 ) -> TowerPartition:
     """Towers for the features of a trained run.

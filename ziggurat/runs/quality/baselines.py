@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.labels import Outcomes, linear_model_name
 from ziggurat.features.schema import Schema
 from ziggurat.models import LogisticRegressionConfig
+from ziggurat.models.build import ModelConfig
 from ziggurat.models.contract.reads import finds_items, is_linear
 from ziggurat.recipes.catalogue import logistic_run
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -112,7 +112,7 @@ class Baseline:
 
 
 def train_baseline(
-    folder: str | Path, *, models: Sequence[type[object]] = (), progress: Progress | None = None
+    folder: str | Path, *, models: Sequence[type[ModelConfig]] = (), progress: Progress | None = None
 ) -> Baseline:
     """Train logistic regression on the rows of a run, in its folder `baseline`, and write the run's report again.
 
@@ -158,7 +158,7 @@ def train_baseline(
 
 
 def _half_widths(
-    run: RunFolder, place: RunFolder, *, models: Sequence[type[Any]], progress: Progress
+    run: RunFolder, place: RunFolder, *, models: Sequence[type[ModelConfig]], progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Error bars of the differences between a run and its baseline, on each split that both were judged on."""
     found: dict[str, dict[str, float]] = {}

@@ -30,6 +30,7 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.files import Format
+from ziggurat.models.build import ModelConfig
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig
@@ -253,7 +254,7 @@ def quantisation_report(
     folder: str | Path,
     *,
     config: QuantisationConfig | None = None,
-    models: Sequence[type[object]] = (),
+    models: Sequence[type[ModelConfig]] = (),
     progress: Progress | None = None,
 ) -> QuantisationReport:
     """Score a run with its tables in formats of fewer bits, and compare.
