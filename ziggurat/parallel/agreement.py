@@ -22,15 +22,16 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ziggurat.config import JSON
 from ziggurat.errors import ConfigError, TopologyError, ZigguratError, error_from_json
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.process_groups import end_group
+
+T = TypeVar("T")
 
 PATIENCE_S = 4 * 3600.0
 _MAX_DIFFERENCES = 12
@@ -70,22 +71,26 @@ class Agreement:
         """True on the rank that writes logs and reports."""
         return self.rank == 0
 
-    def on_first(self, action: Callable[[], Any]) -> Any:
+    def on_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; its result (plain data), or its error, on every rank.
 
         Raises:
             ZigguratError: what rank 0 raised, on every rank.
             TopologyError: rank 0 ended, or raised something else.
         """
-        return self.everywhere(lambda: action() if self.is_first else None)[0]
+        return self._replies(lambda: action() if self.is_first else None)[0]
 
-    def everywhere(self, action: Callable[[], Any]) -> list[Any]:
+    def everywhere(self, action: Callable[[], T]) -> list[T]:
         """Run `action` on every rank; the results of all (plain data), in rank order.
 
         Raises:
             ZigguratError: what `action` raised on this rank, or on the first of the ranks where it failed.
             TopologyError: a rank ended, or raised something else.
         """
+        return self._replies(action)
+
+    def _replies(self, action: Callable[[], object]) -> list[Any]:
+        """Return the results of all ranks; what type they had on their rank, only the caller knows."""
         if self._group is None:
             return [action()]
         failure: BaseException | None = None
@@ -108,7 +113,7 @@ class Agreement:
                 raise error
         return [reply["value"] for reply in replies]
 
-    def gather(self, value: JSON, *, what: str = "an exchange of its own") -> list[Any]:
+    def gather(self, value: T, *, what: str = "an exchange of its own") -> list[T]:
         """Gather the value of every rank, in rank order; collective.
 
         Args:
@@ -174,12 +179,14 @@ def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratEr
     first = agreement.on_first(lambda: {name: value[:_MAX_VALUE] for name, value in facts.items()})
     mine = {name: value[:_MAX_VALUE] for name, value in facts.items()}
     names = [name for name in dict.fromkeys([*first, *mine]) if first.get(name) != mine.get(name)]
-    replies = agreement.gather([len(names), {name: mine.get(name) for name in names[:_MAX_DIFFERENCES]}])
+    replies = agreement.gather((len(names), {name: mine.get(name) for name in names[:_MAX_DIFFERENCES]}))
     agreement.close()
     raise _differing(first, replies, where=where, kind=kind)
 
 
-def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: type[ZigguratError]) -> ZigguratError:
+def _differing(
+    first: dict[str, str], replies: list[tuple[int, dict[str, str | None]]], *, where: str, kind: type[ZigguratError]
+) -> ZigguratError:
     """The error for what ranks said of how they differ from rank 0."""
     named = dict.fromkeys(name for _, values in replies for name in values)
     lines: list[str] = []

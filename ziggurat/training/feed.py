@@ -27,14 +27,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ziggurat.data.encoded.loader import Shuffle
-from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
+from ziggurat.data.encoded.loader import Dataset, Shuffle
+from ziggurat.data.source import DataSource, LoaderSource, as_source, state_from_json, state_to_json
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.features.batch import Batch, validate_batch
 from ziggurat.features.events import PIECE_STARTS
@@ -46,6 +46,8 @@ from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
 from ziggurat.training.upload import Upload
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,14 @@ def trained_rows(batch: Batch) -> Int64[Tensor, "B"]:
     return batch.row_ids[batch.row_ids >= 0] if PIECE_STARTS in batch.extras else batch.row_ids
 
 
+class Gather(Protocol):
+    """Collective that gives every rank what each of them says."""
+
+    def __call__(self, value: T, /) -> list[T]:
+        """Gather plain data, in rank order."""
+        ...
+
+
 class Feed:
     """The training data of one rank, and where it stands.
 
@@ -111,12 +121,12 @@ class Feed:
 
     def __init__(
         self,
-        train: Any,
+        train: Dataset | DataSource,
         *,
         config: TrainingConfig,
         rank: int,
         world_size: int,
-        gather: Callable[[Any], list[Any]],
+        gather: Gather,
         balancer: Balancer | None = None,
         shortened: Callable[..., Batch] | None = None,
         coupled: int = 1,
@@ -309,7 +319,7 @@ class Feed:
 
     def states(self) -> list[object]:
         """Return where all ranks' sources stand after the last step as plain data; [] where `Position.rows` says it."""
-        return [] if isinstance(self.source, LoaderSource) else self._gather(state_to_json(self._state))
+        return [] if isinstance(self.source, LoaderSource) else [*self._gather(state_to_json(self._state))]
 
     @property
     def shuffle(self) -> str:

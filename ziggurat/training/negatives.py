@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import GROUP_COLUMN, WEIGHT_COLUMN, label_column, table_to_batch
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
@@ -53,7 +54,7 @@ class DrawnNegatives:
         seed: of the run.
     """
 
-    def __init__(self, model: Model, *, train: Any, ranking: FullRanking, seed: int) -> None:
+    def __init__(self, model: Model, *, train: Dataset, ranking: FullRanking, seed: int) -> None:
         assert model.draws is not None, "asked by who makes it"
         self._model = model
         self._inputs = model.inputs
@@ -152,7 +153,7 @@ class MinedNegatives:
         ConfigError: the data does not say which samples are of one user.
     """
 
-    def __init__(self, config: NegativesConfig, *, train: Any, ranking: FullRanking) -> None:
+    def __init__(self, config: NegativesConfig, *, train: Dataset, ranking: FullRanking) -> None:
         self._config = config
         self._ranking = ranking
         self._searched_at = -1
@@ -255,7 +256,7 @@ def _without_lists_of_users(items: Batch, inputs: InputSpec) -> Batch:
     return dataclasses.replace(items, jagged=JaggedRows(values, offsets))
 
 
-def _last_of_groups(train: Any) -> pa.Table:
+def _last_of_groups(train: Dataset) -> pa.Table:
     """The last row of each user, by user; nobody's rows are left out."""
     found: pa.Table | None = None
     for number in range(len(train.group_sizes)):
@@ -269,7 +270,7 @@ def _last_of_groups(train: Any) -> pa.Table:
     return found.filter(pa.array(found.column(GROUP_COLUMN).to_numpy() != 0))
 
 
-def _likes(train: Any, ranking: FullRanking) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _likes(train: Dataset, ranking: FullRanking) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Pairs of user and item of the samples with a positive label."""
     for number in range(len(train.group_sizes)):
         table = train.read_group(number)

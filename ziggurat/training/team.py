@@ -9,19 +9,22 @@ On one device every question has the obvious answer and nothing is sent.
 """
 
 from __future__ import annotations
+from ziggurat.config import JSON
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ziggurat.config import JSON, flattened
+from ziggurat.config import flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
+from ziggurat.data.encoded.loader import Dataset
+from ziggurat.data.source import DataSource
 from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
@@ -44,6 +47,8 @@ from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.results import OVERFLOW
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.unknown_ids import UnknownIds, parse_shares
+
+T = TypeVar("T")
 
 _RATES = "context_rates"
 _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
@@ -89,12 +94,12 @@ class Team:
         """All ranks; None on one device."""
         return None if self.parallel is None else self.parallel.topology.world.process_group
 
-    def on_first(self, action: Callable[[], Any]) -> Any:
+    def on_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; its result, or its error, on every rank."""
         return action() if self._agreement is None else self._agreement.on_first(action)
 
     def require_same_run(
-        self, config: TrainingConfig, *, datasets: Mapping[str, Any], folder: Path, named: Mapping[str, str]
+        self, config: TrainingConfig, *, datasets: Mapping[str, object], folder: Path, named: Mapping[str, str]
     ) -> None:
         """Compare what every rank is about to train; collective.
 
@@ -160,12 +165,12 @@ class Team:
         """Count no traffic inside."""
         return contextlib.nullcontext() if self.parallel is None else self.parallel.traffic.paused()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Gather each rank's value (plain data), in rank order."""
         return [value] if self._agreement is None else self._agreement.gather(value)
 
-    def meet(self, what: str, value: Any = None) -> list[Any]:
-        """Gather each rank's value (plain data) where every rank is in the call `what`; collective.
+    def meet(self, what: str, value: str = "") -> list[str]:
+        """Gather each rank's text where every rank is in the call `what`; collective.
 
         Raises:
             ConfigError: a rank is in another call, on every rank; names the calls.
@@ -190,18 +195,25 @@ class Team:
         attention = context_attention_of(model)
         if attention is None:
             return {}
-        rates = self.gather(None if attention.rates is None else attention.rates.to_json())
+        rates: list[JSON] = [*self.gather(None if attention.rates is None else attention.rates.to_json())]
         return {_RATES: rates} if any(rates) else {}
 
-    def restore_context_rates(self, model: Model, state: Mapping[str, Any]) -> None:
+    def restore_context_rates(self, model: Model, state: Mapping[str, object]) -> None:
         """Choose by the rates of a checkpoint, so that a resumed run adds up in the order of one never stopped."""
         attention = context_attention_of(model)
         kept = state.get(_RATES)
-        rates = [kept] * self.world_size if isinstance(kept, dict) else kept or []  # once there was one group's
-        if attention is not None and len(rates) == self.world_size and rates[self.rank]:
-            attention.use_rates(ContextRates.from_json(rates[self.rank]))
+        of_ranks: list[object] = []
+        if isinstance(kept, dict):  # once there was one group's
+            of_ranks = [kept] * self.world_size
+        elif isinstance(kept, list):
+            of_ranks = kept
+        if attention is None or len(of_ranks) != self.world_size:
+            return
+        mine = of_ranks[self.rank]
+        if isinstance(mine, dict) and mine:
+            attention.use_rates(ContextRates.from_json(mine))
 
-    def feed(self, train: Any, model: Model, config: TrainingConfig) -> Feed:
+    def feed(self, train: Dataset | DataSource, model: Model, config: TrainingConfig) -> Feed:
         """The training data of this rank, its samples dealt as the settings say."""
         balancer = balancer_of(config, model=model, parallel=self.parallel)
         unknown = UnknownIds(shares=parse_shares(config.unknown_ids, inputs=model.inputs), inputs=model.inputs)

@@ -25,15 +25,15 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ziggurat.arguments import check_arguments
+from ziggurat.data.encoded.loader import Dataset, is_dataset
 from ziggurat.data.encoded.records import WEIGHT_COLUMN
-from ziggurat.data.source import LoaderSource
+from ziggurat.data.source import DataSource, LoaderSource
 from ziggurat.errors import ConfigError, DataError, refusing_exits
 from ziggurat.features.batch import Batch, validate_batch
 from ziggurat.models import Model
@@ -97,8 +97,8 @@ class Trainer:
         model: Model,
         *,
         config: TrainingConfig,
-        train: Any,
-        valid: Any = None,
+        train: Dataset | DataSource,
+        valid: Dataset | Iterable[Batch] | None = None,
         folder: str | Path,
         progress: Progress | None = None,
         parallel: Parallel | None = None,
@@ -182,7 +182,7 @@ class Trainer:
         datasets = {"train": train, "valid": valid}
         self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
 
-    def _read(self, train: object, *, valid: object) -> None:
+    def _read(self, train: Dataset | DataSource, *, valid: Dataset | Iterable[Batch] | None) -> None:
         """Read this data from now on."""
         self.feed = self.team.feed(train, self.model, self.config)
         self.state.growing = self.team.growing(self.model, seed=self.config.seed)
@@ -197,7 +197,7 @@ class Trainer:
         self.valid = valid
         self._train = train
 
-    def _refuse_what_cannot_train(self, train: Any) -> None:
+    def _refuse_what_cannot_train(self, train: object) -> None:
         """Refuse training rows whose weights are all 0, and a last batch of one for torch's own batch norm.
 
         Raises:
@@ -205,7 +205,7 @@ class Trainer:
             ConfigError: the last batch of an epoch has one sample, and the model cannot train on it.
         """
         source = self.feed.source
-        if self.model.inputs.has_weights and hasattr(train, "read_group") and train.num_rows:
+        if self.model.inputs.has_weights and is_dataset(train) and train.num_rows:
             groups = (train.read_group(index) for index in range(len(train.group_sizes)))
             if not any(bool(group.column(WEIGHT_COLUMN).to_numpy().any()) for group in groups):
                 raise DataError(
@@ -228,8 +228,8 @@ class Trainer:
         self,
         *,
         resume: bool = False,
-        train: Any = None,
-        valid: Any = None,
+        train: Dataset | DataSource | None = None,
+        valid: Dataset | Iterable[Batch] | None = None,
         hooks: Sequence[Hook] = (),
         callbacks: Sequence[Callback] = (),
     ) -> FitResult:
@@ -272,7 +272,7 @@ class Trainer:
             self.hooks.on_end(result)
         return result
 
-    def steps(self, source: Any = None, *, hooks: Sequence[Hook] = ()) -> Iterator[MadeStep]:
+    def steps(self, source: Dataset | DataSource | None = None, *, hooks: Sequence[Hook] = ()) -> Iterator[MadeStep]:
         """Train the rest of a pass over the data, and yield every step when it was made.
 
         Nothing is evaluated and saved but by `hooks` and by whoever iterates (`validate`, `save`). Whoever ends early
@@ -333,7 +333,7 @@ class Trainer:
         by = self.hooks.calling
         self.team.meet(f"{call}{f', called by the hook {by}' if by else ''}, at step {self.position.step:,}")
 
-    def record(self, record: Mapping[str, Any], timing: Mapping[str, Any] | None = None) -> None:
+    def record(self, record: Mapping[str, object], timing: Mapping[str, object] | None = None) -> None:
         """Add a line to the training log.
 
         Args:
@@ -347,7 +347,7 @@ class Trainer:
         check_record(record, timing={} if timing is None else timing, present_step=step)
         self._log(record if "step" in record else {**record, "step": step}, timing or {})
 
-    def _log(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    def _log(self, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """Add a line of our own to the training log."""
         self.hooks.on_record(record, timing)
 
@@ -358,7 +358,7 @@ class Trainer:
         others = [hook for hook in own if not isinstance(hook, ours)]
         return (*with_own(first, own), *others, *with_own(last, own))
 
-    def _take(self, train: Any, *, valid: Any) -> None:
+    def _take(self, train: Dataset | DataSource | None, *, valid: Dataset | Iterable[Batch] | None) -> None:
         """Read another window of data, or evaluate other validation data, where one is given."""
         if train is None and valid is None:
             return
@@ -464,7 +464,7 @@ class Trainer:
         """True if the last epoch or the last step that settings allow is done."""
         return self.ending.epochs_are_done or self.ending.max_steps_reached
 
-    def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
+    def evaluate(self, dataset: Dataset | Iterable[Batch], *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         self._meet("trainer.evaluate")
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
@@ -472,12 +472,13 @@ class Trainer:
         total = getattr(dataset, "num_rows", None)
         progress = self.team.progress_of_all(self.progress, total=total)
         progress.begin(f"evaluate {split}".strip(), total=total)
-        batches = dataset
-        if hasattr(dataset, "read_group"):
+        if is_dataset(dataset):
             ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
-            batches = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
+            batches: Iterable[Batch] = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
+        else:
+            batches = dataset
         batches = batches if self.growing is None else self.growing.frozen(batches)
-        if not hasattr(dataset, "read_group"):
+        if not is_dataset(dataset):
             inputs = self.model.inputs
             batches = (validate_batch(batch, inputs, must_have_labels=True) for batch in batches)
         with refusing_exits(), self.team.traffic_paused():

@@ -31,7 +31,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,10 @@ from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.rows import Columns
 from ziggurat.typed import Count, CountOrNone, ThreadsOrNone, checked
 
-__all__ = ["Dataset", "Deduplicate", "Loader", "LoaderConfig", "Shuffle"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+__all__ = ["Dataset", "Deduplicate", "Loader", "LoaderConfig", "Shuffle", "is_dataset"]
 
 
 class Deduplicate(StrEnum):
@@ -94,6 +97,11 @@ class Dataset(Protocol):
     def sessions(self, index: int) -> np.ndarray:
         """Lengths of the sessions of one row group, in their order; asked for by orders of sessions alone."""
         ...
+
+
+def is_dataset(data: object) -> TypeIs[Dataset]:
+    """Return whether data is read group by group, and not a source that makes its own batches."""
+    return hasattr(data, "read_group")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ class ContextRates:
         return {"flops_per_s": self.flops_per_s, "bytes_per_s": list(self.bytes_per_s), "always_s": always}
 
     @staticmethod
-    def from_json(data: Any) -> ContextRates:
+    def from_json(data: Mapping[str, Any]) -> ContextRates:
         """The rates that `to_json` gave."""
         always = {Travelling(way): float(seconds) for way, seconds in data["always_s"].items()}
         rates = tuple(map(float, data["bytes_per_s"]))

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict
 
-from ziggurat.config import JSON
 from ziggurat.parallel.topology import RankGroup, Topology
 
 
@@ -32,6 +32,15 @@ class Volume:
 
     num_bytes: int = 0
     num_messages: int = 0
+
+
+class TrafficRow(TypedDict):
+    """Line of a report: what one purpose sent over one kind of link."""
+
+    purpose: str
+    link: str
+    bytes: int
+    messages: int
 
 
 class Traffic:
@@ -92,7 +101,7 @@ class Traffic:
         mine = [volume for (_, kind), volume in self._volumes.items() if kind is link]
         return Volume(sum(v.num_bytes for v in mine), sum(v.num_messages for v in mine))
 
-    def report(self) -> list[JSON]:
+    def report(self) -> list[TrafficRow]:
         """One row a purpose and link, as plain data."""
         return [
             {"purpose": purpose, "link": link.value, "bytes": volume.num_bytes, "messages": volume.num_messages}

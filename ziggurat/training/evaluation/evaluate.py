@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.data.encoded.loader import Dataset, Loader, LoaderConfig, Shuffle
 from ziggurat.errors import refusing_exits
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -62,7 +62,7 @@ class Slice:
     num_rows: int
     metrics: dict[str, float]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The slice as plain data."""
         metrics = _without_nan(self.metrics)
         return {"column": self.column, "value": self.value, "num_rows": self.num_rows, "metrics": metrics}
@@ -96,7 +96,7 @@ class PairsGain:
         """The gain in words, with its interval."""
         return f"{self.metric} {self.value:+.4f} ± {self.half_width:.4f} over what each says alone"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The gain as plain data."""
         return dict(vars(self))
 
@@ -135,10 +135,10 @@ class Evaluation:
         rows = "".join(f"<tr><td>{escape(name)}</td><td>{value:.5f}</td></tr>" for name, value in self.metrics.items())
         return f"<table><tr><th>metric</th><th>{self.num_rows:,} rows</th></tr>{rows}</table>"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The evaluation as plain data; `run_folder.read_evaluation` reads it."""
         curves = {label: [_without_nan(point) for point in points] for label, points in self.curves.items()}
-        data: dict[str, Any] = {"num_rows": self.num_rows, "metrics": _without_nan(self.metrics), "curves": curves}
+        data: dict[str, object] = {"num_rows": self.num_rows, "metrics": _without_nan(self.metrics), "curves": curves}
         if self.slices:
             data["slices"] = [each.to_json() for each in self.slices]
         if self.unknown:
@@ -264,7 +264,7 @@ def _is_worse(name: str, metrics: Mapping[str, float], baseline: Mapping[str, fl
     return (-difference if higher_is_better(name) else difference) > half_width
 
 
-def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:
+def ordered_batches(dataset: Dataset, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:
     """A loader that reads a data set once, in file order; on many ranks each its rows of every global batch."""
     config = LoaderConfig(batch_size=batch_size, shuffle=Shuffle.NONE)
     return Loader(dataset, config=config, rank=rank, world_size=world_size)
@@ -276,7 +276,7 @@ def gathered_scores_of(
     *,
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Iterator[Any]:
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.floating]]]:
     """`(row_ids, scores)` of each batch: int64 (B,) and (B, L), as `scores_of` gives them.
 
     On many ranks those of all ranks' batches, in rank order, on the first rank, and none on the others. All ranks must
@@ -291,7 +291,9 @@ def gathered_scores_of(
         yield rows, scores
 
 
-def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
+def scores_of(
+    model: Model, batches: Iterable[Batch], *, progress: Progress | None = None
+) -> Iterator[tuple[Batch, NDArray[np.floating]]]:
     """Yield each `(batch, scores)` with scores an array (B, L): float32, or float64 where a label is a number."""
     device = next(iter(model.parameters()), torch.zeros(())).device
     was_training = model.training

@@ -6,7 +6,7 @@ whole blocks, and one that corrects for how often an item is drawn counts the it
 
 from __future__ import annotations
 
-from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig, is_dataset
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
 from ziggurat.training.evaluation.evaluate import ordered_batches
@@ -28,10 +28,9 @@ def first_look(model: Model, train: object, *, valid: object, loader: LoaderConf
     Raises:
         ConfigError: batches that are no multiple of the model's blocks, or a source that nobody observed.
     """
-    is_dataset = hasattr(train, "read_group")
-    if is_dataset:
+    if is_dataset(train):
         check_blocks(model, batch_size=loader.batch_size)
-    if model.observes and is_dataset:
+    if model.observes and is_dataset(train):
         model.observe(ordered_batches(train, batch_size=_ROWS).batches(epoch=0))
     elif model.observes and not model.has_observed:
         raise ConfigError(
@@ -68,6 +67,7 @@ def drawn_negatives(model: Model, train: object, *, rankings: FullRankings, seed
             where=f"model {type(model).__name__}, negatives.kind = {model.draws.kind.value}",
             ways_out=("train from a data set: zg.prepare(…).train", 'negatives.kind = "in_batch"'),
         )
+    assert is_dataset(train), "a source has no rankings"
     return DrawnNegatives(model, train=train, ranking=rankings.of_training(), seed=seed)
 
 

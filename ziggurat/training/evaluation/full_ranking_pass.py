@@ -22,6 +22,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ziggurat.data.encoded.dataset import EncodedDataset
+from ziggurat.data.encoded.loader import Dataset, is_dataset
 from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, table_to_batch
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
@@ -61,7 +63,7 @@ class FindsItems(Protocol):
         """(B, D) vectors of the items."""
         ...
 
-    def train(self, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> object:
         """Set the training mode, as for any module."""
         ...
 
@@ -78,19 +80,19 @@ class FullRankings:
         names: of the metrics.
     """
 
-    def __init__(self, model: Model, *, train: Any, valid: Any = None) -> None:
+    def __init__(self, model: Model, *, train: object, valid: object = None) -> None:
         self._model = model
         self._train = train
         self._valid = valid
         self._made: dict[bool, FullRanking] = {}
-        has_any = model.finds_items and hasattr(train, "read_group")
+        has_any = model.finds_items and is_dataset(train)
         self.names = tuple(full_ranking_names(model.inputs.labels)) if has_any else ()
 
-    def begin(self, dataset: Any) -> FullRankingPass | None:
+    def begin(self, dataset: object) -> FullRankingPass | None:
         """The full ranking of a split, the validation data as what came before any other; collective on many ranks."""
         if not self.names:
             return None
-        after_valid = dataset is not self._valid and hasattr(self._valid, "read_group")
+        after_valid = dataset is not self._valid and is_dataset(self._valid)
         return self._ranking(after_valid=after_valid).begin(cast(FindsItems, self._model))
 
     def of_training(self) -> FullRanking:
@@ -99,7 +101,9 @@ class FullRankings:
 
     def _ranking(self, *, after_valid: bool) -> FullRanking:
         if after_valid not in self._made:
-            self._made[after_valid] = FullRanking(self._train, before=(self._valid,) if after_valid else ())
+            assert is_dataset(self._train), "nobody asks for the ranking of a source"
+            before = (self._valid,) if after_valid and is_dataset(self._valid) else ()
+            self._made[after_valid] = FullRanking(self._train, before=before)
         return self._made[after_valid]
 
 
@@ -114,8 +118,8 @@ class FullRanking:
         ConfigError: no training sample has a known item.
     """
 
-    def __init__(self, train: Any, *, before: Sequence[Any] = ()) -> None:
-        inputs: InputSpec = train.inputs
+    def __init__(self, train: Dataset, *, before: Sequence[Dataset] = ()) -> None:
+        inputs = train.inputs
         assert inputs.items is not None
         self.inputs = inputs
         self.item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
@@ -182,10 +186,10 @@ class FullRanking:
             places = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
             yield np.repeat(np.arange(len(samples)), lengths), self._number_of_row[values[places]]
 
-    def _items_of(self, dataset: Any) -> pa.Table:
+    def _items_of(self, dataset: Dataset) -> pa.Table:
         """One row for each item, the last that names it, in the order of its table's rows."""
         latest = None
-        if getattr(dataset, "extra", {}).get("latest_items"):
+        if isinstance(dataset, EncodedDataset) and dataset.extra.get("latest_items"):
             from ziggurat.data.preprocess.fit.latest_items import read_latest_items  # needs polars
 
             latest = read_latest_items(dataset.folder)
@@ -206,7 +210,7 @@ class FullRanking:
         items = pa.concat_tables([items, _bare_rows(items.schema, name=self.item.name, rows=listed)])
         return items.take(pa.array(np.argsort(items.column(self.item.name).to_numpy(), kind="stable")))
 
-    def _listed(self, dataset: Any) -> NDArray[np.int64]:
+    def _listed(self, dataset: Dataset) -> NDArray[np.int64]:
         """Rows of the items in histories whose every event is predicted."""
         names = [spec.name for spec in self.inputs.sequences if spec.name == HISTORY and self.inputs.moments]
         found = np.empty(0, dtype=np.int64)
@@ -216,7 +220,7 @@ class FullRanking:
                 found = np.union1d(found, np.unique(values))
         return found[found >= NUM_RESERVED_ROWS]
 
-    def _pairs(self, dataset: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def _pairs(self, dataset: Dataset) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         if not dataset.inputs.has_groups:
             return
         for number in range(len(dataset.group_sizes)):

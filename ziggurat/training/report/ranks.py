@@ -6,7 +6,6 @@ Nothing here is estimated: placements are those that run, bytes and messages wer
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 
@@ -83,7 +82,7 @@ def _host_link(topology: Topology) -> str:
     return f"through torch.distributed, slower: {reason}" if reason else "through torch.distributed"
 
 
-def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, Any]:
+def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, object]:
     """Report what all ranks together have sent in training steps since the start of this process; collective.
 
     Returns:
