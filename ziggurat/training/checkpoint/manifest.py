@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -126,7 +126,7 @@ class Manifest:
 
     def metadata(self) -> Metadata:
         """The same, as torch.distributed.checkpoint's planners expect it; chunks are found by `storage_data`."""
-        tensors: dict[str, Any] = {}
+        tensors: dict[str, STORAGE_TYPES] = {}
         places: dict[MetadataIndex, StoredChunk] = {}
         for name, tensor in self.tensors.items():
             tensors[name] = TensorStorageMetadata(
@@ -194,7 +194,7 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
     return manifest
 
 
-def _text(data: Mapping[str, Any]) -> str:
+def _text(data: Mapping[str, object]) -> str:
     """JSON with a line for each file and each tensor, for people."""
     lines = []
     for key, value in data.items():
@@ -211,7 +211,7 @@ def _sums(manifest_text: bytes | bytearray, files: Mapping[str, FileRecord]) -> 
     return "".join(lines).encode()
 
 
-def _to_json(manifest: Manifest) -> dict[str, Any]:
+def _to_json(manifest: Manifest) -> dict[str, object]:
     return {
         "format": FORMAT,
         "format_version": SPARSE_VERSION if manifest.sparse else FORMAT_VERSION,
@@ -236,8 +236,8 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _parse(text: bytes | bytearray) -> Any:
-    def no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse(text: bytes | bytearray) -> object:
+    def no_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
         # Of equal keys `json` keeps the last, and says nothing.
         result = dict(pairs)
         _require(len(result) == len(pairs), "a key occurs twice")
@@ -249,8 +249,8 @@ def _parse(text: bytes | bytearray) -> Any:
     return json.loads(text, object_pairs_hook=no_doubles, parse_constant=no_constants)
 
 
-def _from_json(data: Any, path: Path) -> Manifest:
-    data = _dict(data)
+def _from_json(content: object, path: Path) -> Manifest:
+    data = _dict(content)
     _require(data.get("format") == FORMAT, f"the format is {data.get('format')!r}, not {FORMAT!r}")
     data = _migrated(data)
     if data.get("format_version") not in (FORMAT_VERSION, SPARSE_VERSION):
@@ -264,8 +264,9 @@ def _from_json(data: Any, path: Path) -> Manifest:
     for name, record in _dict(data.get("files")).items():
         _require(_FILE_NAME.fullmatch(name) is not None, f"a file may not be called {name!r}")
         record = _dict(record, "size_bytes", "sha256")
-        _require(_DIGEST.fullmatch(_string(record["sha256"])) is not None, f"{name!r} has no SHA-256")
-        files[name] = FileRecord(size_bytes=_count(record["size_bytes"]), sha256=record["sha256"])
+        digest = _string(record["sha256"])
+        _require(_DIGEST.fullmatch(digest) is not None, f"{name!r} has no SHA-256")
+        files[name] = FileRecord(size_bytes=_count(record["size_bytes"]), sha256=digest)
     _require(STATE_NAME in files, f"{STATE_NAME} is not among the files")
     keys = ("format", "format_version", "step", "created", "torch", "world_size", "files", "tensors", "planner")
     is_sparse = data["format_version"] == SPARSE_VERSION
@@ -285,32 +286,40 @@ def _from_json(data: Any, path: Path) -> Manifest:
     return manifest
 
 
-def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+def _migrated(data: dict[str, object]) -> dict[str, object]:
     """A manifest of an older version as today's. Version 2 had rows in the files of ranks, and says itself where."""
     return data | {"format_version": SPARSE_VERSION} if data.get("format_version") == 2 else data
 
 
-def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTensor:
-    data = _dict(data, "dtype", "shape", "chunks")
-    _require(_string(data["dtype"]) in CODE_DTYPES, f"tensor {name!r} has the unknown dtype {data['dtype']!r}")
-    dtype = CODE_DTYPES[data["dtype"]]
+def _tensor(name: str, content: object, files: Mapping[str, FileRecord]) -> StoredTensor:
+    data = _dict(content, "dtype", "shape", "chunks")
+    code = _string(data["dtype"])
+    _require(code in CODE_DTYPES, f"tensor {name!r} has the unknown dtype {code!r}")
+    dtype = CODE_DTYPES[code]
     shape = _counts(data["shape"])
     _require(len(shape) <= MAX_DIMENSIONS, f"tensor {name!r} has {len(shape)} dimensions")
     # A size of 0 must not hide others whose product no 64 bits hold.
     _require(prod(max(size, 1) for size in shape) * dtype.itemsize < 1 << 63, f"tensor {name!r} is too large")
     chunks = []
     for item in _list(data["chunks"]):
-        _require(len(_list(item)) == 5, f"a chunk of {name!r} has not five parts")
-        offsets, sizes, file, start, num_bytes = item
+        parts = _list(item)
+        _require(len(parts) == 5, f"a chunk of {name!r} has not five parts")
+        offsets, sizes, file, start, num_bytes = parts
         chunk = StoredChunk(
-            offsets=_counts(offsets), sizes=_counts(sizes), file=_string(file), start=_count(start), num_bytes=num_bytes
+            offsets=_counts(offsets),
+            sizes=_counts(sizes),
+            file=_string(file),
+            start=_count(start),
+            num_bytes=_count(num_bytes),
         )
         _require(len(chunk.offsets) == len(chunk.sizes) == len(shape), f"a chunk of {name!r} has the wrong dimensions")
         ends = (offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True))
         _require(all(end <= size for end, size in zip(ends, shape, strict=True)), f"a chunk lies outside {name!r}")
-        _require(_count(num_bytes) == prod(chunk.sizes) * dtype.itemsize, f"a chunk of {name!r} has the wrong size")
-        _require(file in files and file != STATE_NAME, f"a chunk of {name!r} lies in the unknown file {file!r}")
-        _require(start + num_bytes <= files[file].size_bytes, f"a chunk of {name!r} ends outside {file}")
+        _require(chunk.num_bytes == prod(chunk.sizes) * dtype.itemsize, f"a chunk of {name!r} has the wrong size")
+        is_known = chunk.file in files and chunk.file != STATE_NAME
+        _require(is_known, f"a chunk of {name!r} lies in the unknown file {chunk.file!r}")
+        end = chunk.start + chunk.num_bytes
+        _require(end <= files[chunk.file].size_bytes, f"a chunk of {name!r} ends outside {chunk.file}")
         chunks.append(chunk)
     _require(len(chunks) > 0, f"tensor {name!r} has no chunks")
     _require(len({chunk.offsets for chunk in chunks}) == len(chunks), f"two chunks of {name!r} begin at one place")
@@ -364,12 +373,14 @@ def _require_bytes_used(tensors: Mapping[str, StoredTensor], files: Mapping[str,
         _require(end == record.size_bytes, f"{record.size_bytes - end} bytes of {file} are in no chunk")
 
 
-def _planner_data(data: Any) -> dict[str, tuple[str | int, ...]]:
-    paths = {name: tuple(_list(path)) for name, path in _dict(data).items()}
-    _require(
-        all(type(part) in (str, int) for path in paths.values() for part in path), "a path is not names and numbers"
-    )
-    return paths
+def _planner_data(data: object) -> dict[str, tuple[str | int, ...]]:
+    return {name: tuple(map(_name_or_number, _list(path))) for name, path in _dict(data).items()}
+
+
+def _name_or_number(part: object) -> str | int:
+    if type(part) is str or type(part) is int:
+        return part
+    raise ValueError("a path is not names and numbers")
 
 
 def _require(condition: bool, problem: str) -> None:
@@ -377,27 +388,31 @@ def _require(condition: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-def _dict(value: Any, *keys: str) -> dict[str, Any]:
-    _require(isinstance(value, dict), f"{value!r:.80} is not an object")
+def _dict(value: object, *keys: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} is not an object")
     _require(not keys or set(value) == set(keys), f"keys {sorted(value)} instead of {sorted(keys)}")
     return value
 
 
-def _list(value: Any) -> list[Any]:
-    _require(isinstance(value, list), f"{value!r:.80} is not a list")
-    return value
+def _list(value: object) -> list[object]:
+    if isinstance(value, list):
+        return value
+    raise ValueError(f"{value!r:.80} is not a list")
 
 
-def _string(value: Any) -> str:
-    _require(isinstance(value, str), f"{value!r:.80} is not text")
-    return value
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{value!r:.80} is not text")
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     # Not `isinstance`, to which True is an integer.
-    _require(type(value) is int and 0 <= value < 1 << 63, f"{value!r:.80} is not a count")
-    return value
+    if type(value) is int and 0 <= value < 1 << 63:
+        return value
+    raise ValueError(f"{value!r:.80} is not a count")
 
 
-def _counts(value: Any) -> tuple[int, ...]:
+def _counts(value: object) -> tuple[int, ...]:
     return tuple(_count(item) for item in _list(value))

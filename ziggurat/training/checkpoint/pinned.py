@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ def to_host(source: Tensor, *, block_bytes: int = BLOCK_BYTES) -> Tensor:
         return target.copy_(source)
     blocks = _blocks(block_bytes, is_locked=torch.cuda.is_available())
     copies = _Copies()
-    under_way: deque[tuple[Any, Tensor, Tensor]] = deque()
+    under_way: deque[tuple[torch.Event | torch.cuda.Event | None, Tensor, Tensor]] = deque()
     for number, (piece, place) in enumerate(_pieces(source, target, block_bytes=block_bytes)):
         if len(under_way) == _NUM_BLOCKS:
             _settle(under_way.popleft())
@@ -48,7 +47,7 @@ def to_host(source: Tensor, *, block_bytes: int = BLOCK_BYTES) -> Tensor:
     return target
 
 
-def _settle(copy: tuple[Any, Tensor, Tensor]) -> None:
+def _settle(copy: tuple[torch.Event | torch.cuda.Event | None, Tensor, Tensor]) -> None:
     done, block, place = copy
     if done is not None:
         done.synchronize()
@@ -85,7 +84,7 @@ class _Copies:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())  # what the GPU was given before comes first
 
-    def start(self, block: Tensor, piece: Tensor) -> Any:
+    def start(self, block: Tensor, piece: Tensor) -> torch.Event | torch.cuda.Event | None:
         """Start one; what tells when it is done."""
         if self._stream is None:
             block.copy_(piece)

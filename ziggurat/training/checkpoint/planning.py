@@ -11,26 +11,48 @@ the same name: equal shape and type, and sharded everywhere or nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint.files import CODE_DTYPES, DTYPE_CODES, FileRecord
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner
-from ziggurat.training.checkpoint.storage import Written
+from ziggurat.training.checkpoint.storage import Written, tensor_data
 
 
-def plan_to_json(plan: SavePlan) -> JSON:
+class PlannedTensor(TypedDict):
+    """Chunk that a rank could write, as JSON."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: list[int]
+    offsets: list[int]
+    sizes: list[int]
+
+
+class WrittenTensor(TypedDict):
+    """Chunk that a rank has written, as JSON."""
+
+    name: str
+    offsets: list[int]
+    num_bytes: int
+    file: str
+    start: int
+    file_bytes: int
+    sha256: str
+
+
+def plan_to_json(plan: SavePlan) -> list[PlannedTensor]:
     """A plan of tensors as JSON."""
     return [_item_to_json(item) for item in plan.items]
 
 
-def global_plan(planner: SnapshotPlanner, plans: Sequence[Any]) -> tuple[list[SavePlan], Metadata]:
+def global_plan(planner: SnapshotPlanner, plans: Sequence[Sequence[PlannedTensor]]) -> tuple[list[SavePlan], Metadata]:
     """One plan a rank without doubles, and torch's metadata, from the plans of all ranks as JSON.
 
     Raises:
@@ -49,7 +71,7 @@ def global_plan(planner: SnapshotPlanner, plans: Sequence[Any]) -> tuple[list[Sa
         ) from error
 
 
-def results_to_json(results: Sequence[WriteResult]) -> JSON:
+def results_to_json(results: Sequence[WriteResult]) -> list[WrittenTensor]:
     """Convert what a rank wrote to JSON."""
     return [
         {
@@ -65,7 +87,7 @@ def results_to_json(results: Sequence[WriteResult]) -> JSON:
     ]
 
 
-def results_from_json(data: Sequence[dict[str, Any]]) -> list[WriteResult]:
+def results_from_json(data: Sequence[WrittenTensor]) -> list[WriteResult]:
     """Read what `results_to_json` wrote."""
     return [
         WriteResult(
@@ -81,9 +103,8 @@ def results_from_json(data: Sequence[dict[str, Any]]) -> list[WriteResult]:
     ]
 
 
-def _item_to_json(item: WriteItem) -> JSON:
-    data = item.tensor_data
-    assert data is not None, item.index
+def _item_to_json(item: WriteItem) -> PlannedTensor:
+    data = tensor_data(item)
     return {
         "name": item.index.fqn,
         "kind": item.type.name,
@@ -94,7 +115,7 @@ def _item_to_json(item: WriteItem) -> JSON:
     }
 
 
-def _item_from_json(item: dict[str, Any]) -> WriteItem:
+def _item_from_json(item: PlannedTensor) -> WriteItem:
     offsets = torch.Size(item["offsets"])
     sizes = torch.Size(item["sizes"])
     return WriteItem(
@@ -112,8 +133,7 @@ def _require_same_tensors(plans: Sequence[SavePlan]) -> None:
     first: dict[str, tuple[int, str]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
-            data = item.tensor_data
-            assert data is not None
+            data = tensor_data(item)
             sharding = "sharded" if item.type is WriteItemType.SHARD else "whole"
             kind = f"{sharding}, {data.properties.dtype}, shape {tuple(data.size)}"
             before, expected = first.setdefault(item.index.fqn, (rank, kind))

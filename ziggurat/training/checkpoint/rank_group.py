@@ -13,16 +13,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, error_from_json
 from ziggurat.parallel.agreement import all_gather_bytes
 from ziggurat.parallel.lost_ranks import communicating, silent_ranks
 from ziggurat.parallel.process_groups import end_group
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
+
+T = TypeVar("T")
 
 TIMEOUT_S = 1800.0
 
@@ -66,13 +67,17 @@ class CheckpointRanks:
         """True on the rank that makes folders, writes the manifest and publishes."""
         return self.rank == 0
 
-    def agree(self, action: Callable[[], JSON]) -> list[Any]:
+    def agree(self, action: Callable[[], T]) -> list[T]:
         """Run `action` on every rank; the results of all, in rank order.
 
         Raises:
             CheckpointError: on every rank, if it was raised on any; names the rank.
             Exception: whatever else `action` raised here; the other ranks get a CheckpointError.
         """
+        return self._replies(action)
+
+    def _replies(self, action: Callable[[], object]) -> list[Any]:
+        """Return the results of all ranks; what type they had on their rank, only the caller knows."""
         failure: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -92,11 +97,11 @@ class CheckpointRanks:
                 raise told
         return [other["value"] for other in replies]
 
-    def agree_on_coordinator(self, action: Callable[[], JSON]) -> Any:
+    def agree_on_coordinator(self, action: Callable[[], T]) -> T:
         """Run `action` on the coordinator alone; its result, or its error, on every rank."""
-        return self.agree(lambda: action() if self.is_coordinator else None)[0]
+        return self._replies(lambda: action() if self.is_coordinator else None)[0]
 
-    def _all_gather(self, message: JSON, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    def _all_gather(self, message: object, group: dist.ProcessGroup) -> list[dict[str, Any]]:
         try:
             return list(map(json.loads, all_gather_bytes(json.dumps(message).encode(), group=group)))
         except RuntimeError as error:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
@@ -24,10 +25,17 @@ from ziggurat.errors import CheckpointError
 from ziggurat.parallel.tables.table_shard import as_shard
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.manifest import Manifest, read_manifest
-from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
+from ziggurat.training.checkpoint.planning import (
+    PlannedTensor,
+    global_plan,
+    plan_to_json,
+    results_from_json,
+    results_to_json,
+)
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks
 from ziggurat.training.checkpoint.rows.earlier import (
     Earlier,
+    Offer,
     RowsOfRank,
     SavedRows,
     choose,
@@ -38,6 +46,37 @@ from ziggurat.training.checkpoint.rows.earlier import (
 from ziggurat.training.checkpoint.rows.sparse import merged, split
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner, check_tensors, encode_state
 from ziggurat.training.checkpoint.storage import CheckpointReader, CheckpointWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """Parts of a save that a rank makes on its own."""
+
+    writer: CheckpointWriter
+    rows: RowsOfRank
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """Parts of a save that all ranks have agreed on."""
+
+    own: SavePlan
+    metadata: Metadata
+
+
+class _Said(TypedDict):
+    """Facts that a rank says of a save before anybody plans it, as JSON."""
+
+    step: int
+    state: str
+    offer: Offer
+
+
+class _OwnPlan(TypedDict):
+    """Plan of what a rank could write, as JSON."""
+
+    plan: list[PlannedTensor]
+    rows: dict[str, object]
 
 
 class Saving:
@@ -68,11 +107,9 @@ class Saving:
         self._final = retention.step_folder(folder, step)
         self._lock = retention.FolderLock(folder)
         self._planner = SnapshotPlanner()
-        self._writer: CheckpointWriter | None = None
-        self._plan: SavePlan | None = None
-        self._metadata: Metadata | None = None
+        self._prepared: _Prepared | None = None
+        self._planned: _Planned | None = None
         self.has_rows = False
-        self._rows: RowsOfRank | None = None
         self._before: Manifest | None = None  # on the coordinator: of the checkpoint whose files are linked
 
     def plan(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], *, guard: Callable[[], None]) -> None:
@@ -86,31 +123,28 @@ class Saving:
             chosen = partial(choose, self._folder, offers, step=self.step, rows=self._saved_rows)
             earlier = from_json(Earlier, self._ranks.agree_on_coordinator(lambda: to_json(chosen())), where="rows")
         planned = self._ranks.agree(lambda: self._plan_own(tensors, earlier))
-        plans, self._metadata = global_plan(self._planner, [reply["plan"] for reply in planned])
-        assert self._writer is not None
-        self._writer.sparse = merged([reply["rows"] for reply in planned])
+        plans, metadata = global_plan(self._planner, [reply["plan"] for reply in planned])
+        writer = self._parts.writer
+        writer.sparse = merged([reply["rows"] for reply in planned])
         if self._before is not None:
-            self._writer.sparse = with_earlier(self._writer.sparse, self._before, earlier.kept)
-            self._writer.taken = taken(self._before, earlier.kept)
-        self._plan = self._writer.prepare_global_plan(plans)[self._ranks.rank]
+            writer.sparse = with_earlier(writer.sparse, self._before, earlier.kept)
+            writer.taken = taken(self._before, earlier.kept)
+        own = writer.prepare_global_plan(plans)[self._ranks.rank]
+        self._planned = _Planned(own=own, metadata=metadata)
 
     def copy(self) -> None:
         """Copy what this rank writes."""
-        assert self._plan is not None
-        plan = self._plan
+        plan = self._agreed.own
         self._ranks.agree(lambda: self._planner.copy_plan(plan))
 
     def write(self) -> None:
         """Write, make durable, publish."""
-        assert self._writer is not None
-        assert self._plan is not None
-        assert self._metadata is not None
-        writer = self._writer
-        plan = self._plan
-        metadata = self._metadata
+        writer = self._parts.writer
+        plan = self._agreed.own
+        metadata = self._agreed.metadata
         written = self._ranks.agree(lambda: results_to_json(writer.write_data(plan, self._planner).value()))
 
-        def publish() -> JSON:
+        def publish() -> str | None:
             if self._pinned:
                 # Before the checkpoint has its name: a kill in between must not leave it without its pin.
                 retention.set_pin(self._folder, self.step)
@@ -118,8 +152,8 @@ class Saving:
             return name_of(CheckpointReader(self._final, step=self.step)) if self.has_rows else None
 
         name = self._ranks.agree_on_coordinator(publish)
-        if self._rows is not None and name:
-            self._rows.saved(name)
+        if name:
+            self._parts.rows.saved(name)
 
     def close(self) -> None:
         """Remove what was not published, and unlock the folder. Harmless to repeat."""
@@ -130,32 +164,43 @@ class Saving:
                     retention.remove_pin(self._folder, self.step)
             self._lock.release()
 
-    def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> JSON:
+    def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> _Said:
         check_tensors(tensors)
-        self._writer = CheckpointWriter(self._final, step=self.step, state=state)
+        writer = CheckpointWriter(self._final, step=self.step, state=state)
         _, on_disk = split(tensors)
-        self._rows = RowsOfRank(on_disk, step=self.step, rank=self._ranks.rank)
+        rows = RowsOfRank(on_disk, step=self.step, rank=self._ranks.rank)
+        self._prepared = _Prepared(writer=writer, rows=rows)
         if self._ranks.is_coordinator:
             guard()
             retention.make_folder(self._folder)
             self._lock.acquire()
-            self._writer.set_up_storage_writer(True)
-        said = {"step": self.step, "state": sha256(encode_state(state)).hexdigest()}
-        return {**said, "offer": self._rows.offer()}
+            writer.set_up_storage_writer(True)
+        return {"step": self.step, "state": sha256(encode_state(state)).hexdigest(), "offer": rows.offer()}
 
-    def _plan_own(self, tensors: Mapping[str, Tensor], earlier: Earlier) -> JSON:
-        assert self._writer is not None
-        assert self._rows is not None
+    def _plan_own(self, tensors: Mapping[str, Tensor], earlier: Earlier) -> _OwnPlan:
+        parts = self._parts
         whole, _ = split(tensors)
         if earlier.kept and self._ranks.is_coordinator:
             self._before = read_manifest(retention.step_folder(self._folder, earlier.step), step=earlier.step)
-        rows = self._rows.to_save(earlier, folder=self._folder)
+        rows = parts.rows.to_save(earlier, folder=self._folder)
         shards = {name: as_shard(tensor) for name, tensor in (whole | rows.tensors).items()}
         self._planner.set_up_planner(shards, is_coordinator=self._ranks.is_coordinator)
-        plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
+        plan = parts.writer.prepare_local_plan(self._planner.create_local_plan())
         return {"plan": plan_to_json(plan), "rows": rows.to_json()}
 
-    def _require_equal(self, replies: list[dict[str, Any]]) -> None:
+    @property
+    def _parts(self) -> _Prepared:
+        """Return what `plan` begins with, also where a later part of it failed."""
+        assert self._prepared is not None, "plan() comes first"
+        return self._prepared
+
+    @property
+    def _agreed(self) -> _Planned:
+        """Return what `plan` ends with."""
+        assert self._planned is not None, "plan() comes first"
+        return self._planned
+
+    def _require_equal(self, replies: list[_Said]) -> None:
         for what in ("step", "state"):
             values = [reply[what] for reply in replies]
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)

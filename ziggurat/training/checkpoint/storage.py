@@ -23,17 +23,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
     ReadItem,
     SavePlan,
     SavePlanner,
+    TensorWriteData,
     WriteItem,
     WriteItemType,
 )
@@ -121,7 +121,7 @@ class CheckpointWriter(StorageWriter):
         """Start another checkpoint, in another folder if one is given."""
         self._folder = self._folder if checkpoint_id is None else Path(checkpoint_id)
 
-    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *_: object, **__: object) -> None:
         """Make the partial folder, on the coordinator."""
         if is_coordinator:
             start_partial(self._folder)
@@ -129,7 +129,7 @@ class CheckpointWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuse what is not a tensor of a known type."""
         for item in plan.items:
-            if item.type is WriteItemType.BYTE_IO or _data(item).properties.dtype not in DTYPE_CODES:
+            if item.type is WriteItemType.BYTE_IO or tensor_data(item).properties.dtype not in DTYPE_CODES:
                 raise CheckpointError(
                     expected="tensors of a type that safetensors knows",
                     found=f"{item.index.fqn!r} is not one",
@@ -145,7 +145,7 @@ class CheckpointWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's chunks, largest elements first (so that each is aligned), verified and on disk."""
-        items = sorted(plan.items, key=lambda item: -_data(item).properties.dtype.itemsize)
+        items = sorted(plan.items, key=lambda item: -tensor_data(item).properties.dtype.itemsize)
         plain, of_rows = plan.storage_data
         files = {plain: [item for item in items if not self._is_of_rows(item)]}
         files[of_rows] = [item for item in items if self._is_of_rows(item)]
@@ -167,7 +167,7 @@ class CheckpointWriter(StorageWriter):
                 starts.append(start)
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, Tensor)
-                assert tensor.shape == _data(item).chunk.sizes, (item.index, tensor.shape)
+                assert tensor.shape == tensor_data(item).chunk.sizes, (item.index, tensor.shape)
                 for block in tensor_blocks(tensor):
                     file.write(block)
                 start += _entry(item)[3]
@@ -224,7 +224,7 @@ class CheckpointReader(StorageReader):
         self._step = step
         self._manifest: Manifest | None = None
         self._verified: set[str] = set()
-        self._places: Mapping[Any, StoredChunk] = {}
+        self._places: Mapping[MetadataIndex, StoredChunk] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -290,11 +290,11 @@ class CheckpointReader(StorageReader):
         self._verified = set()
         self._places = {}
 
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
         """The manifest in torch's words."""
         return self.manifest.metadata()
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: object, **__: object) -> None:
         """Remember where the chunks lie."""
         self._places = metadata.storage_data
 
@@ -351,14 +351,15 @@ def _read_box(
         destination.narrow(0, row, count).copy_(rows)
 
 
-def _data(item: WriteItem) -> Any:
+def tensor_data(item: WriteItem) -> TensorWriteData:
+    """Return what torch knows of a tensor that is to be written; a checkpoint of ours has no other items."""
     assert item.tensor_data is not None, item.index
     return item.tensor_data
 
 
 def _entry(item: WriteItem) -> tuple[str, torch.dtype, tuple[int, ...], int]:
     """Name, type, shape and bytes of a chunk in its file. A part of a tensor is called `name@offset,offset`."""
-    data = _data(item)
+    data = tensor_data(item)
     sizes = tuple(data.chunk.sizes)
     dtype = data.properties.dtype
     whole = sizes == tuple(data.size)

@@ -369,7 +369,7 @@ class CheckpointStore:
     def _candidates(self, step: int | None) -> list[int]:
         """Return the steps to try, in order; the coordinator decides for all ranks."""
 
-        def choose() -> JSON:
+        def choose() -> list[int]:
             if step is None:
                 return list(reversed(self.steps()))
             self._require_step(step)

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -75,6 +75,22 @@ class Earlier:
     why: str = ""
 
 
+class Offer(TypedDict):
+    """Rows that a rank has, as JSON for the coordinator.
+
+    Args:
+        entries: the manifest's entries of its tables, by name.
+        last: names of the checkpoints that its rows were last compared with.
+        changed_bytes: of rows that were ever changed.
+        unsaved_bytes: of rows that were changed since the last checkpoint.
+    """
+
+    entries: dict[str, object]
+    last: list[str]
+    changed_bytes: int
+    unsaved_bytes: int
+
+
 class RowsOfRank:
     """The rows that one rank saves, from the offer to the checkpoint that has its name.
 
@@ -89,7 +105,7 @@ class RowsOfRank:
         self._places = table_places(sparse, step=step, rank=rank)
         self._distinct = tuple(dict.fromkeys(self._places.values()))
 
-    def offer(self) -> dict[str, Any]:
+    def offer(self) -> Offer:
         """Return what the coordinator has to know of this rank's rows."""
         changed = unsaved = 0
         for place in self._distinct:
@@ -150,7 +166,7 @@ def num_kept(generations: Sequence[int], *, new: int, live: int) -> int:
     return found
 
 
-def choose(folder: Path, offers: Sequence[Mapping[str, Any]], *, step: int, rows: SavedRows) -> Earlier:
+def choose(folder: Path, offers: Sequence[Offer], *, step: int, rows: SavedRows) -> Earlier:
     """Decide what the checkpoint of `step` takes from the last one, and link it into its partial folder.
 
     Args:
@@ -179,9 +195,7 @@ def choose(folder: Path, offers: Sequence[Mapping[str, Any]], *, step: int, rows
     return found
 
 
-def _taken_from(
-    reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[str, Any]], into: Path, step: int
-) -> Earlier:
+def _taken_from(reader: CheckpointReader, *, name: str, offers: Sequence[Offer], into: Path, step: int) -> Earlier:
     """Link and return what is taken from a checkpoint, or return why nothing is taken."""
     why = _why_not(reader, name=name, offers=offers)
     if why:
@@ -213,7 +227,7 @@ def taken(manifest: Manifest, kept: Sequence[int]) -> Taken:
     return Taken(tensors=tensors, files={name: manifest.files[name] for name in _files(manifest, kept)})
 
 
-def _why_not(reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[str, Any]]) -> str:
+def _why_not(reader: CheckpointReader, *, name: str, offers: Sequence[Offer]) -> str:
     """Say why nothing can be taken from a checkpoint."""
     if not reader.folder.is_dir():
         return f"{reader.folder} is gone"
@@ -231,7 +245,7 @@ def _why_not(reader: CheckpointReader, *, name: str, offers: Sequence[Mapping[st
     return ""
 
 
-def _kept(reader: CheckpointReader, *, offers: Sequence[Mapping[str, Any]], step: int) -> Earlier:
+def _kept(reader: CheckpointReader, *, offers: Sequence[Offer], step: int) -> Earlier:
     manifest = reader.manifest
     num_bytes = dict[int, int]()
     for stored in _stored(manifest, None):

@@ -21,7 +21,7 @@ from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import StoredRows, TablePart
 from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.storage.table_storage import WEIGHT
-from ziggurat.training.checkpoint.rows.sparse import RowsPart, SparseTensor
+from ziggurat.training.checkpoint.rows.sparse import RowsPart, SparseTensor, disk_storage
 
 Pieces = Callable[[str], Iterator[tuple[Int64[Tensor, "N"], Tensor]]]  # stored → ids with numbers, piece by piece
 _Target = tuple[TablePart, SparseTensor]
@@ -51,23 +51,20 @@ def fill_all(
     for targets in on_disk.values():
         _fill_on_disk(targets, pieces=pieces)
         rows = targets[0][0].rows
-        assert isinstance(rows.storage, DiskStorage)
         if _is_whole(targets):
-            rows.storage.saved(range(rows.first_row, rows.first_row + rows.num_rows), name=name)
+            disk_storage(rows).saved(range(rows.first_row, rows.first_row + rows.num_rows), name=name)
 
 
 def _is_whole(targets: list[_Target]) -> bool:
     """Return True if a checkpoint has weights and state of the rows."""
-    storage = targets[0][0].rows.storage
-    assert isinstance(storage, DiskStorage)
+    storage = disk_storage(targets[0][0].rows)
     return {part.rows.key for part, _ in targets} == set(storage.disk.keys)
 
 
 def _begin_on_disk(targets: list[_Target]) -> None:
     """Let rows on a disk be what they began as; those that were changed before are forgotten where all is loaded."""
     rows = targets[0][0].rows
-    storage = rows.storage
-    assert isinstance(storage, DiskStorage)
+    storage = disk_storage(rows)
     if not _is_whole(targets):
         storage.disk.unsaved.begin(range(rows.first_row, rows.first_row + rows.num_rows))
         for part, stored in targets:
@@ -81,8 +78,7 @@ def _begin_on_disk(targets: list[_Target]) -> None:
 def _fill_on_disk(targets: list[_Target], *, pieces: Pieces) -> None:
     rows = targets[0][0].rows
     first_row = targets[0][0].offsets[0]
-    storage = rows.storage
-    assert isinstance(storage, DiskStorage)
+    storage = disk_storage(rows)
     # Each part once, though weights and state both name it, and in order: later ones lie over earlier ones.
     for name in dict.fromkeys(part.stored for _, stored in targets for part in stored.parts):
         boxes = [box for target, stored in targets for part in stored.parts if part.stored == name
@@ -106,8 +102,7 @@ def _fill_on_disk(targets: list[_Target], *, pieces: Pieces) -> None:
 
 def _boxes(target: TablePart, part: RowsPart) -> Iterator[tuple[slice, slice]]:
     """Columns of a row of the storage, and the columns of the stored numbers that belong there."""
-    assert isinstance(target.rows.storage, DiskStorage)
-    own = target.rows.storage.disk.columns(target.rows.key)
+    own = disk_storage(target.rows).disk.columns(target.rows.key)
     offset = target.offsets[1] if len(target.offsets) > 1 else 0
     begin = max(part.first_column, offset)
     end = min(part.first_column + part.columns[1] - part.columns[0], offset + own.stop - own.start)

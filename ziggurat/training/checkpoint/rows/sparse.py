@@ -24,19 +24,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ziggurat.config import JSON, from_json, to_json
+from ziggurat.config import from_json, to_json
 from ziggurat.embeddings.config import EmbeddingConfig, InitialDraw, TableInit
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import TablePart
 from ziggurat.embeddings.storage.disk import DiskStorage, MarkedRows
+from ziggurat.embeddings.storage.part import StoredRows
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.errors import CheckpointError
 from ziggurat.parallel.tables.table_shard import TableShard
+
+if TYPE_CHECKING:
+    from ziggurat.training.checkpoint.manifest import StoredTensor
 
 PREFIX = "rows."
 _PIECE_ROWS = 65_536  # in memory at once while they are written
@@ -112,7 +116,7 @@ class RowsToSave:
     tensors: dict[str, Tensor]
     entries: dict[str, SparseTensor]
 
-    def to_json(self) -> JSON:
+    def to_json(self) -> dict[str, object]:
         """Return the entries as JSON for the other ranks."""
         return {name: to_json(entry) for name, entry in self.entries.items()}
 
@@ -145,9 +149,8 @@ def table_places(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> di
     places = dict[tuple[int, int], TablePlace]()
     found = dict[str, TablePlace]()
     for name, part in sparse.items():
-        storage = part.rows.storage
         rows = part.rows
-        assert isinstance(storage, DiskStorage)
+        storage = disk_storage(rows)
         place = id(storage), rows.first_row
         if place not in places:
             places[place] = TablePlace(
@@ -158,6 +161,12 @@ def table_places(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> di
             )
         found[name] = places[place]
     return found
+
+
+def disk_storage(rows: StoredRows) -> DiskStorage:
+    """Return the storage of rows that `split` found on a disk."""
+    assert isinstance(rows.storage, DiskStorage)
+    return rows.storage
 
 
 def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlace], *, whole: bool) -> RowsToSave:
@@ -184,7 +193,7 @@ def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlac
     return RowsToSave(tensors, entries)
 
 
-def merged(replies: Sequence[Mapping[str, Any]]) -> dict[str, SparseTensor]:
+def merged(replies: Sequence[Mapping[str, object]]) -> dict[str, SparseTensor]:
     """Merge the entries of all ranks, given as JSON, into those of the manifest."""
     found: dict[str, SparseTensor] = {}
     for reply in replies:
@@ -197,7 +206,7 @@ def merged(replies: Sequence[Mapping[str, Any]]) -> dict[str, SparseTensor]:
     return found
 
 
-def check_rows(sparse: Mapping[str, SparseTensor], tensors: Mapping[str, Any]) -> None:
+def check_rows(sparse: Mapping[str, SparseTensor], tensors: Mapping[str, StoredTensor]) -> None:
     """Rows of tables lie in tensors that are there, of one length, within their table.
 
     Args:
@@ -213,9 +222,8 @@ def check_rows(sparse: Mapping[str, SparseTensor], tensors: Mapping[str, Any]) -
         _require(not entry.table or len(entry.shape) == 2, f"{name!r} is drawn, and has one number a row")
         for part in entry.parts:
             ids, numbers = (tensors.get(f"{part.stored}.{what}") for what in ("ids", "numbers"))
-            _require(ids is not None and numbers is not None, f"rows of {name!r} are missing")
-            assert ids is not None
-            assert numbers is not None
+            if ids is None or numbers is None:
+                raise ValueError(f"rows of {name!r} are missing")
             fits = ids.dtype == torch.int64 and numbers.dtype == torch.float32 and len(numbers.shape) == 2
             _require(fits and ids.shape == numbers.shape[:1], f"rows of {name!r} do not fit each other")
             # `CheckpointReader.rows_of` reads ids and numbers piece beside piece.
@@ -233,7 +241,7 @@ def _require(condition: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
+def entries_from_json(data: Mapping[str, object]) -> dict[str, SparseTensor]:
     """Read what `to_json` wrote.
 
     Raises:
@@ -249,9 +257,8 @@ def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
 
 def entry_of(part: TablePart, *, parts: tuple[RowsPart, ...] = ()) -> SparseTensor:
     """Return the manifest's entry of a name: what its rows began as, and the parts that lie over that."""
-    storage = part.rows.storage
+    storage = disk_storage(part.rows)
     shape = tuple(part.shape)
-    assert isinstance(storage, DiskStorage)
     if part.rows.key != WEIGHT:
         return SparseTensor(shape=shape, value=storage.disk.initial_state(part.rows.key), parts=parts)
     initial = storage.disk.drawn(part.rows.first_row)
