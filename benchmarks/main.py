@@ -47,6 +47,7 @@ NAMES = {
     "shards": "search of an index by one process, by one shard behind HTTP, and by two",
     "data": "what repeats within a session, stored, read and computed once, against the plain way",
     "tables": "tables in few bits behind a cache: bytes with everything counted, and test AUC over seeds",
+    "numerics": "dense products in few bits: error of formats, time of steps, dispatch, and the cost of a probe",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
@@ -71,6 +72,7 @@ WITH_OPTIONS = (
     "sequences",
     "gpu",
     "tables",
+    "numerics",
 )
 # These write what they have found after each case: their `run` takes `save`.
 SAVED_BY_CASE = ("gpu",)
