@@ -65,12 +65,14 @@ class CrossConfig:
         kind: full rank, low rank, or a mixture of low-rank experts.
         rank: r, for low_rank and mixture.
         num_experts: E, for mixture.
+        bias: whether layers have a b_l.
     """
 
     num_layers: int = 3
     kind: CrossKind = CrossKind.FULL
     rank: int = 32
     num_experts: int = 4
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.num_layers < 1 or self.rank < 1 or self.num_experts < 1:
@@ -207,8 +209,14 @@ class DCNv2(RankingModel):
 def _build_cross(config: CrossConfig, *, dim: int) -> CrossNet | LowRankCrossNet | CrossNetMix:
     match config.kind:
         case CrossKind.FULL:
-            return CrossNet(dim, num_layers=config.num_layers)
+            return CrossNet(dim, num_layers=config.num_layers, bias=config.bias)
         case CrossKind.LOW_RANK:
-            return LowRankCrossNet(dim, num_layers=config.num_layers, rank=config.rank)
+            return LowRankCrossNet(dim, num_layers=config.num_layers, rank=config.rank, bias=config.bias)
         case CrossKind.MIXTURE:
-            return CrossNetMix(dim, num_layers=config.num_layers, rank=config.rank, num_experts=config.num_experts)
+            return CrossNetMix(
+                dim,
+                num_layers=config.num_layers,
+                rank=config.rank,
+                num_experts=config.num_experts,
+                bias=config.bias,
+            )

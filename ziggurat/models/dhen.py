@@ -159,7 +159,7 @@ class DHENConfig:
             found = f"input_dropout = {self.input_dropout}, norm_eps = {self.norm_eps}"
             raise _refused("0 <= input_dropout < 1, norm_eps above 0", found)
         if self.norm is Normalization.NONE:
-            raise _refused("norm = layer or batch: products of small numbers vanish without one", "norm = none")
+            raise _refused("norm = layer, batch or block: products of small numbers vanish without one", "norm = none")
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: `embeddings_per_feature` vectors."""
@@ -219,7 +219,8 @@ def _freeze_constants(part: nn.Module, *, norm: Normalization) -> None:
     """Let biases stay that the norm behind a module takes out again; see `without_gradient.py`."""
     # The interaction itself, before the map that mixes its fields.
     first = part[0] if isinstance(part, nn.Sequential) else part
-    if isinstance(first, FieldConvolution):  # one number for all columns of a field: a layer norm takes it out, too
+    # One number for all columns of a field: a layer norm takes it out, too. A norm of blocks subtracts no mean.
+    if isinstance(first, FieldConvolution) and norm is not Normalization.BLOCK:
         without_gradient(first.convolution.bias)
     if norm is not Normalization.BATCH:
         return

@@ -169,8 +169,8 @@ class DLRM(RankingModel):
 def _pass_sum(network: MLP, *, num_inputs: int) -> None:
     """Let an MLP start as what it is plus the sum of its last inputs.
 
-    Two units of each hidden layer carry the sum and its negative: a(s) − a(−s) is s for ReLU, GELU and SiLU, so the
-    next layer reads the whole sum as the difference of the two.
+    Two units of each hidden layer carry the sum and its negative: a(s) − a(−s) is s for ReLU, GELU, SiLU and hard
+    swish, so the next layer reads the whole sum as the difference of the two.
     """
     hidden = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
     # A single unit cannot carry both signs through ReLU: the MLP stays as it was drawn.
@@ -181,7 +181,8 @@ def _pass_sum(network: MLP, *, num_inputs: int) -> None:
         for index, layer in enumerate(hidden):
             # Two units are taken from what was drawn: nothing else reaches them.
             layer.weight[:2] = 0.0
-            layer.bias[:2] = 0.0
+            if layer.bias is not None:
+                layer.bias[:2] = 0.0
             for unit, sign in ((0, 1.0), (1, -1.0)):
                 if index == 0:
                     layer.weight[unit, layer.in_features - num_inputs :] = sign

@@ -166,7 +166,7 @@ class ContextGate(nn.Module):
         # A context for all samples alike, where no feature is named.
         self.learned = None if names else nn.Parameter(torch.zeros(1, self.dim))
         width = self.dim * max(1, len(self.numbers) + len(self.starts))
-        self.mlp = MLP(width, config=config.gate, output_dim=output_dim)
+        self.mlp = MLP(width, config=config.gate, output_dim=output_dim, output_bias=config.gate.bias)
 
     def forward(self, dense_BN: Float[Tensor, "B N"], extra_BE: Float[Tensor, "B E"]) -> Float[Tensor, "B d"]:
         """The gate of every sample (one row for all, where the context is a learned vector)."""

@@ -159,7 +159,7 @@ class FactorizedBlock(nn.Module):
         wide = input_dim
         for width in config.hidden_dims:
             # A sum needs two halves that are as wide as its result.
-            self.layers.append(Linear(wide, 2 * width if residual is Residual.SUM else width))
+            self.layers.append(Linear(wide, 2 * width if residual is Residual.SUM else width, bias=config.bias))
             if config.normalization is not Normalization.NONE:
                 self.norms.append(norm_of_width(config.normalization, width))
             wide = width

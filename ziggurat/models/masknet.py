@@ -102,12 +102,13 @@ class MaskNetConfig:
                 where="MaskNet settings",
                 ways_out="correct the setting",
             )
-        if Normalization.BATCH in (self.field_norm, self.block_norm):
+        taken = (Normalization.LAYER, Normalization.NONE)
+        if other := [norm for norm in (self.field_norm, self.block_norm) if norm not in taken]:
             raise ConfigError(
                 expected="field_norm and block_norm: layer or none",
-                found="batch",
+                found=", ".join(other),
                 where="MaskNet settings",
-                ways_out="set layer; deep.normalization = batch is for the MLP of the parallel structure",
+                ways_out=f"set layer; deep.normalization = {other[0]} is for the MLP of the parallel structure",
             )
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
@@ -152,8 +153,8 @@ class MaskBlock(nn.Module):
         super().__init__()
         self.mlp = config.deep
         wide = max(1, int(hidden_dim * config.reduction_ratio))
-        self.mask_in = Linear(input_dim, wide)
-        self.mask_out = Linear(wide, hidden_dim)
+        self.mask_in = Linear(input_dim, wide, bias=self.mlp.bias)
+        self.mask_out = Linear(wide, hidden_dim, bias=self.mlp.bias)
         self.linear = Linear(hidden_dim, output_dim, bias=False)
         self.norm = nn.LayerNorm(output_dim) if config.block_norm is Normalization.LAYER else None
 

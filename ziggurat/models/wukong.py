@@ -82,8 +82,8 @@ class WukongConfig:
         num_bottom_fields: fields that the bottom MLP gives.
         input_dropout: probability of zeroing a number of X₀.
         norm_eps: ε of the norms.
-        norm: in the layers: `layer`, as published, or `batch`; see `field_norm.py`.
-        input_norm: of X₀: none, as published, `layer` or `batch`.
+        norm: in the layers: `layer`, as published, `batch`, or `block`; see `field_norm.py` and `block_norm.py`.
+        input_norm: of X₀: none, as published, `layer`, `batch` or `block`.
         head: hidden layers of the final MLP.
         heads: one final MLP for all labels, or one each.
         init: starting weights of the dense network.
@@ -156,10 +156,10 @@ class WukongConfig:
             )
         if self.norm is Normalization.NONE:
             raise ConfigError(
-                expected="norm = layer or batch: products of small numbers vanish without one",
+                expected="norm = layer, batch or block: products of small numbers vanish without one",
                 found="norm = none",
                 where="Wukong settings",
-                ways_out=("leave norm = layer, as published", "set norm = batch"),
+                ways_out=("leave norm = layer, as published", "set norm = batch", "set norm = block"),
             )
 
     def layer(self, index: int) -> tuple[int, int, int]:

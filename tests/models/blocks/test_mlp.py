@@ -15,6 +15,7 @@ NUMPY = {
     Activation.GELU: lambda x: np.vectorize(lambda v: 0.5 * v * (1 + math.erf(v / math.sqrt(2))))(x),
     Activation.SILU: lambda x: x / (1 + np.exp(-x)),
     Activation.TANH: np.tanh,
+    Activation.HARD_SWISH: lambda x: x * np.clip(x + 3, 0, 6) / 6,
     Activation.IDENTITY: lambda x: x,
 }
 

@@ -36,11 +36,12 @@ class CrossNet(nn.Module):
     Args:
         dim: d, width of the input and of every layer.
         num_layers: number of cross layers.
+        bias: whether there is a b_l.
     """
 
-    def __init__(self, dim: int, *, num_layers: int) -> None:
+    def __init__(self, dim: int, *, num_layers: int, bias: bool = True) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Linear(dim, dim) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Linear(dim, dim, bias=bias) for _ in range(num_layers))
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
@@ -58,26 +59,28 @@ class LowRankCrossNet(nn.Module):
         dim: d, width of the input and of every layer.
         num_layers: number of cross layers.
         rank: r, width between V_l (r × d) and U_l (d × r).
+        bias: whether there is a b_l.
     """
 
-    def __init__(self, dim: int, *, num_layers: int, rank: int) -> None:
+    def __init__(self, dim: int, *, num_layers: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         self.down = nn.ModuleList(Linear(dim, rank, bias=False) for _ in range(num_layers))
-        self.up = nn.ModuleList(Linear(rank, dim) for _ in range(num_layers))
+        self.up = nn.ModuleList(Linear(rank, dim, bias=bias) for _ in range(num_layers))
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
         if not its_arithmetic([*self.down, *self.up]).is_native:
             return _layer_by_layer(inputs_Bd, self.up, downs=self.down)
-        downs, _ = _weights(self.down)
+        downs = [linear.weight for linear in self.down if isinstance(linear, nn.Linear)]
         ups, biases = _weights(self.up)
         return cross_layers(inputs_Bd, downs=downs, ups=ups, biases=biases)
 
 
 def _weights(linears: nn.ModuleList) -> tuple[list[Tensor], list[Tensor]]:
-    """Matrices of linear maps, and the biases of those that have one."""
+    """Return matrices of linear maps, and their biases: zeros without a gradient for a map that has none."""
     found = [linear for linear in linears if isinstance(linear, nn.Linear)]
-    return [linear.weight for linear in found], [linear.bias for linear in found if linear.bias is not None]
+    biases = [linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in found]
+    return [linear.weight for linear in found], biases
 
 
 def _layer_by_layer(
@@ -128,9 +131,10 @@ class CrossNetMix(nn.Module):
         num_layers: number of cross layers.
         rank: r of each expert.
         num_experts: E.
+        bias: whether there is a b_l.
     """
 
-    def __init__(self, dim: int, *, num_layers: int, rank: int, num_experts: int) -> None:
+    def __init__(self, dim: int, *, num_layers: int, rank: int, num_experts: int, bias: bool = True) -> None:
         super().__init__()
         self.num_experts = num_experts
         self.rank = rank
@@ -138,7 +142,7 @@ class CrossNetMix(nn.Module):
         self.gate = Linear(dim, num_experts, bias=False)
         self.down = nn.ModuleList(Linear(dim, width, bias=False) for _ in range(num_layers))
         self.cores = nn.ModuleList(ExpertCores(num_experts, rank=rank) for _ in range(num_layers))
-        self.up = nn.ModuleList(Linear(width, dim) for _ in range(num_layers))
+        self.up = nn.ModuleList(Linear(width, dim, bias=bias) for _ in range(num_layers))
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""

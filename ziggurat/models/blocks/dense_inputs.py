@@ -57,7 +57,13 @@ class DenseInputs(nn.Module):
         self.numeric_fields: NumericFields | None = None
         if num_dense and numeric is NumericInput.BOTTOM_MLP:
             width = num_bottom_fields * dim
-            self.bottom = MLP(num_dense, config=bottom, output_dim=width, output_activation=bottom.activation)
+            self.bottom = MLP(
+                num_dense,
+                config=bottom,
+                output_dim=width,
+                output_activation=bottom.activation,
+                output_bias=bottom.bias,
+            )
         elif num_dense and numeric is NumericInput.FIELDS:
             self.numeric_fields = NumericFields(num_dense, dim=dim)
         self.vector_fields = nn.ModuleList(Linear(spec.dim, dim, bias=False) for spec in inputs.vectors)

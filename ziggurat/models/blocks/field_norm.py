@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.block_norm import BlockNorm
 from ziggurat.models.blocks.mlp import Normalization
 from ziggurat.ops.interactions.fields import sum_norm
 
@@ -42,12 +43,18 @@ class FieldBatchNorm(nn.Module):
 
 
 def field_norm(kind: Normalization, num_fields: int, *, dim: int, eps: float) -> nn.Module:
-    """A norm over a stack of fields: each field over its own columns (layer), each number over the batch, or none."""
+    """Return a norm of a stack of fields.
+
+    Each field over its own columns (layer), each number over the batch, blocks of 256 columns of all fields side by
+    side, or none.
+    """
     match kind:
         case Normalization.LAYER:
             return nn.LayerNorm(dim, eps=eps)
         case Normalization.BATCH:
             return FieldBatchNorm(num_fields, dim=dim, eps=eps)
+        case Normalization.BLOCK:
+            return BlockNorm(eps=eps, num_dims=2)
         case Normalization.NONE:
             return nn.Identity()
 

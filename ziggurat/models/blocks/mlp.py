@@ -30,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.block_norm import BlockNorm
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.ops.dropout import dropout, relu_dropout_
 from ziggurat.precision.products import Linear
@@ -46,6 +47,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     SILU = "silu"
     TANH = "tanh"
+    HARD_SWISH = "hard_swish"  # x · ReLU6(x + 3) / 6: SiLU of straight pieces
     IDENTITY = "identity"  # none
 
 
@@ -55,6 +57,7 @@ class Normalization(StrEnum):
     NONE = "none"
     BATCH = "batch"
     LAYER = "layer"
+    BLOCK = "block"  # of 256 columns each, without weights (`block_norm.py`)
 
 
 class Init(StrEnum):
@@ -74,6 +77,8 @@ class MLPConfig:
         activation: after each hidden layer.
         normalization: before each activation.
         dropout: probability of zeroing a hidden unit, after the activation.
+        bias: whether hidden layers add one. The layer that closes an MLP does as well, unless its result is logits,
+            which keep theirs.
 
     Example:
         >>> zg.MLPConfig(hidden_dims=(64, 32)).hidden_dims
@@ -84,6 +89,7 @@ class MLPConfig:
     activation: Activation = Activation.RELU
     normalization: Normalization = Normalization.NONE
     dropout: Fraction = 0.0
+    bias: bool = True
 
 
 class MLP(nn.Module):
@@ -94,6 +100,7 @@ class MLP(nn.Module):
         config: the hidden layers.
         output_dim: width of the closing linear layer, or None to end with the last hidden layer.
         output_activation: after the closing layer, or None.
+        output_bias: whether the closing layer adds a bias.
 
     Attributes:
         output_dim: width of what `forward` returns.
@@ -106,12 +113,13 @@ class MLP(nn.Module):
         config: MLPConfig,
         output_dim: int | None = None,
         output_activation: Activation | None = None,
+        output_bias: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
         self.output_activation = output_activation
         dims = (input_dim, *config.hidden_dims)
-        linears = [Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims)]
+        linears = [Linear(wide, narrow, bias=config.bias) for wide, narrow in itertools.pairwise(dims)]
         self.layers = nn.ModuleList(linears)
         # A list of its own beside the layers: with and without norms, weights of layers have the same names.
         self.norms = nn.ModuleList()
@@ -120,12 +128,12 @@ class MLP(nn.Module):
         if config.normalization is Normalization.BATCH:
             for linear in linears:
                 without_gradient(linear.bias)  # the mean over the batch takes it out again
-        self.output = None if output_dim is None else Linear(dims[-1], output_dim)
+        self.output = None if output_dim is None else Linear(dims[-1], output_dim, bias=output_bias)
         self.output_dim = dims[-1] if output_dim is None else output_dim
 
     @property
     def output_bias(self) -> nn.Parameter | None:
-        """The bias of the closing linear layer; None where there is no such layer."""
+        """The bias of the closing linear layer; None where there is no such layer, or it adds none."""
         return None if self.output is None else self.output.bias
 
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"]:
@@ -181,13 +189,21 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
             return F.silu(inputs)
         case Activation.TANH:
             return inputs.tanh()
+        case Activation.HARD_SWISH:
+            return F.hardswish(inputs)
         case Activation.IDENTITY:
             return inputs
 
 
 def norm_of_width(kind: Normalization, width: int, *, eps: float = 1e-5) -> nn.Module:
-    """A norm over the batch (batch), or over the columns of each sample (layer)."""
-    return BatchNorm(width, eps=eps) if kind is Normalization.BATCH else nn.LayerNorm(width, eps=eps)
+    """Return a norm over the batch (batch), or over the columns of each sample (layer), or over blocks of them."""
+    match kind:
+        case Normalization.BATCH:
+            return BatchNorm(width, eps=eps)
+        case Normalization.BLOCK:
+            return BlockNorm(eps=eps)
+        case _:
+            return nn.LayerNorm(width, eps=eps)
 
 
 @runtime_checkable

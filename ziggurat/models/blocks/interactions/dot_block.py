@@ -28,7 +28,7 @@ class DotBlock(nn.Module):
         dim: d.
         mlp: hidden layers; a linear layer to l·d closes them.
         norm_eps: ε of the norm before the MLP.
-        norm: layer, or batch.
+        norm: layer, batch, or block.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class DotBlock(nn.Module):
         self.dim = dim
         self.products = PairwiseDot(num_fields, dim=dim)
         num_pairs = self.products.num_pairs
-        one_alone = num_pairs == 1 and norm is Normalization.LAYER  # would be 0
+        one_alone = num_pairs == 1 and norm is not Normalization.BATCH  # would be 0, or its sign
         self.norm = nn.Identity() if one_alone else norm_of_width(norm, num_pairs, eps=norm_eps)
-        self.mlp = MLP(self.products.num_pairs, config=mlp, output_dim=num_outputs * dim)
+        self.mlp = MLP(self.products.num_pairs, config=mlp, output_dim=num_outputs * dim, output_bias=mlp.bias)
         if forgets_constants(mlp):
             without_gradient(shift_of(self.norm))
 

@@ -104,7 +104,9 @@ class AttentiveFactorizationMachine(DenseProducts):
         self.dim = dim
         self.rank = rank
         self.compress = FieldMix(num_fields, num_outputs=num_compressed, dim=dim)
-        self.attention = MLP(num_compressed * dim, config=attention, output_dim=num_fields * rank)
+        self.attention = MLP(
+            num_compressed * dim, config=attention, output_dim=num_fields * rank, output_bias=attention.bias
+        )
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
         """The products with the sample's own Y."""
@@ -122,7 +124,7 @@ class FactorizationMachineBlock(nn.Module):
         dim: d of a field.
         mlp: hidden layers; a linear layer to n_F·d closes them.
         norm_eps: ε of the norm.
-        norm: layer, as published, or batch.
+        norm: layer, as published, batch, or block.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class FactorizationMachineBlock(nn.Module):
         self.products = products
         # Products of small embeddings are tiny, and the MLP needs numbers of order one.
         self.norm = norm_of_width(norm, num_products, eps=norm_eps)
-        self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
+        self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim, output_bias=mlp.bias)
         # The first mean over the batch takes out what the norm's shift adds, so its gradient is noise.
         if forgets_constants(mlp):
             without_gradient(shift_of(self.norm))
