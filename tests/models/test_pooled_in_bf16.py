@@ -84,7 +84,8 @@ def test_gradients_of_slices_are_summed_in_fp32() -> None:
         torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_auto_rounds_on_a_gpu_alone() -> None:
+def test_auto_is_the_default_and_rounds_on_a_gpu_alone() -> None:
+    assert EmbeddingConfig().pooled is PooledDtype.AUTO
     model = built("dnn", PooledDtype.AUTO)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.fields(BATCH).dtype is torch.float32

@@ -17,6 +17,7 @@ from ziggurat.cli.main import main
 from ziggurat.config import override, to_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
+from ziggurat.embeddings import PooledDtype
 from ziggurat.errors import ConfigError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Task
@@ -240,6 +241,24 @@ def test_a_run_from_before_items_goes_on_without_them(tmp_path: Path) -> None:
     CONFIG.write(run.config, to_json(given))
     with pytest.raises(ConfigError, match="another schema"):
         config_to_resume(run, config)
+
+
+def test_a_run_keeps_the_type_of_pooled_fields_that_it_was_trained_with(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    given = recipe_named("table_dlrm", schema=SCHEMA)
+    stored = to_json(given)
+    assert stored["model"]["embedding"].pop("pooled") == "auto"
+    CONFIG.write(run.config, stored)
+    config, changes = config_to_resume(run, given)
+    assert not changes
+    assert config.model.embedding.pooled is PooledDtype.FP32, "as runs had it before there was a choice"
+    CONFIG.write(run.config, to_json(override(given, {"model.embedding.pooled": "fp32"})))
+    config, changes = config_to_resume(run, given)
+    assert not changes
+    assert config.model.embedding.pooled is PooledDtype.FP32
+    CONFIG.write(run.config, to_json(given))
+    with pytest.raises(ConfigError, match=r'embedding.pooled: "auto" in the run, "computed" given'):
+        config_to_resume(run, override(given, {"model.embedding.pooled": "computed"}))
 
 
 def with_statistics(folder: Path, *, factor: float) -> Preprocessing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ from ziggurat.cli.main import main
 from ziggurat.cli.settings import apply_settings
 from ziggurat.cli.verbs import fitted
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.embeddings import EmbeddingConfig, KernelChoice, PooledDtype
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.features.schema_io import write_schema
@@ -103,6 +104,17 @@ def test_no_run_of_more_rows_stops_before_pairs_of_thousands_of_ids_have_shown(r
     training = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=rows)).training
     assert training.early_stop.min_steps * training.loader.batch_size >= 2_500_000
     assert training.epochs * rows * 0.8 >= 2_000_000
+
+
+@pytest.mark.parametrize("setting", [{"pooled": PooledDtype.FP32}, {"kernel": KernelChoice.TORCH}], ids=str)
+def test_what_computes_changes_nothing_of_how_tables_learn(setting: dict[str, Any], tmp_path: Path) -> None:
+    for recipe in ("table_dlrm", "table_logistic_regression"):
+        plain = run_on(tmp_path / "rows.parquet", rows=500, recipe=recipe)
+        embedding = dataclasses.replace(plain.model.embedding, **setting)
+        asked = dataclasses.replace(plain, model=dataclasses.replace(plain.model, embedding=embedding))
+        found = fit_to_rows(asked)
+        learned = dataclasses.replace(fit_to_rows(plain).model.embedding, **setting)
+        assert found.model.embedding == learned
 
 
 def test_other_runs_keep_their_sizes_and_what_they_learn_by(tmp_path: Path) -> None:

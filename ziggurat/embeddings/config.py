@@ -72,7 +72,7 @@ class EmbeddingConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     initial_sum: float = 0.0
-    pooled: PooledDtype = PooledDtype.FP32
+    pooled: PooledDtype = PooledDtype.AUTO
 
     def __post_init__(self) -> None:
         _expect(self.dim >= 1, "dim >= 1", f"dim = {self.dim}")

@@ -304,7 +304,13 @@ def _is_fitted(config: RunConfig) -> bool:
 def _learns_by_default(config: RunConfig) -> bool:
     """Return whether nobody said how tables are kept and learn."""
     grows = any(table.encoding is Encoding.GROWING for table in config.table_schema.tables)
-    return not grows and config.tables == TablesConfig() and config.model.embedding == EmbeddingConfig()
+    return not grows and config.tables == TablesConfig() and _is_plain(config.model.embedding)
+
+
+def _is_plain(embedding: EmbeddingConfig) -> bool:
+    """Return whether tables learn as they do by default, whatever computes them and rounds their sums."""
+    default = EmbeddingConfig()
+    return replace(embedding, kernel=default.kernel, pooled=default.pooled) == default
 
 
 def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
@@ -366,7 +372,7 @@ def logistic_run(config: RunConfig, *, rows: int, epochs: int = 20) -> RunConfig
         loader=LoaderConfig(batch_size=batch_size, seed=given.loader.seed),
     )
     model = config.model
-    if model.embedding == EmbeddingConfig():
+    if _is_plain(model.embedding):
         embedding = replace(model.embedding, initial_sum=_soft_start(batch_size * launched_ranks()))
         model = replace(model, embedding=embedding)
     return replace(config, model=model, training=training)
@@ -389,7 +395,7 @@ def with_soft_start(config: RunConfig) -> RunConfig:
         config: perhaps with another batch size than that of `logistic_run`.
     """
     embedding = config.model.embedding
-    is_plain = replace(embedding, initial_sum=0.0) == EmbeddingConfig()
+    is_plain = _is_plain(replace(embedding, initial_sum=0.0))
     if not is_linear(config.model) or not embedding.initial_sum or not is_plain:
         return config
     soft = replace(embedding, initial_sum=_soft_start(config.training.loader.batch_size * launched_ranks()))

@@ -11,6 +11,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
+from ziggurat.embeddings.config import PooledDtype
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
@@ -274,7 +275,20 @@ def load_config(path: str | Path, *, models: Sequence[type[ModelConfig]] = ()) -
         if model.get("kind") not in known:
             raise _unknown_model(model, file)
         data = {**data, "model": {name: value for name, value in model.items() if name != _CLASS}}
+    data = _with_fp32_where_unsaid(data)
     return _with_own_rows(from_json(RunConfig, data, where=str(file), kinds=models), folder=file.parent)
+
+
+def _with_fp32_where_unsaid(data: Any) -> Any:
+    """Return the content of a config.json with `pooled = fp32` where it says nothing.
+
+    Every setting is written down, so a file without this one is older than it, and its run had FP32.
+    """
+    match data:
+        case {"model": {"embedding": dict(embedding), **model}, **rest} if "pooled" not in embedding:
+            return {**rest, "model": {**model, "embedding": {**embedding, "pooled": PooledDtype.FP32.value}}}
+        case _:
+            return data
 
 
 def _with_own_rows(config: RunConfig, *, folder: Path) -> RunConfig:

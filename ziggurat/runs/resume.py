@@ -1,7 +1,7 @@
 """What a resumed run goes on with: everything as it was stored, but for settings that may change.
 
     settings      those of config.json; what is given must equal them, or be one of `MAY_CHANGE`
-    auto          precision, kernel and threads that were chosen at the first start stay chosen; an `auto` that the
+    auto          precision, kernel, threads and the type of pooled fields of the first start stay; an `auto` that the
                   schema, the data or the machine decides (metric, split, ids made unknown, device) is compared as what
                   it comes to
     vocabularies  those of preprocessing/; the data must still have them, row for row (data_record.py)
@@ -17,6 +17,7 @@ from dataclasses import replace
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.embeddings.config import PooledDtype
 from ziggurat.embeddings.tables_config import AUTO, TablesConfig
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.lookup import KernelChoice
@@ -156,6 +157,8 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         training = replace(training, unknown_ids=stored.training.unknown_ids)
     if embedding.kernel is KernelChoice.AUTO:
         embedding = replace(embedding, kernel=stored.model.embedding.kernel)
+    if embedding.pooled is PooledDtype.AUTO:  # runs from before `auto` was the default had FP32
+        embedding = replace(embedding, pooled=stored.model.embedding.pooled)
     data = given.data
     device = given.device
     schema = given.table_schema

@@ -170,7 +170,9 @@ def startup_report(
     }
     if reason := why_no_events():
         training["TensorBoard"] = f"no event files: {reason}; metrics.jsonl has every number"
-    if model.embeddings.config.pooled is not PooledDtype.FP32:
+    pooled = model.embeddings.config.pooled
+    # On a CPU `auto` changes nothing that a reader could miss.
+    if pooled is PooledDtype.COMPUTED or (pooled is PooledDtype.AUTO and step.device.type != "cpu"):
         training["pooled fields"] = _pooled_line(step)
     if facts.has_dots:
         training["pairwise dot products"] = dot_kernel()
@@ -261,8 +263,6 @@ def _brief_kernel(kernels: Mapping[str, str]) -> str:
 
 def _pooled_line(step: TrainStep) -> str:
     """Say what pooled fields are written as, and why not BF16 where it was asked for, or would be taken."""
-    if step.parallel is None and not step.model.rounds_pooled:
-        return "fp32: the run computes on a CPU (auto)"
     if not step.model.rounds_pooled:
         return "fp32: on many ranks the formats of wires say what travels (--wire bf16)"
     return "bf16" if step.precision.dtype is torch.bfloat16 else f"fp32: the network computes in {step.precision.value}"
