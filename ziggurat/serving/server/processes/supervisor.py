@@ -20,10 +20,8 @@ has loaded, and one that has loaded another version does not serve.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import selectors
 import signal
 import socket
@@ -38,14 +36,10 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
-from ziggurat.serving.server.processes.control import (
-    BrokenMessageError,
-    Control,
-    error_from_json,
-    in_lines,
-)
+from ziggurat.serving.server.processes.child import Backoff, Child, Children
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, in_lines
 from ziggurat.serving.server.processes.own_folder import OwnFolder
-from ziggurat.serving.server.processes.private_export import PrivateExport, PrivateExports
+from ziggurat.serving.server.processes.private_export import PrivateExports
 from ziggurat.serving.server.processes.stand_in import StandIn
 from ziggurat.serving.server.processes.worker import WATCH_S, Load, Loaded, WorkerTask, work
 from ziggurat.typed import quoted
@@ -55,9 +49,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ziggurat.server")
 _TICK_S = 0.2  # between two turns, where nothing is heard
-_LEAST_PAUSE_S = 0.1  # before a worker is started in the place of one that could not load
-_MOST_PAUSE_S = 30.0
-_STOPPED_S = 2.0  # between two turns: this process was stopped, and its workers most likely, too
 _UNSERVED_S = 1.0  # without a worker that serves; for less, clients wait for the next one
 _TO_CLOSE_S = 1.0  # for workers to take no more connections, when the server ends
 
@@ -72,17 +63,17 @@ class State(StrEnum):
 
 
 @dataclass(kw_only=True, eq=False)
-class _Child:
-    pid: int
+class _Worker(Child):
     slot: int
-    control: Control
     generation: int
     state: State = State.LOADING
-    seen: float = 0.0
     loaded: Loaded | None = None
     served: bool = False  # it took connections
     closed: bool = False  # it takes no more connections
-    stopped_since: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.pid}"
 
 
 @dataclass(kw_only=True)
@@ -92,7 +83,7 @@ class _Swap:
     export: Path
     folder: Path
     generation: int
-    asked_by: _Child | None
+    asked_by: _Worker | None
     number: int
     promoted: bool = False
     accept_loss: bool = False
@@ -137,7 +128,6 @@ class Supervisor:
         self.own = own
         self._api_key = api_key
         self._on_ready = on_ready
-        self._children: list[_Child] = []
         self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
         self._command = export  # what SIGHUP and --watch follow, whatever /admin/swap has loaded meanwhile
         self._generation = self._newest = 0
@@ -148,14 +138,19 @@ class Supervisor:
         self._started = self._ending = False
         self._served: Loaded | None = None  # what is served now
         self._failure: ZigguratError | None = None
-        self._pause_s = 0.0
-        self._not_before = 0.0
+        self._backoff = Backoff()
         self._closed_by = self._end_by = 0.0
         self._seen_export: object = None
         self._signals: list[int] = []
         self._selector = selectors.DefaultSelector()
+        self._workers: Children[_Worker] = Children(
+            hang_s=config.hang_s,
+            on_message=self._take_message,
+            on_exit=self._replace,
+            selector=self._selector,
+        )
         self._stand_in = StandIn(listener=listener, selector=self._selector)
-        self._served_at = self._turn_at = time.monotonic()
+        self._served_at = time.monotonic()
         self._metrics = own.path / "metrics"
         self._metrics.mkdir()
 
@@ -167,9 +162,10 @@ class Supervisor:
         """
         waker = self._catch_signals()
         self._seen_export = identity_of(self._command)
-        watched = self._turn_at = time.monotonic()
+        watched = time.monotonic()
+        self._workers.excuse_pause()  # the first turn begins now
         try:
-            while not (self._ending and not self._children):
+            while not (self._ending and not self._workers):
                 self._tend_shards()
                 self._tend()
                 self._stand_in.turn(on=self._needs_stand_in())
@@ -178,98 +174,75 @@ class Supervisor:
                         waker.recv(4096)
                     elif isinstance(key.data, StandIn):
                         key.data.hear(key.fileobj)
-                    elif key.data in self._children:  # one that ended in this turn has no socket any more
-                        self._hear(key.data)
+                    elif key.data in self._workers:  # one that ended in this turn has no socket any more
+                        self._workers.read_messages(key.data)
                 self._heed_signals()
                 self._reload_if_wanted()
-                for child in self._children:
-                    child.control.flush()
-                self._forgive_a_pause()
-                self._end_the_hung()
+                self._workers.flush()
+                self._excuse_pause()
+                self._kill_the_hung()
                 if self.config.watch and time.monotonic() - watched > WATCH_S:
                     watched = time.monotonic()
                     self._look_at_export()
             self._stand_in.end()
         finally:
-            for child in self._children:
-                _kill(child, signal.SIGKILL)
+            self._workers.end()
             self._private.delete()
             if self.keeper is not None:
                 self.keeper.end()
         if self._failure is not None:
             raise self._failure
 
-    # ---- children
+    # ---- workers
 
     def _needs_stand_in(self) -> bool:
         """Return whether connections come that no worker will take soon."""
         now = time.monotonic()
         if self._ending:
-            is_closed = all(child.closed for child in self._children if child.served)
+            is_closed = all(worker.closed for worker in self._workers if worker.served)
             return self._started and (is_closed or now > self._closed_by)
-        if not self._started or any(child.state is State.SERVING for child in self._children):
+        if not self._started or any(worker.state is State.SERVING for worker in self._workers):
             self._served_at = now
         return now - self._served_at > _UNSERVED_S
 
-    def _forgive_a_pause(self) -> None:
+    def _excuse_pause(self) -> None:
         """Count no time as silence of a worker in which this process itself did not run."""
-        now = time.monotonic()
-        paused_s = now - self._turn_at
-        self._turn_at = now
-        if paused_s > min(_STOPPED_S, self.config.hang_s / 2):
+        paused_s = self._workers.excuse_pause()
+        if paused_s:
             _log.warning("the server was stopped for %.1f s, and goes on", paused_s)
             self._end_by += paused_s
-            for child in self._children:
-                child.seen += paused_s
-                child.stopped_since += paused_s if child.stopped_since else 0.0
 
     def _fork(self, export: Path, generation: int) -> None:
         private = self._private.of(export, generation=generation)
-        ours, theirs = socket.socketpair()
-        slot = next(number for number in range(10_000) if all(child.slot != number for child in self._children))
+        slot = next(number for number in range(10_000) if all(worker.slot != number for worker in self._workers))
         forget_metrics(folder=self._metrics, slot=slot)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._become_worker(private, slot, ours, theirs)
-            finally:
-                os._exit(1)  # a child must never go on as a second supervisor
-        theirs.close()
-        ours.setblocking(False)
-        child = _Child(pid=pid, slot=slot, control=Control(end=ours), generation=generation, seen=time.monotonic())
-        self._children.append(child)
-        self._selector.register(ours, selectors.EVENT_READ, child)
-
-    def _become_worker(self, export: PrivateExport, slot: int, ours: socket.socket, theirs: socket.socket) -> None:
-        """Release in the child what belongs to the supervisor, and start work."""
-        ours.close()
-        self._let_go()
-        if self.keeper is not None:
-            self.keeper.let_go()
         task = WorkerTask(
             load=self.load,
-            export=export,
+            export=private,
             listener=self.listener,
             admin=self.admin,
-            leave=self._leave_orphaned,
             config=self.config,
             api_key=self._api_key,
             slot=slot,
             metrics=self._metrics,
         )
-        work(task, control=Control(end=theirs))
 
-    def _let_go(self) -> None:
-        """Close in a child what belongs to the supervisor."""
-        # The descriptor is the supervisor's: a signal to this child would wake it.
-        signal.set_wakeup_fd(-1)
-        for child in self._children:
-            child.control.close()  # else the end of this supervisor would not be seen by its workers
+        def run(control: Control) -> int:
+            self._close_inherited()
+            if self.keeper is not None:
+                self.keeper.close_inherited()
+            return work(task, control=control)
+
+        self._workers.fork(_Worker(slot=slot, generation=generation), run, at_end=self._leave_orphaned)
+
+    def _close_inherited(self) -> None:
+        """Close what belongs to the supervisor, in a process that it forked."""
+        self._workers.close_inherited()  # else the end of this supervisor would not be seen by its workers
         self._stand_in.close_inherited()
         self._selector.close()
 
     def _leave_orphaned(self) -> None:
-        """Delete what a dead supervisor left, in a child that ends, if no other child is there."""
+        """Delete what a dead supervisor left, in a worker that ends, if no other worker is there."""
         self.own.leave_orphaned()
         self._private.leave_orphaned()
 
@@ -277,13 +250,13 @@ class Supervisor:
         if self.keeper is None:
             return
         private = self._private.of(self._folder, generation=self._generation)
-        self.keeper.tend(self._folder, copy=private.make, in_child=self._let_go)
+        self.keeper.tend(self._folder, copy=private.make, in_child=self._close_inherited)
         if self.keeper.failure is not None and not self._started and not self._ending:
             self._failure = self.keeper.failure
             self._end()
 
-    def _of(self, generation: int, *states: State) -> list[_Child]:
-        return [child for child in self._children if child.generation == generation and child.state in states]
+    def _of(self, generation: int, *states: State) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.generation == generation and worker.state in states]
 
     def _tend(self) -> None:
         """Start, promote and end workers, until there is what should be."""
@@ -298,59 +271,46 @@ class Supervisor:
             self._promote(ready.pop())
             serving += 1
         wanted = self.config.workers + self.config.spares - serving - len(ready)
-        if wanted > 0 and not self._of(self._generation, State.LOADING) and time.monotonic() >= self._not_before:
+        if wanted > 0 and not self._of(self._generation, State.LOADING) and self._backoff.is_over:
             self._fork(self._folder, self._generation)
 
-    def _promote(self, child: _Child) -> None:
-        child.state = State.SERVING
-        child.served = True
-        child.seen = time.monotonic()
-        child.control.send(serve=True)
+    def _promote(self, worker: _Worker) -> None:
+        worker.state = State.SERVING
+        worker.served = True
+        worker.last_seen = time.monotonic()
+        worker.control.send(serve=True)
 
-    def _hear(self, child: _Child) -> None:
-        try:
-            messages = child.control.receive()
-            if messages is None:
-                self._bury(child)
-                return
-            child.seen = time.monotonic()
-            for message in messages:
-                self._take_message(child, message)
-        except BrokenMessageError as problem:
-            _log.error("worker %d sends what is no message; it is killed: %s", child.pid, problem)
-            _kill(child, signal.SIGKILL)  # its end is seen as that of any other worker
-
-    def _take_message(self, child: _Child, message: dict[str, Any]) -> None:
+    def _take_message(self, worker: _Worker, message: dict[str, Any]) -> None:
         """Act on a message of a worker, whose every field is looked at before it is used.
 
         Raises:
             BrokenMessageError: it is none that a worker sends.
         """
         if "ready" in message:
-            self._take_ready(child, Loaded.from_message(message["ready"]))
+            self._take_ready(worker, Loaded.from_message(message["ready"]))
         elif "draining" in message:
-            child.closed = True
+            worker.closed = True
         elif "failed" in message:
-            self._could_not_load(child, error_from_json(message["failed"]))
+            self._could_not_load(worker, error_from_json(message["failed"]))
         elif "serving" in message:
-            if not self._started and child.loaded is not None:
+            if not self._started and worker.loaded is not None:
                 self._started = True
-                self._served = child.loaded
-                self._on_ready(child.loaded)
+                self._served = worker.loaded
+                self._on_ready(worker.loaded)
         elif "swap" in message:
             export = message["swap"]
             number = message.get("number")
             if not isinstance(export, str) or not isinstance(number, int):
                 raise BrokenMessageError(f"{message!r:.80}: no swap")
-            self._begin_swap(Path(export), child, number, accept_loss=message.get("accept_loss") is True)
+            self._begin_swap(Path(export), worker, number, accept_loss=message.get("accept_loss") is True)
         elif "alive" not in message:
             raise BrokenMessageError(f"{message!r:.80}: no message of a worker")
 
-    def _take_ready(self, child: _Child, loaded: Loaded) -> None:
+    def _take_ready(self, worker: _Worker, loaded: Loaded) -> None:
         """A worker has loaded an export: it may serve if that is the version of its generation."""
-        if child.state is not State.LOADING:  # it is to end
+        if worker.state is not State.LOADING:  # it is to end
             return
-        version = self._versions.setdefault(child.generation, loaded.version)
+        version = self._versions.setdefault(worker.generation, loaded.version)
         if loaded.version != version:
             error = ConfigError(
                 expected=f"version {version}, which the other workers have loaded",
@@ -358,87 +318,78 @@ class Supervisor:
                 where=str(self._folder),
                 ways_out=("kill -HUP of this server: it swaps to the new version", "put the old version back"),
             )
-            self._could_not_load(child, error)
-            _kill(child, signal.SIGKILL)
+            self._could_not_load(worker, error)
+            worker.kill()
             return
         swap = self._swap
-        if swap is not None and child.generation == swap.generation and not swap.accept_loss:
+        if swap is not None and worker.generation == swap.generation and not swap.accept_loss:
             lost = loaded.lacks(self._served) if self._served is not None else []
             if lost:
-                self._could_not_load(child, _answers_less(swap.export, lost))
-                _kill(child, signal.SIGKILL)
+                self._could_not_load(worker, _answers_less(swap.export, lost))
+                worker.kill()
                 return
-        child.state = State.READY
-        child.loaded = loaded
-        if child.generation == self._generation:
-            self._pause_s = 0.0
+        worker.state = State.READY
+        worker.loaded = loaded
+        if worker.generation == self._generation:
+            self._backoff.succeed()
 
-    def _bury(self, child: _Child) -> None:
-        """A child ended: take it out; `_tend` finds another one for its place."""
-        self._selector.unregister(child.control.socket)
-        child.control.close()
-        self._children.remove(child)
-        # Its socket closes as it ends, so this does not wait.
-        _, status = os.waitpid(child.pid, 0)
+    def _replace(self, worker: _Worker, code: int) -> None:
+        """Release what a worker that ended has used; `_tend` starts another one in its place."""
         self._forget_copies()
-        forget_metrics(folder=self._metrics, slot=child.slot)
-        code = os.waitstatus_to_exitcode(status)
-        if child.state is State.LOADING and not self._ending:
+        forget_metrics(folder=self._metrics, slot=worker.slot)
+        if worker.state is State.LOADING and not self._ending:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
             swap = self._swap
-            export = swap.export if swap is not None and child.generation == swap.generation else self.export
+            export = swap.export if swap is not None and worker.generation == swap.generation else self.export
             error = ConfigError(
                 expected="a worker that loads the export",
                 found=f"one that ended with {how}",
                 where=str(export),
                 ways_out=("see the messages above", "the machine may lack memory"),
             )
-            self._could_not_load(child, error)
-        elif child.state is State.SERVING and not self._ending:
-            _log.warning("worker %d ended (status %d); another one takes its place", child.pid, code)
+            self._could_not_load(worker, error)
+        elif worker.state is State.SERVING and not self._ending:
+            _log.warning("worker %d ended (status %d); another one takes its place", worker.pid, code)
 
     def _forget_copies(self) -> None:
         """Delete the copies of exports that no worker serves or loads any more."""
-        used = {self._generation, *(child.generation for child in self._children)}
+        used = {self._generation, *(worker.generation for worker in self._workers)}
         if self._swap is not None:
             used.add(self._swap.generation)
         self._private.keep(used)
 
-    def _could_not_load(self, child: _Child, error: ZigguratError) -> None:
-        if child.state is not State.LOADING:
+    def _could_not_load(self, worker: _Worker, error: ZigguratError) -> None:
+        if worker.state is not State.LOADING:
             return
-        child.state = State.DRAINING  # it ends by itself
+        worker.state = State.DRAINING  # it ends by itself
         swap = self._swap
-        if swap is not None and child.generation == swap.generation:
+        if swap is not None and worker.generation == swap.generation:
             self._refuse_swap(swap, error)
         elif not self._started:
             self._failure = self._failure or error
             self._end()
         else:
-            self._pause_s = min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, 2 * self._pause_s))
-            self._not_before = time.monotonic() + self._pause_s
-            _log.error("a worker could not load the export; next trial in %.1f s\n%s", self._pause_s, in_lines(error))
+            self._backoff.fail()
+            pause_s = self._backoff.pause_s
+            _log.error("a worker could not load the export; next trial in %.1f s\n%s", pause_s, in_lines(error))
 
-    def _end_the_hung(self) -> None:
+    def _kill_the_hung(self) -> None:
         now = time.monotonic()
-        for child in self._children:
-            if child.state is State.SERVING and now - child.seen > self.config.hang_s:
-                _log.error("worker %d shows no sign of life; it is killed", child.pid)
-                _kill(child, signal.SIGKILL)
-            elif child.state is State.DRAINING and now - child.seen > self.config.drain_s + self.config.hang_s:
-                _kill(child, signal.SIGKILL)
-            elif child.state in (State.LOADING, State.READY):  # silent by nature; but who is stopped is no help
-                child.stopped_since = (child.stopped_since or now) if _is_stopped(child.pid) else 0.0
-                if child.stopped_since and now - child.stopped_since > self.config.hang_s:
-                    _log.error("worker %d is stopped; it is killed", child.pid)
-                    _kill(child, signal.SIGKILL)
+        for worker in self._workers:
+            if worker.state is State.SERVING:
+                self._workers.kill_if_silent(worker)
+            elif worker.state is State.DRAINING:
+                if now - worker.last_seen > self.config.drain_s + self.config.hang_s:
+                    worker.kill()
+            else:  # one that loads or waits is silent by nature; but one that is stopped is no help
+                self._workers.kill_if_stopped(worker)
         if self._ending and now > self._end_by:
-            for child in self._children:
-                _kill(child, signal.SIGKILL)
+            for worker in self._workers:
+                worker.kill()
 
     # ---- another version
 
-    def _begin_swap(self, export: Path, asked_by: _Child | None, number: int, *, accept_loss: bool = False) -> None:
+    def _begin_swap(self, export: Path, asked_by: _Worker | None, number: int, *, accept_loss: bool = False) -> None:
         if self._swap is not None or self._ending:
             error = ConfigError(
                 expected="one swap at a time",
@@ -475,24 +426,24 @@ class Supervisor:
         serving = self._of(swap.generation, State.SERVING)
         if not swap.promoted:
             if len(ready) >= self.config.workers:
-                for child in ready:
-                    self._promote(child)
+                for worker in ready:
+                    self._promote(worker)
                 swap.promoted = True
             elif not self._of(swap.generation, State.LOADING):
                 self._fork(swap.folder, swap.generation)
             return
-        old = [child for child in self._children if child.generation < swap.generation]
-        for child in old:
-            if child.state is not State.DRAINING:
-                child.state = State.DRAINING
-                child.seen = time.monotonic()
-                child.control.send(drain=True)
+        old = [worker for worker in self._workers if worker.generation < swap.generation]
+        for worker in old:
+            if worker.state is not State.DRAINING:
+                worker.state = State.DRAINING
+                worker.last_seen = time.monotonic()
+                worker.control.send(drain=True)
         self._generation = swap.generation
         self._swap = None
         self.export = swap.export
         self._folder = swap.folder
         self._forget_copies()
-        self._served = next((child.loaded for child in serving if child.loaded is not None), self._served)
+        self._served = next((worker.loaded for worker in serving if worker.loaded is not None), self._served)
         version = self._versions.get(swap.generation, "")
         _log.info("serving version %s of %s", version, quoted(str(swap.export)))
         if swap.asked_by is not None:
@@ -500,9 +451,9 @@ class Supervisor:
 
     def _refuse_swap(self, swap: _Swap, error: ZigguratError) -> None:
         self._swap = None
-        for child in self._of(swap.generation, State.READY, State.LOADING):
-            child.state = State.DRAINING
-            _kill(child, signal.SIGKILL)
+        for worker in self._of(swap.generation, State.READY, State.LOADING):
+            worker.state = State.DRAINING
+            worker.kill()
         self._forget_copies()
         _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), in_lines(error))
         if swap.asked_by is not None:
@@ -559,17 +510,12 @@ class Supervisor:
         self._closed_by = time.monotonic() + _TO_CLOSE_S
         self._end_by = time.monotonic() + self.config.drain_s + self.config.linger_s + 1
         self._seen_export = None
-        for child in self._children:
-            if child.state is State.LOADING:
-                _kill(child, signal.SIGKILL)
+        for worker in self._workers:
+            if worker.state is State.LOADING:
+                worker.kill()
             else:
-                child.control.send(drain=True)
-            child.state = State.DRAINING
-
-
-def _kill(child: _Child, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
-        os.kill(child.pid, number)
+                worker.control.send(drain=True)
+            worker.state = State.DRAINING
 
 
 def _answers_less(export: Path, lost: list[str]) -> ConfigError:
@@ -582,13 +528,3 @@ def _answers_less(export: Path, lost: list[str]) -> ConfigError:
             "start a server of its own with it",
         ),
     )
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal (SIGSTOP)."""
-    try:
-        # The name of the program stands in brackets before it, and may hold brackets and blanks itself.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):  # it has ended
-        return False
-    return state in "Tt"

@@ -11,12 +11,10 @@ items while it waits, and once more before it accepts anything, so it never answ
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import functools
 import gc
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -24,7 +22,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ziggurat.config import from_json
 from ziggurat.errors import ConfigError, FileError, RequestError, ZigguratError
@@ -43,7 +41,6 @@ from ziggurat.serving.server.reading import RefusedRequestError, refused, refuse
 from ziggurat.serving.server.tracing import export_traces, flush_traces
 
 _log = logging.getLogger("ziggurat.server")
-_SWITCH_S = 0.0005  # so that the event loop gets the GIL soon while a batch computes
 WATCH_S = 0.5
 Load = Callable[[Path], Answerer]
 
@@ -117,7 +114,6 @@ class WorkerTask:
         export: the folder, of which the server's own copy is loaded.
         listener: socket to accept from.
         admin: socket of the admin routes, likewise; None: there are none.
-        leave: called last; the last process of a dead server deletes its folders.
         config: of the server.
         api_key: "" for none.
         slot: number of this worker among the living ones.
@@ -128,47 +124,10 @@ class WorkerTask:
     export: PrivateExport
     listener: socket.socket
     admin: socket.socket | None
-    leave: Callable[[], None]
     config: ServerConfig
     api_key: str
     slot: int
     metrics: Path
-
-
-def work(task: WorkerTask, *, control: Control) -> NoReturn:
-    """Be a worker until the supervisor says drain or is gone; ends the process.
-
-    Args:
-        task: what to do.
-        control: this worker's end of the pair.
-    """
-    become(lambda: _work(task, control), at_end=task.leave)
-
-
-def become(run: Callable[[], int], *, at_end: Callable[[], None] = lambda: None) -> NoReturn:
-    """Let a process that was just forked do something, and end with the status that it returns.
-
-    Args:
-        run: what it does.
-        at_end: called last, whatever happened.
-    """
-    status = 1
-    try:
-        for name in (signal.SIGINT, signal.SIGHUP):  # meant for the supervisor, which a terminal's group shares
-            signal.signal(name, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.setswitchinterval(_SWITCH_S)
-        status = run()
-    except BaseException:
-        _log.exception("a worker failed")
-    finally:
-        # Whatever fails here, the process has to end, and with its own status.
-        with contextlib.suppress(Exception):
-            at_end()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(status)  # nothing of the supervisor's is ended here
 
 
 def set_threads(config: ServerConfig) -> None:
@@ -177,7 +136,13 @@ def set_threads(config: ServerConfig) -> None:
         sys.modules["torch"].set_num_threads(config.threads_of_worker)
 
 
-def _work(task: WorkerTask, control: Control) -> int:
+def work(task: WorkerTask, *, control: Control) -> int:
+    """Be a worker until the supervisor says drain or is gone; return the exit status of the process.
+
+    Args:
+        task: what to do.
+        control: this worker's end of the pair.
+    """
     prepare_thread = functools.partial(set_threads, task.config)
     prepare_thread()
     share_metrics(folder=task.metrics, slot=task.slot)

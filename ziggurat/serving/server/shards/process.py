@@ -11,29 +11,27 @@ follows the folder or link by itself, as shards of other machines must.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
+from ziggurat.serving.server.processes.child import Backoff, Child, Children
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json
-from ziggurat.serving.server.processes.worker import WATCH_S, become, set_threads
+from ziggurat.serving.server.processes.worker import WATCH_S, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
 
 _log = logging.getLogger("ziggurat.server")
 _MOST_BYTES = 1 << 30  # of a question or a change of items
-_LEAST_PAUSE_S = 0.1
-_MOST_PAUSE_S = 30.0
 _TICK_S = 0.1
 
 
@@ -131,15 +129,15 @@ async def _watch(versions: ShardVersions, export: Path) -> None:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Kept:
+class _Shard(Child):
     shard: int
     listener: socket.socket
-    control: Control | None = None
-    pid: int = 0
-    seen: float = 0.0
     ready: bool = False
-    not_before: float = 0.0
-    pause_s: float = 0.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    @property
+    def name(self) -> str:
+        return f"shard {self.shard}"
 
 
 class ShardKeeper:
@@ -159,12 +157,17 @@ class ShardKeeper:
         self.config = config
         self.failure: ZigguratError | None = None
         self._api_key = api_key
-        self._kept = [_Kept(shard=shard, listener=listener) for shard, listener in listeners.items()]
+        self._shards = [_Shard(shard=shard, listener=listener) for shard, listener in listeners.items()]
+        self._running: Children[_Shard] = Children(
+            hang_s=config.hang_s,
+            on_message=self._take_message,
+            on_exit=self._note_exit,
+        )
 
     @property
     def ready(self) -> bool:
         """True if all shards have loaded the export."""
-        return all(each.ready for each in self._kept)
+        return all(each.ready for each in self._shards)
 
     def tend(
         self,
@@ -178,108 +181,67 @@ class ShardKeeper:
         Args:
             export: folder that they begin with.
             copy: makes the server's own copy of it in the process that loads it; None: the folder itself is loaded.
-            in_child: lets go of what belongs to the caller, in a process that was started.
+            in_child: closes what belongs to the caller, in a process that was started.
         """
-        now = time.monotonic()
-        for each in self._kept:
-            if each.control is None:
-                if now >= each.not_before:
-                    self._start(each, export, copy, in_child)
-            else:
-                self._hear(each, each.control, now)
+        for each in self._shards:
+            if each in self._running:
+                self._running.read_messages(each)
+            elif each.backoff.is_over:
+                self._start(each, export, copy, in_child)
+        for each in self._running:
+            if each.ready:
+                self._running.kill_if_silent(each)
 
-    def _hear(self, each: _Kept, control: Control, now: float) -> None:
-        try:
-            messages = control.receive()
-            if messages is None:
-                self._bury(each, control)
-            else:
-                self._heed(each, messages, now)
-        except BrokenMessageError as problem:
-            _log.error("shard %d sends what is no message; it is killed: %s", each.shard, problem)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-
-    def let_go(self) -> None:
+    def close_inherited(self) -> None:
         """Close what belongs to the keeper, in a child of the keeper's process."""
-        for each in self._kept:
+        for each in self._shards:
             each.listener.close()
-            if each.control is not None:
-                each.control.close()  # else the end of the keeper would not be seen by its shards
+        self._running.close_inherited()  # else the end of the keeper would not be seen by its shards
 
     def end(self) -> None:
         """End all of them, now."""
-        for each in self._kept:
+        for each in self._shards:
             each.listener.close()
-            if each.control is not None:
-                each.control.close()
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each.pid, signal.SIGKILL)
-                os.waitpid(each.pid, 0)
-                each.control = None
+        self._running.end()
 
-    def _start(self, each: _Kept, export: Path, copy: Callable[[], Path] | None, in_child: Callable[[], None]) -> None:
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                in_child()
-                ours.close()
-                for other in self._kept:
-                    if other is not each:
-                        other.listener.close()
-                    if other.control is not None:
-                        other.control.close()
-                task = ShardTask(
-                    shard=each.shard,
-                    num_shards=self.num_shards,
-                    export=export,
-                    copy=copy,
-                    listener=each.listener,
-                    config=self.config,
-                    api_key=self._api_key,
-                )
-                control = Control(end=theirs)
-                become(lambda: run_shard(task, control))
-            finally:
-                os._exit(1)  # a child must never go on as a second keeper
-        theirs.close()
-        ours.setblocking(False)
-        each.control = Control(end=ours)
-        each.pid = pid
-        each.seen = time.monotonic()
+    def _start(self, each: _Shard, export: Path, copy: Callable[[], Path] | None, in_child: Callable[[], None]) -> None:
+        task = ShardTask(
+            shard=each.shard,
+            num_shards=self.num_shards,
+            export=export,
+            copy=copy,
+            listener=each.listener,
+            config=self.config,
+            api_key=self._api_key,
+        )
+
+        def run(control: Control) -> int:
+            in_child()
+            for other in self._shards:
+                if other is not each:
+                    other.listener.close()
+            return run_shard(task, control)
+
         each.ready = False
+        self._running.fork(each, run)
 
-    def _heed(self, each: _Kept, messages: Sequence[dict[str, object]], now: float) -> None:
-        for message in messages:
-            each.seen = now
-            if "ready" in message:
-                each.ready = True
-                each.pause_s = 0.0
-            elif "failed" in message:
-                self.failure = error_from_json(message["failed"])
-                _log.error("shard %d could not load the export\n%s", each.shard, self.failure)
-        if each.ready and now - each.seen > self.config.hang_s:
-            _log.error("shard %d shows no sign of life; it is killed", each.shard)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-            each.seen = now
+    def _take_message(self, each: _Shard, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            each.ready = True
+            each.backoff.succeed()
+        elif "failed" in message:
+            self.failure = error_from_json(message["failed"])
+            _log.error("shard %d could not load the export\n%s", each.shard, self.failure)
 
-    def _bury(self, each: _Kept, control: Control) -> None:
-        control.close()
-        each.control = None
-        _, status = os.waitpid(each.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+    def _note_exit(self, each: _Shard, code: int) -> None:
         if not each.ready:
-            each.pause_s = min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, 2 * each.pause_s))
+            each.backoff.fail()
             self.failure = self.failure or ConfigError(
                 expected=f"shard {each.shard} of {self.num_shards}, which loads the export",
                 found=f"a process that ended with status {code}",
                 where="shards",
                 ways_out=("see the messages above", "the machine may lack memory"),
             )
-        each.not_before = time.monotonic() + each.pause_s
         _log.warning("shard %d ended (status %d); another one takes its place", each.shard, code)
 
 
