@@ -183,6 +183,7 @@ class ShardKeeper:
             copy: makes the server's own copy of it in the process that loads it; None: the folder itself is loaded.
             in_child: closes what belongs to the caller, in a process that was started.
         """
+        self._running.excuse_pause()
         for each in self._shards:
             if each in self._running:
                 self._running.read_messages(each)
@@ -191,6 +192,8 @@ class ShardKeeper:
         for each in self._running:
             if each.ready:
                 self._running.kill_if_silent(each)
+            else:  # a shard that loads is silent by nature; but one that is stopped is no help
+                self._running.kill_if_stopped(each)
 
     def close_inherited(self) -> None:
         """Close what belongs to the keeper, in a child of the keeper's process."""

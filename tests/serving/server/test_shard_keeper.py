@@ -1,0 +1,101 @@
+"""The keeper of shards with shards that only send messages: pauses, stopped shards, new starts, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.server.running import wait_until
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.processes import child
+from ziggurat.serving.server.processes.control import Control
+from ziggurat.serving.server.shards import process
+from ziggurat.serving.server.shards.process import ShardKeeper, ShardTask
+
+
+def wait_for_end(control: Control) -> int:
+    while control.receive() is not None:
+        pass
+    return 0
+
+
+def is_ready_at_once(task: ShardTask, control: Control) -> int:
+    control.send(ready=True)
+    return wait_for_end(control)
+
+
+def loads_forever(task: ShardTask, control: Control) -> int:
+    return wait_for_end(control)
+
+
+@pytest.fixture
+def keeper() -> Iterator[ShardKeeper]:
+    listeners = {shard: socket.socket() for shard in range(2)}
+    keeper = ShardKeeper(listeners, num_shards=2, config=ServerConfig(hang_s=1.0))
+    yield keeper
+    keeper.end()
+
+
+def pids(keeper: ShardKeeper) -> list[int]:
+    return [each.pid for each in keeper._running]
+
+
+def turned(keeper: ShardKeeper, folder: Path) -> bool:
+    keeper.tend(folder)
+    return True
+
+
+def test_a_pause_of_the_keeper_kills_no_shard(
+    keeper: ShardKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "run_shard", is_ready_at_once)
+    wait_until(lambda: turned(keeper, tmp_path) and keeper.ready)
+    before = pids(keeper)
+    now = time.monotonic()
+    monkeypatch.setattr(child.time, "monotonic", lambda: now + 100)  # as after Ctrl-Z and fg
+    keeper.tend(tmp_path)
+    monkeypatch.undo()
+    assert "no sign of life" not in caplog.text
+    keeper.tend(tmp_path)
+    assert pids(keeper) == before
+
+
+def test_a_shard_that_is_stopped_while_it_loads_is_replaced(
+    keeper: ShardKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "run_shard", loads_forever)
+    keeper.tend(tmp_path)
+    stopped, loading = pids(keeper)
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: turned(keeper, tmp_path) and stopped not in pids(keeper))
+    wait_until(lambda: turned(keeper, tmp_path) and len(pids(keeper)) == 2)
+    assert loading in pids(keeper)
+
+
+def test_a_shard_that_ends_is_started_again_at_the_same_address(
+    keeper: ShardKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, list[Any]] = {0: [], 1: []}
+    starts = keeper._running.fork
+
+    def note(shard: Any, *arguments: Any, **settings: Any) -> None:
+        seen[shard.shard].append(shard.listener)
+        starts(shard, *arguments, **settings)
+
+    monkeypatch.setattr(keeper._running, "fork", note)
+    monkeypatch.setattr(process, "run_shard", is_ready_at_once)
+    wait_until(lambda: turned(keeper, tmp_path) and keeper.ready)
+    killed, other = pids(keeper)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: turned(keeper, tmp_path) and len(seen[0]) == 2 and keeper.ready)
+    assert other in pids(keeper)
+    assert killed not in pids(keeper)
+    assert seen[0][0] is seen[0][1]
+    assert keeper.failure is None
