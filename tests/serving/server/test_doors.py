@@ -131,10 +131,10 @@ def test_folders_of_killed_servers_go_and_those_of_others_stay(tmp_path: Path) -
     living = OwnFolder(parent=tmp_path, prefix="ours-")
     killed = OwnFolder(parent=tmp_path, prefix="ours-")
     (killed.path / "metrics").mkdir()
-    killed.let_go()
+    killed.release()
     third = OwnFolder(parent=tmp_path, prefix="ours-")
     assert {each.name for each in tmp_path.iterdir()} == {"ours-stranger", living.path.name, third.path.name}
-    third.leave_orphaned()
+    third.delete_if_last()
     living.delete()
     assert [each.name for each in tmp_path.iterdir()] == ["ours-stranger"]
 

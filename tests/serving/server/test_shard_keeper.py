@@ -48,7 +48,7 @@ def pids(keeper: ShardKeeper) -> list[int]:
 
 
 def turned(keeper: ShardKeeper, folder: Path) -> bool:
-    keeper.tend(folder)
+    keeper.reconcile(folder)
     return True
 
 
@@ -60,10 +60,10 @@ def test_a_pause_of_the_keeper_kills_no_shard(
     before = pids(keeper)
     now = time.monotonic()
     monkeypatch.setattr(child.time, "monotonic", lambda: now + 100)  # as after Ctrl-Z and fg
-    keeper.tend(tmp_path)
+    keeper.reconcile(tmp_path)
     monkeypatch.undo()
     assert "no sign of life" not in caplog.text
-    keeper.tend(tmp_path)
+    keeper.reconcile(tmp_path)
     assert pids(keeper) == before
 
 
@@ -71,7 +71,7 @@ def test_a_shard_that_is_stopped_while_it_loads_is_replaced(
     keeper: ShardKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "run_shard", loads_forever)
-    keeper.tend(tmp_path)
+    keeper.reconcile(tmp_path)
     stopped, loading = pids(keeper)
     os.kill(stopped, signal.SIGSTOP)
     wait_until(lambda: turned(keeper, tmp_path) and stopped not in pids(keeper))
@@ -86,7 +86,7 @@ def test_a_shard_that_ends_is_started_again_at_the_same_address(
     starts = keeper._running.fork
 
     def note(shard: Any, *arguments: Any, **settings: Any) -> None:
-        seen[shard.shard].append(shard.listener)
+        seen[shard.number].append(shard.listener)
         starts(shard, *arguments, **settings)
 
     monkeypatch.setattr(keeper._running, "fork", note)

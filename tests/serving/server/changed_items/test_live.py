@@ -23,7 +23,7 @@ from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.changed_items.live import LiveItems
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.processes.control import Control
-from ziggurat.serving.server.processes.worker import wait_for_word
+from ziggurat.serving.server.processes.worker import wait_for_start
 from ziggurat.serving.server.reading import RefusedRequestError
 
 USER = {"user_id": "3"}
@@ -124,7 +124,7 @@ def test_a_spare_has_the_items_of_the_moment_when_it_begins_to_serve(folder: Pat
         supervisor, control = Control(end=ours), Control(end=theirs)
         delete(first, "i1")
         supervisor.send(serve=True)
-        assert wait_for_word(control, live=spare)
+        assert wait_for_start(control, live=spare)
         assert spare.recommender.version == first.recommender.version
         follow, seen = spare.follow, []
 
@@ -138,12 +138,12 @@ def test_a_spare_has_the_items_of_the_moment_when_it_begins_to_serve(folder: Pat
             return seen[-1]
 
         spare.follow = watched  # type: ignore[method-assign]
-        assert wait_for_word(control, live=spare, pause_s=0)
+        assert wait_for_start(control, live=spare, pause_s=0)
         assert seen == [1, 2, 3], "while it waits, and at the end"
         supervisor.send(drain=True)
-        assert not wait_for_word(control, live=spare)
+        assert not wait_for_start(control, live=spare)
         ours.close()
-        assert not wait_for_word(control, live=None)
+        assert not wait_for_start(control, live=None)
 
 
 def test_a_full_disk_is_said_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,17 +69,17 @@ def test_what_came_while_all_processes_were_stopped_is_answered_by_who_holds_the
         stand_in.turn(on=True)
         clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
         wait_until(lambda: selector.select(0))
-        stand_in.hear(listener)
+        stand_in.handle_ready(listener)
         clients[0].sendall(b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-        for connection in stand_in._until:
-            stand_in._until[connection] = 0.0  # the process was stopped for longer than it has patience
+        for connection in stand_in._deadlines:
+            stand_in._deadlines[connection] = 0.0  # the process was stopped for longer than it has patience
         stand_in.turn(on=True)
         for client in clients:  # the second one has asked for nothing yet, and learns at least why its connection ends
             client.settimeout(5)
             assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
             client.close()
         stand_in.end()
-        assert not stand_in._until
+        assert not stand_in._deadlines
 
 
 def test_a_swap_that_loads_ends_with_the_server_and_says_so(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ at once: that is how a dead worker is noticed within a millisecond, and how no w
 
 A message is sent whole or not at all: bytes that the socket does not take yet wait in this process, and a message
 beyond the bound is refused before its first byte. What arrives is not trusted all the same: bytes that are no message
-raise `BrokenMessageError`, and whoever reads them ends the other side instead of itself.
+raise `BrokenMessageError`, and the reader then ends its peer instead of itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from ziggurat import errors
 from ziggurat.errors import ZigguratError
 
-_MOST_BYTES = 1 << 20  # of one message, and of those that wait to be sent
+_MAX_BYTES = 1 << 20  # of one message, and of those that wait to be sent
 
 
 class BrokenMessageError(ValueError):
-    """Bytes of the other side that are no message."""
+    """Bytes of the peer that are no message."""
 
 
 class Control:
@@ -38,7 +38,7 @@ class Control:
 
     def __init__(self, *, end: socket.socket) -> None:
         self.socket = end
-        self._rest = b""
+        self._partial = b""
         self._unsent = b""
 
     @property
@@ -50,29 +50,29 @@ class Control:
         """Send a message whole, or none of it; bytes that the socket does not take yet wait for `flush`.
 
         Returns:
-            False where the other side is gone, or has let so much wait that there is no room for the message.
+            False where the peer has ended, or has left so much unread that there is no room for the message.
         """
         line = json.dumps(message).encode() + b"\n"
         # Nothing of it is sent: half a message could not be read, and all later ones neither.
-        if len(line) > _MOST_BYTES or len(self._unsent) + len(line) > _MOST_BYTES:
+        if len(line) > _MAX_BYTES or len(self._unsent) + len(line) > _MAX_BYTES:
             return False
         self._unsent += line
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what waits, as far as the socket takes it; False where the other side is gone."""
+        """Send what waits, as far as the socket takes it; False where the peer has ended."""
         while self._unsent:
             try:
                 sent = self.socket.send(self._unsent)
             except (BlockingIOError, InterruptedError):  # the socket is full: the rest waits for `flush`
                 return True
-            except OSError:  # the other process is gone
+            except OSError:  # the peer has ended
                 return False
             self._unsent = self._unsent[sent:]
         return True
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that are there (waits for one if the socket blocks); None if the other side is gone.
+        """Return the messages that have arrived (waits for one if the socket blocks); None if the peer has ended.
 
         Raises:
             BrokenMessageError: the bytes are no messages.
@@ -86,9 +86,9 @@ class Control:
         if not data:
             return None
         # What comes behind the last line end is a message that has not arrived whole.
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _MOST_BYTES:
-            raise BrokenMessageError(f"a line of more than {_MOST_BYTES:,} bytes")
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _MAX_BYTES:
+            raise BrokenMessageError(f"a line of more than {_MAX_BYTES:,} bytes")
         return [_parsed(line) for line in lines]
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 _LOCK = "lock"
-_BEING_MADE = ".new-"  # without a lock yet: nobody may take it for one that was left behind
+_TEMPORARY = ".new-"  # without a lock yet: no server may take it for an abandoned one
 
 
 class OwnFolder:
@@ -34,32 +34,32 @@ class OwnFolder:
     """
 
     def __init__(self, *, parent: Path, prefix: str) -> None:
-        forget_dead(parent, prefix=prefix)
+        delete_abandoned(parent, prefix=prefix)
         # Under another name until it is locked, so that no other server takes it for a dead one's.
-        being_made = Path(tempfile.mkdtemp(prefix=_BEING_MADE + prefix, dir=parent))
-        self._lock = os.open(being_made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY + prefix, dir=parent))
+        self._lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = being_made.with_name(being_made.name.removeprefix(_BEING_MADE))
-        being_made.rename(self.path)
+        self.path = temporary.with_name(temporary.name.removeprefix(_TEMPORARY))
+        temporary.rename(self.path)
 
     def delete(self) -> None:
         """Delete the folder: its server ends."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
-        """Hold the folder no longer in this process."""
+    def release(self) -> None:
+        """Release the lock of the folder in this process."""
         with contextlib.suppress(OSError):
             os.close(self._lock)
         self._lock = -1
 
-    def leave_orphaned(self) -> None:
-        """Delete the folder if this process is the last one that holds it; its server is gone."""
-        self.let_go()
-        _delete_if_dead(self.path)
+    def delete_if_last(self) -> None:
+        """Delete the folder if this process is the last one with its lock; the server has ended."""
+        self.release()
+        _delete_if_unlocked(self.path)
 
 
-def forget_dead(parent: Path, *, prefix: str) -> None:
+def delete_abandoned(parent: Path, *, prefix: str) -> None:
     """Delete the folders of servers that were killed with all their workers.
 
     Args:
@@ -69,11 +69,11 @@ def forget_dead(parent: Path, *, prefix: str) -> None:
     with contextlib.suppress(OSError):
         for each in sorted(parent.glob(f"{prefix}*")):
             if each.is_dir() and not each.is_symlink() and each.stat().st_uid == os.geteuid():
-                _delete_if_dead(each)
+                _delete_if_unlocked(each)
 
 
-def _delete_if_dead(folder: Path) -> None:
-    """Delete a folder whose lock nobody holds; one without a lock is none of ours."""
+def _delete_if_unlocked(folder: Path) -> None:
+    """Delete a folder whose lock no process has; one without a lock file is not a server's."""
     try:
         # No link is followed: in a folder for all users it may lead to a file of somebody else.
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -81,7 +81,7 @@ def _delete_if_dead(folder: Path) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # a process that lives holds it
+    except OSError:  # a running process has it
         return
     else:
         shutil.rmtree(folder, ignore_errors=True)

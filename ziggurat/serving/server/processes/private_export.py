@@ -65,20 +65,20 @@ class PrivateExport:
             finally:
                 os.close(lock)
         except OSError as problem:
-            _say_none(self.source, problem)
+            _warn_no_copy(self.source, problem)
             return self.source
         return self.place
 
     def _make(self) -> None:
-        being_made = self.place.with_name("being-made")
-        shutil.rmtree(being_made, ignore_errors=True)  # what a killed process left
+        temporary = self.place.with_name("being-made")
+        shutil.rmtree(temporary, ignore_errors=True)  # what a killed process left
         folder = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
         try:
             source = Path(f"/proc/self/fd/{folder}")  # the same folder, if its path leads elsewhere now
             room = shutil.disk_usage(self.place.parent).free
             num_bytes = _bytes_in(source)
             files = _Files(may_copy=_ROOM * num_bytes <= room)
-            _copy_folder(source, being_made, files)
+            _copy_folder(source, temporary, files)
             if files.num_links:
                 _log.warning(
                     "%s: %s bytes are free, too few for a copy of %s: it is served through hard links. "
@@ -87,8 +87,8 @@ class PrivateExport:
                 )
         finally:
             os.close(folder)
-        # The name comes last: who finds the folder under it finds it whole.
-        being_made.rename(self.place)
+        # The name comes last: a process that finds the folder under it finds it complete.
+        temporary.rename(self.place)
 
     def of_source(self, error: ZigguratError) -> ZigguratError:
         """Return an error with the export's own path for that of the copy."""
@@ -137,11 +137,11 @@ class PrivateExports:
             if own is not None:
                 own.delete()
 
-    def leave_orphaned(self) -> None:
+    def delete_if_last(self) -> None:
         """Delete them if this process is the last of the server."""
         for own in self._folders.values():
             if own is not None:
-                own.leave_orphaned()
+                own.delete_if_last()
 
     def _own_folder(self, parent: Path) -> OwnFolder | None:
         """Return the server's folder beside exports, or None where none can be made."""
@@ -150,12 +150,12 @@ class PrivateExports:
             try:
                 self._folders[parent] = OwnFolder(parent=parent, prefix=f"{_PREFIX}{machine}-")
             except OSError as problem:
-                _say_none(parent, problem)
+                _warn_no_copy(parent, problem)
                 self._folders[parent] = None
         return self._folders[parent]
 
 
-def _say_none(where: Path, problem: OSError) -> None:
+def _warn_no_copy(where: Path, problem: OSError) -> None:
     _log.warning("no private copy of an export in %s (%s): do not replace or change what is served", where, problem)
 
 

@@ -16,8 +16,8 @@ import time
 from ziggurat.errors import UnavailableError
 from ziggurat.serving.server.responses import encode, error_json
 
-_MOST = 64  # connections at once; more wait in the kernel
-_PATIENCE_S = 2.0  # for a request, and for its client to close
+_MAX_CONNECTIONS = 64  # connections at once; more wait in the kernel
+_TIMEOUT_S = 2.0  # for a request, and for its client to close
 
 _BUSY = encode(
     error_json(
@@ -51,13 +51,13 @@ class StandIn:
     def __init__(self, *, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         self._listener = listener
         self._selector = selector
-        self._until: dict[socket.socket, float] = {}
+        self._deadlines: dict[socket.socket, float] = {}
         self._answered: set[socket.socket] = set()
         self._is_on = False
 
     def turn(self, *, on: bool) -> None:
-        """Take the connections of the listener, or leave them to the workers; and end what lasts too long."""
-        wanted = on and len(self._until) < _MOST
+        """Accept the connections of the listener, or leave them to the workers; and close those past their deadline."""
+        wanted = on and len(self._deadlines) < _MAX_CONNECTIONS
         if wanted != self._is_on:
             self._is_on = wanted
             if wanted:
@@ -65,21 +65,21 @@ class StandIn:
             else:
                 self._selector.unregister(self._listener)
         now = time.monotonic()
-        for connection in [each for each, until in self._until.items() if until < now]:
+        for connection in [each for each, deadline in self._deadlines.items() if deadline < now]:
             if connection in self._answered:
                 self._close(connection)
                 continue
             # The time may have passed while this process was stopped: what came meanwhile has not been read yet.
             self._read(connection)
-            self._answer_whoever_is_left(connection)
-            if connection in self._until:
-                self._until[connection] = now + _PATIENCE_S
+            self._answer_silent(connection)
+            if connection in self._deadlines:
+                self._deadlines[connection] = now + _TIMEOUT_S
 
-    def hear(self, ready: object) -> None:
-        """Something can be read from one of the sockets."""
+    def handle_ready(self, ready: object) -> None:
+        """Accept or read from a socket that the selector found ready."""
         if ready is self._listener:
             self._accept()
-        elif isinstance(ready, socket.socket) and ready in self._until:
+        elif isinstance(ready, socket.socket) and ready in self._deadlines:
             self._read(ready)
 
     def end(self) -> None:
@@ -87,39 +87,39 @@ class StandIn:
         self.turn(on=False)
         self._accept()
         end = time.monotonic() + 0.2
-        while self._until and time.monotonic() < end:
+        while self._deadlines and time.monotonic() < end:
             for key, _ in self._selector.select(0.02):
                 if key.data is self:
-                    self.hear(key.fileobj)
-        for connection in list(self._until):
-            self._answer_whoever_is_left(connection)
+                    self.handle_ready(key.fileobj)
+        for connection in list(self._deadlines):
+            self._answer_silent(connection)
             self._close(connection)
 
     def close_inherited(self) -> None:
         """Close the connections in a child of the supervisor, which does not own them."""
-        for connection in self._until:
+        for connection in self._deadlines:
             connection.close()
 
     def _accept(self) -> None:
-        while len(self._until) < _MOST:
+        while len(self._deadlines) < _MAX_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody waits, or another process was faster
+            except OSError:  # no connection waits, or another process was faster
                 return
             connection.setblocking(False)
-            self._until[connection] = time.monotonic() + _PATIENCE_S
+            self._deadlines[connection] = time.monotonic() + _TIMEOUT_S
             self._selector.register(connection, selectors.EVENT_READ, self)
 
-    def _answer_whoever_is_left(self, connection: socket.socket) -> None:
-        """Tell a client that has sent nothing in its time why its connection ends."""
-        if connection in self._until and connection not in self._answered:
-            with contextlib.suppress(OSError):  # it has gone meanwhile
+    def _answer_silent(self, connection: socket.socket) -> None:
+        """Answer 503 to a client that has sent nothing before its deadline."""
+        if connection in self._deadlines and connection not in self._answered:
+            with contextlib.suppress(OSError):  # it has closed the connection meanwhile
                 self._send(connection, _UNAVAILABLE)
 
     def _send(self, connection: socket.socket, answer: bytes) -> None:
         self._answered.add(connection)
         connection.send(answer)
-        # Only this side: the client closes when it has read the answer.
+        # Only the sending half: the client closes when it has read the answer.
         connection.shutdown(socket.SHUT_WR)
 
     def _read(self, connection: socket.socket) -> None:
@@ -130,13 +130,13 @@ class StandIn:
                 self._send(connection, _ALIVE if data.startswith(b"GET /livez ") else _UNAVAILABLE)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # a reset: nobody reads an answer any more
+        except OSError:  # a reset: the client reads no answer any more
             data = b""
         if not data:
             self._close(connection)
 
     def _close(self, connection: socket.socket) -> None:
-        del self._until[connection]
+        del self._deadlines[connection]
         self._answered.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)

@@ -1,6 +1,7 @@
 """The process that holds the port: it starts workers, replaces dead ones, swaps versions, and ends them all in order.
 
-It computes nothing and answers nothing, so that nothing can crash it, and has one thread, so that it may fork.
+It computes nothing and answers no request, so that no request can crash it, and has one thread, so that it may fork.
+Its workers are children in the sense of `child.py`.
 
     start    first worker loads ──ready──► serve       others and spares follow, one loading at a time
     death    the control socket closes ──► a spare serves (milliseconds); a new spare is started
@@ -8,14 +9,14 @@ It computes nothing and answers nothing, so that nothing can crash it, and has o
     swap     workers of the new version load beside the old ones; when all are ready: new ones serve, old ones drain.
              If one cannot load, the new ones end, the swap is refused, and the old version stays
     SIGHUP   swap to whatever the path of the command leads to now; --watch does so when that changes
-    SIGTERM  all drain, then end; who comes meanwhile is told 503 at once (`stand_in.py`)
+    SIGTERM  all drain, then end; new connections get 503 at once (`stand_in.py`)
     pause    Ctrl-Z or a frozen cgroup stops workers and supervisor alike: time in which this process did not run
-             counts for nobody as silence
+             counts for no child as silence
 
-The listening socket is this process's and is inherited: connections that nobody has accepted yet survive every death,
-swap and restart of workers. An answer comes from one worker, and a worker has one version: no answer mixes two. Workers
-of a generation load one private copy of the export (`private_export.py`) and prove it: the first says which version it
-has loaded, and one that has loaded another version does not serve.
+This process owns the listening socket, and workers inherit it: connections that are not accepted yet survive every
+death, swap and restart of workers. An answer comes from one worker, and a worker has one version: no answer mixes two.
+Workers of a generation load one private copy of the export (`private_export.py`) and prove it: the first reports which
+version it has loaded, and one that has loaded another version does not serve.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
     from ziggurat.serving.server.shards.process import ShardKeeper
 
 _log = logging.getLogger("ziggurat.server")
-_TICK_S = 0.2  # between two turns, where nothing is heard
+_TICK_S = 0.2  # between two turns, while no message arrives
 _UNSERVED_S = 1.0  # without a worker that serves; for less, clients wait for the next one
-_TO_CLOSE_S = 1.0  # for workers to take no more connections, when the server ends
+_CLOSE_S = 1.0  # for workers to take no more connections, when the server ends
 
 
 class State(StrEnum):
@@ -78,7 +79,7 @@ class _Worker(Child):
 
 @dataclass(kw_only=True)
 class _Swap:
-    """A swap that is under way, and who is told of its end (worker and number; none for a signal)."""
+    """A swap in progress, and the worker and number of its request (no worker for a signal)."""
 
     export: Path
     folder: Path
@@ -103,7 +104,7 @@ class Supervisor:
         on_ready: called once, when the first worker serves, with what it has loaded.
 
     Attributes:
-        keeper: of shards of the index, which are to run as long as the workers do; None: there are none.
+        keeper: of shards of the index, which run as long as the workers do; None: there are none.
     """
 
     keeper: ShardKeeper | None = None
@@ -130,7 +131,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
         self._command = export  # what SIGHUP and --watch follow, whatever /admin/swap has loaded meanwhile
-        self._generation = self._newest = 0
+        self._generation = self._last_generation = 0
         self._private = PrivateExports()
         self._versions: dict[int, str] = {}  # of each generation, as its first worker has loaded it
         self._swap: _Swap | None = None
@@ -139,14 +140,14 @@ class Supervisor:
         self._served: Loaded | None = None  # what is served now
         self._failure: ZigguratError | None = None
         self._backoff = Backoff()
-        self._closed_by = self._end_by = 0.0
-        self._seen_export: object = None
+        self._close_deadline = self._end_deadline = 0.0
+        self._last_identity: object = None
         self._signals: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._workers: Children[_Worker] = Children(
             hang_s=config.hang_s,
-            on_message=self._take_message,
-            on_exit=self._replace,
+            on_message=self._handle_message,
+            on_exit=self._handle_exit,
             selector=self._selector,
         )
         self._stand_in = StandIn(listener=listener, selector=self._selector)
@@ -160,30 +161,30 @@ class Supervisor:
         Raises:
             ZigguratError: the export could not be loaded at the start.
         """
-        waker = self._catch_signals()
-        self._seen_export = identity_of(self._command)
+        wakeup = self._catch_signals()
+        self._last_identity = identity_of(self._command)
         watched = time.monotonic()
         self._workers.excuse_pause()  # the first turn begins now
         try:
             while not (self._ending and not self._workers):
-                self._tend_shards()
-                self._tend()
+                self._reconcile_shards()
+                self._reconcile()
                 self._stand_in.turn(on=self._needs_stand_in())
                 for key, _ in self._selector.select(_TICK_S):
                     if key.data is None:
-                        waker.recv(4096)
+                        wakeup.recv(4096)
                     elif isinstance(key.data, StandIn):
-                        key.data.hear(key.fileobj)
+                        key.data.handle_ready(key.fileobj)
                     elif key.data in self._workers:  # one that ended in this turn has no socket any more
                         self._workers.read_messages(key.data)
-                self._heed_signals()
+                self._handle_signals()
                 self._reload_if_wanted()
                 self._workers.flush()
                 self._excuse_pause()
                 self._kill_the_hung()
                 if self.config.watch and time.monotonic() - watched > WATCH_S:
                     watched = time.monotonic()
-                    self._look_at_export()
+                    self._check_export()
             self._stand_in.end()
         finally:
             self._workers.end()
@@ -196,11 +197,11 @@ class Supervisor:
     # ---- workers
 
     def _needs_stand_in(self) -> bool:
-        """Return whether connections come that no worker will take soon."""
+        """Return whether connections arrive that no worker will accept soon."""
         now = time.monotonic()
         if self._ending:
             is_closed = all(worker.closed for worker in self._workers if worker.served)
-            return self._started and (is_closed or now > self._closed_by)
+            return self._started and (is_closed or now > self._close_deadline)
         if not self._started or any(worker.state is State.SERVING for worker in self._workers):
             self._served_at = now
         return now - self._served_at > _UNSERVED_S
@@ -210,7 +211,7 @@ class Supervisor:
         paused_s = self._workers.excuse_pause()
         if paused_s:
             _log.warning("the server was stopped for %.1f s, and goes on", paused_s)
-            self._end_by += paused_s
+            self._end_deadline += paused_s
 
     def _fork(self, export: Path, generation: int) -> None:
         private = self._private.of(export, generation=generation)
@@ -233,7 +234,7 @@ class Supervisor:
                 self.keeper.close_inherited()
             return work(task, control=control)
 
-        self._workers.fork(_Worker(slot=slot, generation=generation), run, at_end=self._leave_orphaned)
+        self._workers.fork(_Worker(slot=slot, generation=generation), run, at_end=self._delete_if_last)
 
     def _close_inherited(self) -> None:
         """Close what belongs to the supervisor, in a process that it forked."""
@@ -241,37 +242,37 @@ class Supervisor:
         self._stand_in.close_inherited()
         self._selector.close()
 
-    def _leave_orphaned(self) -> None:
+    def _delete_if_last(self) -> None:
         """Delete what a dead supervisor left, in a worker that ends, if no other worker is there."""
-        self.own.leave_orphaned()
-        self._private.leave_orphaned()
+        self.own.delete_if_last()
+        self._private.delete_if_last()
 
-    def _tend_shards(self) -> None:
+    def _reconcile_shards(self) -> None:
         if self.keeper is None:
             return
         private = self._private.of(self._folder, generation=self._generation)
-        self.keeper.tend(self._folder, copy=private.make, in_child=self._close_inherited)
+        self.keeper.reconcile(self._folder, copy=private.make, in_child=self._close_inherited)
         if self.keeper.failure is not None and not self._started and not self._ending:
             self._failure = self.keeper.failure
-            self._end()
+            self._shut_down()
 
-    def _of(self, generation: int, *states: State) -> list[_Worker]:
+    def _workers_in(self, generation: int, *states: State) -> list[_Worker]:
         return [worker for worker in self._workers if worker.generation == generation and worker.state in states]
 
-    def _tend(self) -> None:
-        """Start, promote and end workers, until there is what should be."""
+    def _reconcile(self) -> None:
+        """Start, promote and drain workers, until as many serve and wait as the settings say."""
         if self._ending:
             return
         swap = self._swap
         if swap is not None:
-            self._tend_swap(swap)
-        serving = len(self._of(self._generation, State.SERVING))
-        ready = self._of(self._generation, State.READY)
+            self._advance_swap(swap)
+        serving = len(self._workers_in(self._generation, State.SERVING))
+        ready = self._workers_in(self._generation, State.READY)
         while serving < self.config.workers and ready:
             self._promote(ready.pop())
             serving += 1
         wanted = self.config.workers + self.config.spares - serving - len(ready)
-        if wanted > 0 and not self._of(self._generation, State.LOADING) and self._backoff.is_over:
+        if wanted > 0 and not self._workers_in(self._generation, State.LOADING) and self._backoff.is_over:
             self._fork(self._folder, self._generation)
 
     def _promote(self, worker: _Worker) -> None:
@@ -280,18 +281,18 @@ class Supervisor:
         worker.last_seen = time.monotonic()
         worker.control.send(serve=True)
 
-    def _take_message(self, worker: _Worker, message: dict[str, Any]) -> None:
-        """Act on a message of a worker, whose every field is looked at before it is used.
+    def _handle_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+        """Act on a message of a worker; every field is checked before it is used.
 
         Raises:
-            BrokenMessageError: it is none that a worker sends.
+            BrokenMessageError: a worker sends no such message.
         """
         if "ready" in message:
-            self._take_ready(worker, Loaded.from_message(message["ready"]))
+            self._handle_ready(worker, Loaded.from_message(message["ready"]))
         elif "draining" in message:
             worker.closed = True
         elif "failed" in message:
-            self._could_not_load(worker, error_from_json(message["failed"]))
+            self._handle_load_failure(worker, error_from_json(message["failed"]))
         elif "serving" in message:
             if not self._started and worker.loaded is not None:
                 self._started = True
@@ -302,12 +303,12 @@ class Supervisor:
             number = message.get("number")
             if not isinstance(export, str) or not isinstance(number, int):
                 raise BrokenMessageError(f"{message!r:.80}: no swap")
-            self._begin_swap(Path(export), worker, number, accept_loss=message.get("accept_loss") is True)
+            self._start_swap(Path(export), worker, number, accept_loss=message.get("accept_loss") is True)
         elif "alive" not in message:
             raise BrokenMessageError(f"{message!r:.80}: no message of a worker")
 
-    def _take_ready(self, worker: _Worker, loaded: Loaded) -> None:
-        """A worker has loaded an export: it may serve if that is the version of its generation."""
+    def _handle_ready(self, worker: _Worker, loaded: Loaded) -> None:
+        """Let a worker that has loaded an export serve, if the version is that of its generation."""
         if worker.state is not State.LOADING:  # it is to end
             return
         version = self._versions.setdefault(worker.generation, loaded.version)
@@ -318,14 +319,14 @@ class Supervisor:
                 where=str(self._folder),
                 ways_out=("kill -HUP of this server: it swaps to the new version", "put the old version back"),
             )
-            self._could_not_load(worker, error)
+            self._handle_load_failure(worker, error)
             worker.kill()
             return
         swap = self._swap
         if swap is not None and worker.generation == swap.generation and not swap.accept_loss:
             lost = loaded.lacks(self._served) if self._served is not None else []
             if lost:
-                self._could_not_load(worker, _answers_less(swap.export, lost))
+                self._handle_load_failure(worker, _answers_less(swap.export, lost))
                 worker.kill()
                 return
         worker.state = State.READY
@@ -333,9 +334,9 @@ class Supervisor:
         if worker.generation == self._generation:
             self._backoff.succeed()
 
-    def _replace(self, worker: _Worker, code: int) -> None:
-        """Release what a worker that ended has used; `_tend` starts another one in its place."""
-        self._forget_copies()
+    def _handle_exit(self, worker: _Worker, code: int) -> None:
+        """Release what a worker that ended has used; `_reconcile` starts another one in its place."""
+        self._delete_unused_copies()
         forget_metrics(folder=self._metrics, slot=worker.slot)
         if worker.state is State.LOADING and not self._ending:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
@@ -347,18 +348,18 @@ class Supervisor:
                 where=str(export),
                 ways_out=("see the messages above", "the machine may lack memory"),
             )
-            self._could_not_load(worker, error)
+            self._handle_load_failure(worker, error)
         elif worker.state is State.SERVING and not self._ending:
             _log.warning("worker %d ended (status %d); another one takes its place", worker.pid, code)
 
-    def _forget_copies(self) -> None:
+    def _delete_unused_copies(self) -> None:
         """Delete the copies of exports that no worker serves or loads any more."""
         used = {self._generation, *(worker.generation for worker in self._workers)}
         if self._swap is not None:
             used.add(self._swap.generation)
         self._private.keep(used)
 
-    def _could_not_load(self, worker: _Worker, error: ZigguratError) -> None:
+    def _handle_load_failure(self, worker: _Worker, error: ZigguratError) -> None:
         if worker.state is not State.LOADING:
             return
         worker.state = State.DRAINING  # it ends by itself
@@ -367,7 +368,7 @@ class Supervisor:
             self._refuse_swap(swap, error)
         elif not self._started:
             self._failure = self._failure or error
-            self._end()
+            self._shut_down()
         else:
             self._backoff.fail()
             pause_s = self._backoff.pause_s
@@ -383,13 +384,13 @@ class Supervisor:
                     worker.kill()
             else:  # one that loads or waits is silent by nature; but one that is stopped is no help
                 self._workers.kill_if_stopped(worker)
-        if self._ending and now > self._end_by:
+        if self._ending and now > self._end_deadline:
             for worker in self._workers:
                 worker.kill()
 
     # ---- another version
 
-    def _begin_swap(self, export: Path, asked_by: _Worker | None, number: int, *, accept_loss: bool = False) -> None:
+    def _start_swap(self, export: Path, asked_by: _Worker | None, number: int, *, accept_loss: bool = False) -> None:
         if self._swap is not None or self._ending:
             error = ConfigError(
                 expected="one swap at a time",
@@ -401,9 +402,9 @@ class Supervisor:
                 asked_by.control.send(refused=error.to_json(), number=number)
             return
         if export == self._command:
-            self._seen_export = identity_of(export)  # a bad one is tried once
-        self._newest += 1
-        swap = _Swap(export=export, folder=export, generation=self._newest, asked_by=asked_by, number=number)
+            self._last_identity = identity_of(export)  # a bad one is tried once
+        self._last_generation += 1
+        swap = _Swap(export=export, folder=export, generation=self._last_generation, asked_by=asked_by, number=number)
         swap.accept_loss = accept_loss
         self._swap = swap
         try:
@@ -421,15 +422,15 @@ class Supervisor:
             return
         _log.info("loading %s", quoted(str(export)))
 
-    def _tend_swap(self, swap: _Swap) -> None:
-        ready = self._of(swap.generation, State.READY)
-        serving = self._of(swap.generation, State.SERVING)
+    def _advance_swap(self, swap: _Swap) -> None:
+        ready = self._workers_in(swap.generation, State.READY)
+        serving = self._workers_in(swap.generation, State.SERVING)
         if not swap.promoted:
             if len(ready) >= self.config.workers:
                 for worker in ready:
                     self._promote(worker)
                 swap.promoted = True
-            elif not self._of(swap.generation, State.LOADING):
+            elif not self._workers_in(swap.generation, State.LOADING):
                 self._fork(swap.folder, swap.generation)
             return
         old = [worker for worker in self._workers if worker.generation < swap.generation]
@@ -442,7 +443,7 @@ class Supervisor:
         self._swap = None
         self.export = swap.export
         self._folder = swap.folder
-        self._forget_copies()
+        self._delete_unused_copies()
         self._served = next((worker.loaded for worker in serving if worker.loaded is not None), self._served)
         version = self._versions.get(swap.generation, "")
         _log.info("serving version %s of %s", version, quoted(str(swap.export)))
@@ -451,49 +452,49 @@ class Supervisor:
 
     def _refuse_swap(self, swap: _Swap, error: ZigguratError) -> None:
         self._swap = None
-        for worker in self._of(swap.generation, State.READY, State.LOADING):
+        for worker in self._workers_in(swap.generation, State.READY, State.LOADING):
             worker.state = State.DRAINING
             worker.kill()
-        self._forget_copies()
+        self._delete_unused_copies()
         _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), in_lines(error))
         if swap.asked_by is not None:
             swap.asked_by.control.send(refused=error.to_json(), number=swap.number)
 
-    def _look_at_export(self) -> None:
+    def _check_export(self) -> None:
         identity = identity_of(self._command)
-        if identity is not None and identity != self._seen_export and self._swap is None and not self._ending:
-            self._begin_swap(self._command, None, 0)
+        if identity is not None and identity != self._last_identity and self._swap is None and not self._ending:
+            self._start_swap(self._command, None, 0)
 
     # ---- signals
 
     def _catch_signals(self) -> socket.socket:
-        waker, waked = socket.socketpair()
-        waker.setblocking(False)
-        waked.setblocking(False)
-        self._waked = waked  # kept: a wakeup socket must not be closed
-        signal.set_wakeup_fd(waked.fileno(), warn_on_full_buffer=False)
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._wakeup_socket = writer  # a reference, since a wakeup socket must not be closed
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda number, frame: self._signals.append(number))
-        self._selector.register(waker, selectors.EVENT_READ, None)
-        return waker
+        self._selector.register(reader, selectors.EVENT_READ, None)
+        return reader
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
                 self._wants_reload = True
             elif self._ending and number == signal.SIGINT:
-                self._end_by = -math.inf  # the second Ctrl-C
+                self._end_deadline = -math.inf  # the second Ctrl-C
             else:
-                self._end()
+                self._shut_down()
 
     def _reload_if_wanted(self) -> None:
-        """Do what SIGHUP asks, after the swap that is under way."""
+        """Start the swap that SIGHUP asks for, after the one in progress."""
         if self._wants_reload and self._swap is None and self._started and not self._ending:
             self._wants_reload = False
-            self._begin_swap(self._command, None, 0)
+            self._start_swap(self._command, None, 0)
 
-    def _end(self) -> None:
+    def _shut_down(self) -> None:
         if self._ending:
             return
         self._ending = True
@@ -507,9 +508,9 @@ class Supervisor:
                     ways_out="start it again with this export",
                 ),
             )
-        self._closed_by = time.monotonic() + _TO_CLOSE_S
-        self._end_by = time.monotonic() + self.config.drain_s + self.config.linger_s + 1
-        self._seen_export = None
+        self._close_deadline = time.monotonic() + _CLOSE_S
+        self._end_deadline = time.monotonic() + self.config.drain_s + self.config.linger_s + 1
+        self._last_identity = None
         for worker in self._workers:
             if worker.state is State.LOADING:
                 worker.kill()

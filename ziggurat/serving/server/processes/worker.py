@@ -1,4 +1,4 @@
-"""One process that answers: load the export, warm up, wait for the word, serve, drain.
+"""One process that answers: load the export, warm up, wait for the message to start, serve, drain.
 
     fork ─► load ─► warm up ─► "ready" ─► (a spare waits here) ─► "serve" ─► accept, answer ─► "drain" ─► end
                 └► "failed": the export is damaged
@@ -98,7 +98,7 @@ class Loaded:
 
     @staticmethod
     def from_message(data: Any) -> Loaded:
-        """Return what a worker said; raises BrokenMessageError for what no worker says."""
+        """Parse the message of a worker; raises BrokenMessageError for one that no worker sends."""
         try:
             return from_json(Loaded, data, where="message of a worker")
         except ConfigError as error:
@@ -137,7 +137,7 @@ def set_threads(config: ServerConfig) -> None:
 
 
 def work(task: WorkerTask, *, control: Control) -> int:
-    """Be a worker until the supervisor says drain or is gone; return the exit status of the process.
+    """Serve until the supervisor sends "drain" or ends; return the exit status of the process.
 
     Args:
         task: what to do.
@@ -189,7 +189,7 @@ def work(task: WorkerTask, *, control: Control) -> int:
     gc.freeze()  # the export's objects are never garbage: collections need not look at them
     if not control.send(ready=asdict(Loaded.of(app.info))):
         return 0
-    if not wait_for_word(control, live=worker.live):
+    if not wait_for_start(control, live=worker.live):
         return 0
     asyncio.run(worker.serve(app))
     if task.config.trace:
@@ -197,7 +197,7 @@ def work(task: WorkerTask, *, control: Control) -> int:
     return 0
 
 
-def wait_for_word(control: Control, *, live: LiveItems | None, pause_s: float = FOLLOW_S) -> bool:
+def wait_for_start(control: Control, *, live: LiveItems | None, pause_s: float = FOLLOW_S) -> bool:
     """Wait until the supervisor says "serve", with the items as they are then; False where it says "drain" or is gone.
 
     Args:
@@ -208,13 +208,13 @@ def wait_for_word(control: Control, *, live: LiveItems | None, pause_s: float = 
     with selectors.DefaultSelector() as selector:
         selector.register(control.socket, selectors.EVENT_READ)
         while True:
-            has_word = selector.select(None if live is None else pause_s)
-            if live is not None and not has_word:
+            has_message = selector.select(None if live is None else pause_s)
+            if live is not None and not has_message:
                 live.keep_up()
                 continue
             try:
                 messages = control.receive()
-            except BrokenMessageError:  # who sends nonsense is no supervisor to serve for
+            except BrokenMessageError:  # no supervisor sends such bytes
                 return False
             if messages is None or any("drain" in message for message in messages):
                 return False
@@ -248,7 +248,7 @@ class _Worker:
     def __init__(self, task: WorkerTask, control: Control) -> None:
         self.task = task
         self.control = control
-        self._asked: dict[int, asyncio.Future[str]] = {}
+        self._pending_swaps: dict[int, asyncio.Future[str]] = {}
         self._server: _Server | None = None
         self.live: LiveItems | None = None
 
@@ -259,11 +259,11 @@ class _Worker:
         server.app = app
         server.control = self.control
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_say_problem)
+        loop.set_exception_handler(_log_accept_error)
         loop.add_signal_handler(signal.SIGTERM, self._drain)
         self.control.socket.setblocking(False)
-        loop.add_reader(self.control.socket.fileno(), self._hear)
-        alive = loop.create_task(self._show_life(app))
+        loop.add_reader(self.control.socket.fileno(), self._read_messages)
+        alive = loop.create_task(self._send_heartbeats(app))
         following = loop.create_task(self._follow_items())
         await server.serve()
         alive.cancel()
@@ -274,20 +274,20 @@ class _Worker:
         self._server.app.draining = True
         self._server.should_exit = True
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         try:
             messages = self.control.receive()
         except BrokenMessageError:
             messages = None
-        if messages is None:  # no supervisor any more
+        if messages is None:  # the supervisor has ended
             asyncio.get_running_loop().remove_reader(self.control.socket.fileno())
             self._drain()
-            for future in self._asked.values():
+            for future in self._pending_swaps.values():
                 if not future.done():
                     future.set_exception(_no_supervisor())
             return
         for message in messages:
-            future = self._asked.pop(message.get("number", -1), None)
+            future = self._pending_swaps.pop(message.get("number", -1), None)
             if "drain" in message:
                 self._drain()
             elif future is None or future.done():
@@ -299,18 +299,18 @@ class _Worker:
 
     def _send(self, **message: Any) -> bool:
         """Send a message to the supervisor; what its socket does not take now follows when it does."""
-        is_taken = self.control.send(**message)
-        if is_taken and self.control.has_unsent:
+        is_accepted = self.control.send(**message)
+        if is_accepted and self.control.has_unsent:
             asyncio.get_running_loop().add_writer(self.control.socket.fileno(), self._flush)
-        return is_taken
+        return is_accepted
 
     def _flush(self) -> None:
         if not self.control.flush() or not self.control.has_unsent:
             asyncio.get_running_loop().remove_writer(self.control.socket.fileno())
 
-    async def _show_life(self, app: ServerApp) -> None:
+    async def _send_heartbeats(self, app: ServerApp) -> None:
         while True:
-            # A computation that hangs must look dead, though this loop still turns.
+            # A computation that hangs must look dead, although this loop still runs.
             if app.engine.computing_s < self.task.config.hang_s and not self.control.has_unsent:
                 self._send(alive=True)
             await asyncio.sleep(self.task.config.hang_s / 5)
@@ -322,10 +322,10 @@ class _Worker:
 
     async def swap_by_admin(self, folder: str, accept_loss: bool) -> str:
         """Ask the supervisor for another version; its version, or RefusedRequestError."""
-        number = max(self._asked, default=0) + 1
-        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        number = max(self._pending_swaps, default=0) + 1
+        future = self._pending_swaps[number] = asyncio.get_running_loop().create_future()
         if not self._send(swap=folder, number=number, accept_loss=accept_loss):
-            del self._asked[number]
+            del self._pending_swaps[number]
             raise _no_supervisor()
         try:
             return await future
@@ -335,8 +335,8 @@ class _Worker:
             raise refused_as(409, error) from None
 
 
-def _say_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say in one line that no connection could be accepted; asyncio tries again in a second."""
+def _log_accept_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log in one line that no connection could be accepted; asyncio tries again in a second."""
     problem = context.get("exception")
     if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
         _log.error("a connection could not be accepted: %s (ulimit -n)", problem.strerror)
@@ -355,7 +355,7 @@ def _no_supervisor() -> RefusedRequestError:
 
 
 class _Server(DrainingServer):
-    """The worker's server, which tells its supervisor when it accepts connections and when it stops to."""
+    """The worker's server, which reports to the supervisor when it accepts connections and when it stops."""
 
     app: ServerApp
     control: Control

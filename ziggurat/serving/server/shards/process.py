@@ -1,11 +1,11 @@
-"""The process of a shard, and the keeper that starts it, and starts it again when it ends or hangs.
+"""The process of a shard, and the keeper that starts it, and starts it again when it ends or hangs (`child.py`).
 
     keeper (in the process that holds the ports) ──fork──► shard: load, "ready", search … until the keeper is gone
-         └─ a look several times a second: who ended? who shows no sign of life? ──► another one at the same address
+         └─ several times a second: has one ended? is one silent? ──► another one at the same address
 
-The listening sockets are the keeper's, so a shard has the same address after every death, and connections that
-nobody has accepted yet survive. A shard holds versions of the export side by side (`app.py`); with `watch` it
-follows the folder or link by itself, as shards of other machines must.
+The keeper owns the listening sockets, so a shard has the same address after every death, and connections that are not
+accepted yet survive. A shard has versions of the export loaded side by side (`app.py`); with `watch` it follows the
+folder or link by itself, as shards of other machines must.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ziggurat.serving.server.processes.worker import WATCH_S, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
 
 _log = logging.getLogger("ziggurat.server")
-_MOST_BYTES = 1 << 30  # of a question or a change of items
+_MAX_BODY_BYTES = 1 << 30  # of a question or a change of items
 _TICK_S = 0.1
 
 
@@ -59,9 +59,9 @@ class ShardTask:
 
 
 def run_shard(task: ShardTask, control: Control) -> int:
-    """Be a shard until the keeper is gone; returns the status of the process."""
+    """Search for the keeper until it ends; return the exit status of the process."""
     set_threads(task.config)
-    config = replace(task.config, max_body_bytes=_MOST_BYTES)
+    config = replace(task.config, max_body_bytes=_MAX_BODY_BYTES)
     load = functools.partial(load_shard, shard=task.shard, num_shards=task.num_shards)
     versions = ShardVersions(load)
     app = ShardApp(versions, shard=task.shard, num_shards=task.num_shards, config=config, api_key=task.api_key)
@@ -88,19 +88,19 @@ async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: 
     def end() -> None:
         server.should_exit = True
 
-    def hear() -> None:
+    def read_messages() -> None:
         try:
             is_alone = control.receive() is None
         except BrokenMessageError:
             is_alone = True
-        if is_alone:  # no keeper any more
+        if is_alone:  # the keeper has ended
             loop.remove_reader(control.socket.fileno())
             end()
 
     loop.add_signal_handler(signal.SIGTERM, end)
     control.socket.setblocking(False)
-    loop.add_reader(control.socket.fileno(), hear)
-    beside = [loop.create_task(_show_life(control, config))]
+    loop.add_reader(control.socket.fileno(), read_messages)
+    beside = [loop.create_task(_send_heartbeats(control, config))]
     if config.watch:
         beside.append(loop.create_task(_watch(app.versions, task.export)))
     await server.serve()
@@ -108,14 +108,14 @@ async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: 
         each.cancel()
 
 
-async def _show_life(control: Control, config: ServerConfig) -> None:
+async def _send_heartbeats(control: Control, config: ServerConfig) -> None:
     while True:
         control.send(alive=True)
         await asyncio.sleep(config.hang_s / 5)
 
 
 async def _watch(versions: ShardVersions, export: Path) -> None:
-    """Hold the version that the path leads to, whenever that changes."""
+    """Load the version that the path leads to, whenever that changes."""
     seen = identity_of(export)
     while True:
         await asyncio.sleep(WATCH_S)
@@ -130,18 +130,18 @@ async def _watch(versions: ShardVersions, export: Path) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class _Shard(Child):
-    shard: int
+    number: int
     listener: socket.socket
     ready: bool = False
     backoff: Backoff = field(default_factory=Backoff)
 
     @property
     def name(self) -> str:
-        return f"shard {self.shard}"
+        return f"shard {self.number}"
 
 
 class ShardKeeper:
-    """Processes of shards, started and started again by whoever calls `tend` often.
+    """Processes of shards, started, and started again, by an owner that calls `reconcile` often.
 
     Args:
         listeners: bound socket of each shard that runs here, by its number.
@@ -157,19 +157,19 @@ class ShardKeeper:
         self.config = config
         self.failure: ZigguratError | None = None
         self._api_key = api_key
-        self._shards = [_Shard(shard=shard, listener=listener) for shard, listener in listeners.items()]
+        self._shards = [_Shard(number=shard, listener=listener) for shard, listener in listeners.items()]
         self._running: Children[_Shard] = Children(
             hang_s=config.hang_s,
-            on_message=self._take_message,
-            on_exit=self._note_exit,
+            on_message=self._handle_message,
+            on_exit=self._handle_exit,
         )
 
     @property
     def ready(self) -> bool:
         """True if all shards have loaded the export."""
-        return all(each.ready for each in self._shards)
+        return all(shard.ready for shard in self._shards)
 
-    def tend(
+    def reconcile(
         self,
         export: Path,
         *,
@@ -184,36 +184,38 @@ class ShardKeeper:
             in_child: closes what belongs to the caller, in a process that was started.
         """
         self._running.excuse_pause()
-        for each in self._shards:
-            if each in self._running:
-                self._running.read_messages(each)
-            elif each.backoff.is_over:
-                self._start(each, export, copy, in_child)
-        for each in self._running:
-            if each.ready:
-                self._running.kill_if_silent(each)
+        for shard in self._shards:
+            if shard in self._running:
+                self._running.read_messages(shard)
+            elif shard.backoff.is_over:
+                self._start(shard, export, copy, in_child)
+        for shard in self._running:
+            if shard.ready:
+                self._running.kill_if_silent(shard)
             else:  # a shard that loads is silent by nature; but one that is stopped is no help
-                self._running.kill_if_stopped(each)
+                self._running.kill_if_stopped(shard)
 
     def close_inherited(self) -> None:
         """Close what belongs to the keeper, in a child of the keeper's process."""
-        for each in self._shards:
-            each.listener.close()
+        for shard in self._shards:
+            shard.listener.close()
         self._running.close_inherited()  # else the end of the keeper would not be seen by its shards
 
     def end(self) -> None:
         """End all of them, now."""
-        for each in self._shards:
-            each.listener.close()
+        for shard in self._shards:
+            shard.listener.close()
         self._running.end()
 
-    def _start(self, each: _Shard, export: Path, copy: Callable[[], Path] | None, in_child: Callable[[], None]) -> None:
+    def _start(
+        self, shard: _Shard, export: Path, copy: Callable[[], Path] | None, in_child: Callable[[], None]
+    ) -> None:
         task = ShardTask(
-            shard=each.shard,
+            shard=shard.number,
             num_shards=self.num_shards,
             export=export,
             copy=copy,
-            listener=each.listener,
+            listener=shard.listener,
             config=self.config,
             api_key=self._api_key,
         )
@@ -221,31 +223,31 @@ class ShardKeeper:
         def run(control: Control) -> int:
             in_child()
             for other in self._shards:
-                if other is not each:
+                if other is not shard:
                     other.listener.close()
             return run_shard(task, control)
 
-        each.ready = False
-        self._running.fork(each, run)
+        shard.ready = False
+        self._running.fork(shard, run)
 
-    def _take_message(self, each: _Shard, message: dict[str, Any]) -> None:
+    def _handle_message(self, shard: _Shard, message: dict[str, Any]) -> None:
         if "ready" in message:
-            each.ready = True
-            each.backoff.succeed()
+            shard.ready = True
+            shard.backoff.succeed()
         elif "failed" in message:
             self.failure = error_from_json(message["failed"])
-            _log.error("shard %d could not load the export\n%s", each.shard, self.failure)
+            _log.error("shard %d could not load the export\n%s", shard.number, self.failure)
 
-    def _note_exit(self, each: _Shard, code: int) -> None:
-        if not each.ready:
-            each.backoff.fail()
+    def _handle_exit(self, shard: _Shard, code: int) -> None:
+        if not shard.ready:
+            shard.backoff.fail()
             self.failure = self.failure or ConfigError(
-                expected=f"shard {each.shard} of {self.num_shards}, which loads the export",
+                expected=f"shard {shard.number} of {self.num_shards}, which loads the export",
                 found=f"a process that ended with status {code}",
                 where="shards",
                 ways_out=("see the messages above", "the machine may lack memory"),
             )
-        _log.warning("shard %d ended (status %d); another one takes its place", each.shard, code)
+        _log.warning("shard %d ended (status %d); another one takes its place", shard.number, code)
 
 
 def keep_shard(keeper: ShardKeeper, export: Path, *, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -264,15 +266,15 @@ def keep_shard(keeper: ShardKeeper, export: Path, *, on_ready: Callable[[], None
         name: signal.signal(name, lambda number, frame: ended.append(number))
         for name in (signal.SIGTERM, signal.SIGINT)
     }
-    is_told = False
+    is_reported = False
     try:
         while not ended:
-            keeper.tend(export)
-            if keeper.ready and not is_told:
-                is_told = True
+            keeper.reconcile(export)
+            if keeper.ready and not is_reported:
+                is_reported = True
                 keeper.failure = None
                 on_ready()
-            if keeper.failure is not None and not is_told:
+            if keeper.failure is not None and not is_reported:
                 raise keeper.failure
             time.sleep(_TICK_S)
     finally:
