@@ -192,7 +192,7 @@ def test_shards_are_told_what_was_merged_before_they_were_there(cluster: Cluster
 
 
 def test_a_late_shard_is_left_out_and_said_to_be(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_MOST_LATE", 2)
+    monkeypatch.setattr(client, "_MAX_LATE", 2)
     front, slow = cluster.front(deadline_s=0.7), cluster.shards[1].versions
     whole = front.recommend({"user_id": "3"}, k=40)
     slow.delay_s = 1.0
@@ -251,7 +251,7 @@ async def ask(front: Recommender, path: str) -> httpx.Response:
 
 
 def test_the_server_says_which_shards_are_there(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_MOST_LATE", 1)
+    monkeypatch.setattr(client, "_MAX_LATE", 1)
     front = cluster.front(deadline_s=0.7)
     cluster.shards[0].versions.delay_s = 1.0
     app = ServerApp(answerer=front, config=ServerConfig(deadline_ms=9000))
@@ -285,7 +285,7 @@ def test_versions_stand_side_by_side_and_no_answer_mixes_them(cluster: Cluster, 
         assert not answers[0].missing_shards + answers[1].missing_shards
     held = cluster.shards[0].versions
     assert set(held.about()) == {old.version, new.version}
-    held._held[old.version].used -= 100
+    held._versions[old.version].used -= 100
     held.load(tmp_path / "next")
     assert set(held.about()) == {new.version}, "what nobody asks about any more goes"
     answer = old.recommend({"user_id": "3"}, k=40)

@@ -53,7 +53,7 @@ from ziggurat.serving.server.pages import page_routes
 from ziggurat.serving.server.queue.engine import Engine, OverloadError
 from ziggurat.serving.server.queue.engine import Request as Question
 from ziggurat.serving.server.reading import (
-    ClientGone,
+    ClientDisconnected,
     RefusedRequestError,
     check_admin,
     header,
@@ -131,7 +131,7 @@ class ServerApp:
             ],
             exception_handlers={
                 ZigguratError: _error_response,
-                ClientGone: _error_response,
+                ClientDisconnected: _error_response,
                 404: self._not_found,
                 405: self._not_found,
             },
@@ -184,7 +184,7 @@ class ServerApp:
             return 503, None
         try:
             answer, body = await self._answer(path, scope, receive, watch)
-        except ClientGone:
+        except ClientDisconnected:
             return 499, None  # nginx's number for a client that is gone
         except Exception as problem:
             status, error = status_of(problem)
@@ -342,7 +342,7 @@ def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:
 
 
 async def _error_response(request: Request, problem: Exception) -> Response:
-    if isinstance(problem, ClientGone):
+    if isinstance(problem, ClientDisconnected):
         return Response(status_code=499)
     status, body = status_of(problem)
     close = {"connection": "close"} if status in (413, 415) else None

@@ -73,8 +73,8 @@ def check_admin(request: Request) -> None:
         )
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error: nobody is there to read one
-    """A client closed its connection before its request was there."""
+class ClientDisconnected(Exception):  # noqa: N818 - not an error: no client is left to read one
+    """A client closed its connection before its request had arrived."""
 
 
 def header(scope: Any, name: bytes) -> str:
@@ -90,7 +90,7 @@ async def read_body(scope: object, receive: Receive, *, config: ServerConfig) ->
 
     Raises:
         RefusedRequestError: it is too long, or compressed.
-        ClientGone: the client left.
+        ClientDisconnected: the client left.
     """
     most = config.max_body_bytes
     if (encoding := header(scope, b"content-encoding")) and encoding.lower() != "identity":
@@ -110,7 +110,7 @@ async def read_body(scope: object, receive: Receive, *, config: ServerConfig) ->
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > most:

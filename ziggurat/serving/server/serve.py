@@ -239,7 +239,7 @@ def _with_shards(
     if not addresses:
         listeners = {shard: bind("127.0.0.1", 0) for shard in range(config.shards)}
         addresses = tuple(address_of(each).removeprefix("http://") for each in listeners.values())
-        own = replace(config, admin=True, watch=False)  # they load what the server in front of them tells them to
+        own = replace(config, admin=True, watch=False)  # they load what the server in front of them asks them to
         api_key = api_key or secrets.token_urlsafe()  # nobody else is to have them load a folder
         keeper = ShardKeeper(listeners, num_shards=config.shards, config=own, api_key=api_key)
     settings = ShardSettings(addresses=addresses, deadline_s=config.shard_deadline_ms / 1e3, api_key=api_key)

@@ -41,36 +41,36 @@ class Watch:
     """One request that is recorded.
 
     Args:
-        span: of the request, begun.
+        span: of the request, started.
         tracer: makes the spans of its parts.
     """
 
     def __init__(self, span: Any, *, tracer: Any) -> None:
         self._span = span
         self._tracer = tracer
-        self._begin = self._queued = self._begun = self._computed = time.time_ns()
+        self._begin = self._queued = self._batch_begin = self._computed = time.time_ns()
         self._batch: dict[str, Any] = {}
         self._stages: Sequence[Stage] = ()
 
     def queue(self) -> None:
-        """The request is read, and waits for its batch."""
+        """Note that the request is read, and waits for its batch."""
         self._queued = time.time_ns()
 
     def batch(self, begin_ns: int, *, stages: Sequence[Stage], about: dict[str, Any]) -> None:
-        """Its batch is computed, just now.
+        """Note that its batch was computed just now.
 
         Args:
-            begin_ns: when that began.
+            begin_ns: when the batch started.
             stages: of the batch.
             about: how many requests and candidates, and the effort.
         """
-        self._begun = begin_ns
+        self._batch_begin = begin_ns
         self._computed = time.time_ns()
         self._stages = tuple(stages)
         self._batch = {f"ziggurat.batch.{name}": value for name, value in about.items()}
 
     def end(self, status: int, *, answer: Any = None) -> None:
-        """The answer is written."""
+        """Note that the answer is written."""
         from opentelemetry import trace  # pyright: ignore[reportMissingImports]
 
         now = time.time_ns()
@@ -78,8 +78,8 @@ class Watch:
         if self._queued != self._begin:
             self._part("read", self._begin, self._queued, parent)
         if self._batch:
-            self._part("queue", self._queued, self._begun, parent)
-            batch = self._tracer.start_span("batch", parent, start_time=self._begun, attributes=self._batch)
+            self._part("queue", self._queued, self._batch_begin, parent)
+            batch = self._tracer.start_span("batch", parent, start_time=self._batch_begin, attributes=self._batch)
             inside = trace.set_span_in_context(batch)
             for each in self._stages:
                 self._part(each.name, each.begin_ns, each.end_ns, inside)

@@ -72,7 +72,9 @@ def test_what_came_while_all_processes_were_stopped_is_answered_by_who_holds_the
         stand_in.handle_ready(listener)
         clients[0].sendall(b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
         for connection in stand_in._deadlines:
-            stand_in._deadlines[connection] = 0.0  # the process was stopped for longer than it has patience
+            stand_in._deadlines[connection] = (
+                0.0  # the process was stopped for longer than the deadline of a connection
+            )
         stand_in.turn(on=True)
         for client in clients:  # the second one has asked for nothing yet, and learns at least why its connection ends
             client.settimeout(5)

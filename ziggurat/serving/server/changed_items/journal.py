@@ -4,8 +4,8 @@
       00000124.json        a change, whole
       00000125.json        the next one
       merged-00000123/     the items after 123 changes (`answering/merged_items.py`); 1 to 123 are gone
-      lock                 held by who writes a change, or deletes files
-      merging              held by who merges, so that one process does
+      lock                 locked by a process that writes a change, or deletes files
+      merging              locked by the one process that merges
 
 After a crash at any point there are the changes before the one that was being written, or that one, too; and the items
 that were merged last, or those that were being merged, too. What a dead process left behind is deleted with the next
@@ -109,15 +109,15 @@ class Journal:
 
     def write(self, changes: ItemChanges, number: int) -> bool:
         """Write a change; whether its number was still free. Under `locked`."""
-        mine = self.folder / f"new-{os.getpid()}.json"
-        CHANGE.write(mine, changes.to_json())
+        temporary = self.folder / f"new-{os.getpid()}.json"
+        CHANGE.write(temporary, changes.to_json())
         try:
             # A link fails where the number is taken; a rename would replace the change that has it.
-            os.link(mine, self.path(number))
+            os.link(temporary, self.path(number))
         except FileExistsError:
             return False
         finally:
-            mine.unlink()
+            temporary.unlink()
         # The name must be on the disk before anybody applies the change.
         sync(self.folder)
         return True
@@ -150,19 +150,19 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes or deletes meanwhile; waits for it. Makes the folder."""
+        """Lock the journal against writes and deletions by others; waits for the lock, and makes the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._held("lock", fcntl.LOCK_EX):
+        with self._locked("lock", fcntl.LOCK_EX):
             yield
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Yield whether nobody else merges, or will meanwhile, without waiting."""
-        with self._held("merging", fcntl.LOCK_EX | fcntl.LOCK_NB) as is_mine:
-            yield is_mine
+        """Lock the journal against merges by others, without waiting; yields whether the lock was free."""
+        with self._locked("merging", fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
+            yield is_locked
 
     @contextmanager
-    def _held(self, name: str, how: int) -> Iterator[bool]:
+    def _locked(self, name: str, how: int) -> Iterator[bool]:
         descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:

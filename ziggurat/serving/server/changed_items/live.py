@@ -60,10 +60,10 @@ class MergePolicy:
 
     def wants(self, chain: Chain) -> bool:
         """Return True if it is time to merge."""
-        made = chain.changes
+        applied = chain.changes
         if _has_shards(chain):
             return False
-        if made.num - made.num_merged >= self.most_changes:
+        if applied.num - applied.num_merged >= self.most_changes:
             return True
         if chain.index is None:
             return False
@@ -76,7 +76,7 @@ class LiveItems:
 
     Args:
         recommender: whose chain is replaced.
-        folder: of the journal; made when the first change comes.
+        folder: of the journal; created when the first change comes.
         policy: when to merge.
     """
 
@@ -87,7 +87,7 @@ class LiveItems:
         self._lock = threading.Lock()
         self._merging: threading.Thread | None = None
         self._not_before = 0.0
-        self._said = ""
+        self._last_problem = ""
 
     @staticmethod
     def of(answerer: Any, *, beside: Path | None = None) -> LiveItems | None:
@@ -103,7 +103,7 @@ class LiveItems:
         return LiveItems(answerer, folder=path.with_name(f"{path.name}.changes") / answerer.export.version)
 
     def follow(self) -> int:
-        """Take what is new in the journal, and begin to merge if it is time; returns the number of changes in all.
+        """Apply the new changes of the journal, and start a merge if it is time; return the number of all changes.
 
         Raises:
             ExportError: a file of the journal is damaged or missing; names it.
@@ -117,15 +117,15 @@ class LiveItems:
         return number
 
     def keep_up(self) -> None:
-        """Follow the journal; where that cannot be done, keep the items as they are and say so, once."""
+        """Follow the journal; where that cannot be done, keep the items as they are and log it, once."""
         try:
             self.follow()
         except (ZigguratError, OSError) as problem:
-            if self._said != str(problem):
+            if self._last_problem != str(problem):
                 _log.error("the journal of items cannot be followed; the items stay as they are\n%s", problem)
-            self._said = str(problem)
+            self._last_problem = str(problem)
         else:
-            self._said = ""
+            self._last_problem = ""
 
     def change(self, changes: ItemChanges) -> ChangedItems:
         """Write a change into the journal and apply it.
@@ -159,8 +159,8 @@ class LiveItems:
         """
         if not self.journal.folder.is_dir():
             return False
-        with self.journal.alone() as is_mine:
-            if not is_mine:
+        with self.journal.alone() as is_locked:
+            if not is_locked:
                 return False
             with self._lock:
                 number = self._follow()
@@ -169,7 +169,7 @@ class LiveItems:
                 return False
             # Without the lock: it takes long, and items go on changing behind `number`.
             MergedItems.write(chain, self.journal.merged_path(number), export=self._export)
-            # This process takes them over first: the changes that they are made of are deleted next.
+            # This process applies them first: the changes that they were merged from are deleted next.
             with self._lock:
                 self._follow()
                 with self.journal.locked():
@@ -188,8 +188,8 @@ class LiveItems:
         try:
             begin = time.monotonic()
             if self.merge():
-                made = self.recommender.chain.changes
-                _log.info("merged %s changes of items in %.1f s", f"{made.num_merged:,}", time.monotonic() - begin)
+                applied = self.recommender.chain.changes
+                _log.info("merged %s changes of items in %.1f s", f"{applied.num_merged:,}", time.monotonic() - begin)
         except (ZigguratError, OSError) as problem:
             self._not_before = time.monotonic() + self.policy.again_s
             _log.error("changes of items cannot be merged; the next attempt is in a minute\n%s", problem)
@@ -213,10 +213,10 @@ class LiveItems:
     def _follow(self) -> int:
         """Take merged items, then the changes behind them."""
         merged = self.journal.merged()
-        made = self.recommender.chain.changes
-        if merged > made.num_merged:
+        applied = self.recommender.chain.changes
+        if merged > applied.num_merged:
             try:
-                self._take(MergedItems.open(self.journal.merged_path(merged), export=self._export))
+                self._apply_merged(MergedItems.open(self.journal.merged_path(merged), export=self._export))
             except (ExportError, MissingFileError):
                 if self.journal.merged() > merged:  # and these were deleted
                     return self._follow()
@@ -224,11 +224,11 @@ class LiveItems:
         there = self.recommender.num_changes
         if new := self.journal.after(there):
             self._apply(new, number=there + len(new))
-        if new or merged > made.num_merged:
+        if new or merged > applied.num_merged:
             self._count_bytes()
         return there + len(new)
 
-    def _take(self, merged: MergedItems) -> None:
+    def _apply_merged(self, merged: MergedItems) -> None:
         number = merged.about.num_changes
         if number > self.recommender.num_changes:
             self.recommender.become(lambda chain: (merged.with_items(chain), None))

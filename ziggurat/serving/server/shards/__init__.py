@@ -9,7 +9,7 @@ processes of this machine that a `ShardKeeper` starts, and starts again when the
 that know the export under the same path (`ziggurat serve EXPORT --shard 0/2`).
 
 *One version*: a question names the version of the export and the state of the shard's items (`answering/shards.py`).
-A shard can hold two versions side by side, so workers of the old and of the new one are both answered during a swap,
+A shard can have two versions loaded, so workers of the old and of the new one are both answered during a swap,
 and an answer that mixes two cannot come about. A server takes a new version only when all shards hold it.
 
 *A shard that is late or gone*: the answer is that of the others and says so. A shard that is gone, or was late

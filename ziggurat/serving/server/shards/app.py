@@ -39,7 +39,7 @@ from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.lacking import no_index
 from ziggurat.serving.export.export_folder import open_export, read_manifest
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.reading import ClientGone, header, read_body, read_export, refused
+from ziggurat.serving.server.reading import ClientDisconnected, header, read_body, read_export, refused
 from ziggurat.serving.server.responses import encode, error_json, json_response
 from ziggurat.serving.server.shards.messages import STATE, VERSION, decode_change, decode_question, encode_answer
 
@@ -69,14 +69,14 @@ def load_shard(folder: Path, *, shard: int, num_shards: int) -> tuple[str, Shard
 
 
 @dataclass(kw_only=True, eq=False)
-class _Held:
+class _LoadedVersion:
     index: ShardIndex
     states: OrderedDict[str, ShardIndex] = field(default_factory=OrderedDict)
     used: float = 0.0
 
 
 class ShardVersions:
-    """The versions of its shard that a process holds: the one that serves, and during a swap the next one beside it.
+    """The loaded versions of the shard of a process: the one that serves, and during a swap the next one beside it.
 
     Args:
         load: the version and the shard of the export in a folder.
@@ -84,56 +84,57 @@ class ShardVersions:
 
     def __init__(self, load: LoadShard) -> None:
         self._load = load
-        self._held: dict[str, _Held] = {}
+        self._versions: dict[str, _LoadedVersion] = {}
         self._loading = threading.Lock()
 
     def load(self, folder: Path) -> str:
-        """Hold the version of an export, too; returns it. Nothing happens where it is there already."""
+        """Load the version of an export and return its name; nothing happens where it is loaded already."""
         with self._loading:
-            if (version := read_manifest(folder).version) not in self._held:
+            if (version := read_manifest(folder).version) not in self._versions:
                 version, index = self._load(folder)
                 # A new dict, not a changed one: searches read it without the lock.
                 _warm_up(index)
-                self._held = {**self._held, version: _Held(index=index)}
+                self._versions = {**self._versions, version: _LoadedVersion(index=index)}
                 _log.info("a shard holds version %s of %s, %d items", version, folder, len(index))
-            self._held[version].used = time.monotonic()
+            self._versions[version].used = time.monotonic()
             self._drop_old()
             return version
 
     def at(self, version: str, state: str) -> ShardIndex | None:
-        """The shard of a version with the items of a state ("": as the index was built); None: not here."""
-        held = self._held.get(version)
-        if held is None:
+        """Return the shard of a version with the items of a state ("": as the index was built); None: not here."""
+        loaded = self._versions.get(version)
+        if loaded is None:
             return None
-        held.used = time.monotonic()
+        loaded.used = time.monotonic()
         if not state:
-            return held.index
-        return held.states.get(state)
+            return loaded.index
+        return loaded.states.get(state)
 
     def put(self, version: str, state: str, change: ShardChange) -> bool:
-        """Hold a state of a version; whether the version is here."""
-        held = self._held.get(version)
-        if held is None:
+        """Apply changed items to a version as a state beside it; return whether the version is loaded."""
+        loaded = self._versions.get(version)
+        if loaded is None:
             return False
-        if state not in held.states:
-            held.states[state] = held.index.changed(change)
-            while len(held.states) > _MOST_STATES:
-                held.states.popitem(last=False)
+        if state not in loaded.states:
+            loaded.states[state] = loaded.index.changed(change)
+            while len(loaded.states) > _MOST_STATES:
+                loaded.states.popitem(last=False)
         return True
 
     def about(self, asked: str = "") -> dict[str, Any]:
-        """Versions with their states and numbers of items; the version that is asked for stays."""
-        if (held := self._held.get(asked)) is not None:
-            held.used = time.monotonic()
+        """Return the versions with their states and numbers of items; the version that is asked for stays."""
+        if (loaded := self._versions.get(asked)) is not None:
+            loaded.used = time.monotonic()
         return {
-            version: {"states": list(each.states), "num_items": len(each.index)} for version, each in self._held.items()
+            version: {"states": list(each.states), "num_items": len(each.index)}
+            for version, each in self._versions.items()
         }
 
     def _drop_old(self) -> None:
-        newest = list(self._held)[-1]
+        newest = list(self._versions)[-1]
         now = time.monotonic()
-        self._held = {
-            version: each for version, each in self._held.items() if version == newest or now - each.used < _KEPT_S
+        self._versions = {
+            version: each for version, each in self._versions.items() if version == newest or now - each.used < _KEPT_S
         }
 
 
@@ -172,7 +173,7 @@ class ShardApp:
                 Route("/state", self._state, methods=["POST"]),
                 *([Route("/admin/load", self._admin_load, methods=["POST"])] if config.admin else []),
             ],
-            exception_handlers={ZigguratError: _refused, ClientGone: _refused, 404: _no_route, 405: _no_route},
+            exception_handlers={ZigguratError: _refused, ClientDisconnected: _refused, 404: _no_route, 405: _no_route},
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -212,7 +213,7 @@ class ShardApp:
                 asked.queries, k=asked.k, filters=asked.filters, exclude=asked.exclude, probes=asked.probes
             )
             return 200, encode_answer(found)
-        except ClientGone:
+        except ClientDisconnected:
             return 499, b""
         except ZigguratError as problem:
             return 400, encode(error_json(problem))

@@ -1,12 +1,12 @@
-"""Questions to all shards of an index at once, with a deadline for each, and a watch on their health.
+"""Questions to all shards of an index at once, with a deadline for each, and checks of their health.
 
     ask ──► send to every shard that is well ──► read the answers as they come, until the deadline ──► found
 
 A shard that refuses, ends, or is late three times in a row is *down*: it is not asked any more, so it costs no
-request its deadline. A thread of its own looks after shards: it asks those that are well once a second for their
-health, and those that are down more often; it has them load the version that is asked for (on this machine) and tells
-them how items changed. A shard that has both is up again, and part of the next answer. A shard that goes down soon
-after it came up waits longer and longer, up to five seconds.
+request its deadline. A thread checks the health of shards: once a second of those that are well, more often of those
+that are down; it lets them load the version that is asked for (on this machine) and sends them the changed items. A
+shard that has both is up again, and part of the next answer. A shard that goes down soon after it came up waits longer
+and longer, up to five seconds.
 
 One thread asks at a time (the engine's); health and state may be read from any.
 """
@@ -37,11 +37,11 @@ from ziggurat.serving.server.shards.messages import (
 
 _log = logging.getLogger("ziggurat.server")
 LATE, DEAD, BEHIND, OTHER, STARTING = "late", "dead", "behind", "another version", "starting"
-_MOST_LATE = 3  # answers in a row
-_LOOK_S = 1.0  # between two looks at a shard
-_LEAST_PAUSE_S = 0.1  # before a broken shard is asked again; doubled each time
-_MOST_PAUSE_S = 5.0
-_HEALTH_S = 1.0  # to say how it is
+_MAX_LATE = 3  # answers in a row
+_CHECK_S = 1.0  # between two checks of a shard
+_MIN_PAUSE_S = 0.1  # before a broken shard is asked again; doubled each time
+_MAX_PAUSE_S = 5.0
+_HEALTH_S = 1.0  # to answer a check
 _CHANGE_S = 30.0  # to take in changed items
 _LOAD_S = 600.0  # to load a version
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -55,7 +55,7 @@ class ShardSettings:
     Args:
         addresses: host:port of each shard, in their order.
         deadline_s: of one search.
-        wait_s: for all shards to hold a version, when it is loaded.
+        wait_s: for all shards to load a version.
         api_key: that they ask for, or "".
     """
 
@@ -78,8 +78,8 @@ class _Shard:
     idle: list[http.client.HTTPConnection] = field(default_factory=list)
     down: str = STARTING  # why it is not asked; "" if it is
     late: int = 0
-    pause_s: float = _LEAST_PAUSE_S
-    look_at: float = 0.0
+    pause_s: float = _MIN_PAUSE_S
+    next_check: float = 0.0
     up_since: float = 0.0
     wanted: ShardItems = field(default_factory=ShardItems)
 
@@ -109,7 +109,7 @@ class ShardClient:
         self._shards = [_Shard(number=i, **_parse(each)) for i, each in enumerate(settings.addresses)]
         self._wake = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._look_after_all, name="shards", daemon=True)
+        self._thread = threading.Thread(target=self._run_health_checks, name="shards", daemon=True)
 
     @property
     def num_shards(self) -> int:
@@ -117,30 +117,30 @@ class ShardClient:
         return len(self._shards)
 
     def connect(self, *, strict: bool) -> None:
-        """Wait until the shards hold the version, then begin to look after them.
+        """Wait until the shards have loaded the version, then start the checks of their health.
 
         Args:
             strict: all of them must; else those that can be reached, of which there must be one.
 
         Raises:
-            ConfigError: a shard is another one, or does not hold the version in time; names it.
+            ConfigError: a shard is another one, or has not loaded the version in time; names it.
         """
         end = time.monotonic() + self.settings.wait_s
         while missing := [shard for shard in self._shards if shard.down]:
             for shard in missing:
-                self._look_after(shard)
+                self._check_health(shard)
             if not (missing := [shard for shard in self._shards if shard.down]):
                 break
             if time.monotonic() > end:
                 if strict or len(missing) == len(self._shards):
-                    raise self._not_there(missing[0])
+                    raise self._unavailable(missing[0])
                 _log.warning("begin without shard(s) %s", ", ".join(f"{each.number}: {each.down}" for each in missing))
                 break
-            time.sleep(_LEAST_PAUSE_S)
+            time.sleep(_MIN_PAUSE_S)
         self._thread.start()
 
     def close(self) -> None:
-        """Look after the shards no longer."""
+        """Stop the checks, and close all connections."""
         self._closed = True
         self._wake.set()
         if self._thread.is_alive():
@@ -150,7 +150,7 @@ class ShardClient:
                 shard.idle.pop().close()
 
     def states(self) -> list[dict[str, object]]:
-        """Number, address and state of each shard: "up", or why it is not asked."""
+        """Return number, address and state of each shard: "up", or why it is not asked."""
         return [
             {"shard": each.number, "address": f"{each.host}:{each.port}", "state": each.down or "up"}
             for each in self._shards
@@ -169,7 +169,7 @@ class ShardClient:
                 try:
                     asked[shard.number] = self._send(shard, body, wanted)
                 except _BROKEN as problem:
-                    found[shard.number] = self._gone(shard, problem)
+                    found[shard.number] = self._note_failure(shard, problem)
         for number, connection in asked.items():
             found[number] = self._receive(self._shards[number], connection, body, end)
         for shard, each in zip(self._shards, found, strict=True):
@@ -177,7 +177,7 @@ class ShardClient:
         return found
 
     def prepare(self, items: Sequence[ShardItems]) -> None:
-        """Tell shards of changed items; see `Scatter.prepare`."""
+        """Send changed items to the shards; see `Scatter.prepare`."""
         for shard, wanted in zip(self._shards, items, strict=True):
             is_new = wanted.id != shard.wanted.id
             shard.wanted = wanted
@@ -186,7 +186,7 @@ class ShardClient:
                     self._put(shard, wanted)
                 except (*_BROKEN, ValueError) as problem:
                     _log.warning("shard %d does not know of changed items yet: %s", shard.number, problem)
-                    self._go_down(shard, BEHIND)
+                    self._mark_down(shard, BEHIND)
 
     # ---- one question
 
@@ -220,8 +220,8 @@ class ShardClient:
         except TimeoutError:
             connection.close()
             shard.late += 1
-            if shard.late >= _MOST_LATE:
-                self._go_down(shard, LATE)
+            if shard.late >= _MAX_LATE:
+                self._mark_down(shard, LATE)
             return LATE
         except _BROKEN as problem:
             connection.close()
@@ -230,10 +230,10 @@ class ShardClient:
                     return self._receive(shard, self._send(shard, body, shard.wanted), body, end, again=False)
                 except _BROKEN as worse:
                     problem = worse
-            return self._gone(shard, problem)
+            return self._note_failure(shard, problem)
         shard.idle.append(connection)
         if status == 409:
-            return self._go_down(shard, BEHIND)
+            return self._mark_down(shard, BEHIND)
         try:
             if status != 200:
                 raise ConfigError(expected="an answer", found=f"{status} {content[:300]!r}", where="", ways_out=())
@@ -244,17 +244,17 @@ class ShardClient:
         shard.late = 0
         return answer
 
-    def _gone(self, shard: _Shard, problem: Exception) -> str:
+    def _note_failure(self, shard: _Shard, problem: Exception) -> str:
         _log.warning("shard %d at %s:%d gives no answer: %r", shard.number, shard.host, shard.port, problem)
-        return self._go_down(shard, DEAD)
+        return self._mark_down(shard, DEAD)
 
-    def _go_down(self, shard: _Shard, why: str) -> str:
+    def _mark_down(self, shard: _Shard, why: str) -> str:
         now = time.monotonic()
-        calm = shard.up_since and now - shard.up_since > _MOST_PAUSE_S
-        shard.pause_s = _LEAST_PAUSE_S if calm else min(2 * shard.pause_s, _MOST_PAUSE_S)
+        calm = shard.up_since and now - shard.up_since > _MAX_PAUSE_S
+        shard.pause_s = _MIN_PAUSE_S if calm else min(2 * shard.pause_s, _MAX_PAUSE_S)
         shard.down = why
-        # One that is behind only has to be told what changed.
-        shard.look_at = now + (0.0 if why == BEHIND else shard.pause_s)
+        # A shard that is behind only needs the changes.
+        shard.next_check = now + (0.0 if why == BEHIND else shard.pause_s)
         while shard.idle:
             shard.idle.pop().close()
         self._wake.set()
@@ -262,18 +262,18 @@ class ShardClient:
 
     # ---- health
 
-    def _look_after_all(self) -> None:
+    def _run_health_checks(self) -> None:
         while not self._closed:
             now = time.monotonic()
             for shard in self._shards:
-                if shard.look_at <= now and not self._closed:
-                    self._look_after(shard)
-            first = min(shard.look_at for shard in self._shards)
+                if shard.next_check <= now and not self._closed:
+                    self._check_health(shard)
+            first = min(shard.next_check for shard in self._shards)
             self._wake.wait(max(0.01, first - time.monotonic()))
             self._wake.clear()
 
-    def _look_after(self, shard: _Shard) -> None:
-        """See how a shard is; give it what it lacks; say whether it is to be asked."""
+    def _check_health(self, shard: _Shard) -> None:
+        """Check a shard, send it what it lacks, and decide whether it is asked."""
         was_down = shard.down
         try:
             about = json.loads(self._call(shard, "GET", "/shard", _HEALTH_S))
@@ -283,7 +283,7 @@ class ShardClient:
             elif shard.wanted.id and shard.wanted.id not in about["versions"][self.version]["states"]:
                 self._put(shard, shard.wanted)
         except TimeoutError:
-            if was_down:  # one that is up may be busy: its answers will tell
+            if was_down:  # one that is up may be busy: its next answers decide
                 shard.down = LATE
         except ConfigError:
             # While the server starts, a wrong address ends it; later, that shard is asked no more.
@@ -292,17 +292,17 @@ class ShardClient:
             shard.down = "another shard"
         except (*_BROKEN, ValueError, KeyError) as problem:
             if not was_down:
-                self._gone(shard, problem)
+                self._note_failure(shard, problem)
             else:
                 shard.down = OTHER if isinstance(problem, _OtherVersionError) else DEAD
         else:
             if was_down:
                 if shard.up_since:
                     _log.info("shard %d at %s:%d is there again", shard.number, shard.host, shard.port)
-                    shard.late = _MOST_LATE - 1  # until it has answered once
+                    shard.late = _MAX_LATE - 1  # until it has answered once
                 shard.up_since = time.monotonic()
                 shard.down = ""
-        shard.look_at = time.monotonic() + (shard.pause_s if shard.down else _LOOK_S)
+        shard.next_check = time.monotonic() + (shard.pause_s if shard.down else _CHECK_S)
 
     def _check(self, shard: _Shard, about: dict[str, object]) -> None:
         if (about["shard"], about["shards"]) != (shard.number, self.num_shards):
@@ -314,7 +314,7 @@ class ShardClient:
             )
 
     def _load(self, shard: _Shard) -> None:
-        """Have a shard of this machine load the version; one of another machine must come to it by itself."""
+        """Let a shard of this machine load the version; one of another machine follows its own path."""
         if shard.host not in _THIS_MACHINE:
             raise _OtherVersionError(f"no version {self.version}")
         body = json.dumps({"export": str(self._export)}).encode()
@@ -330,7 +330,7 @@ class ShardClient:
     def _call(
         self, shard: _Shard, method: str, path: str, seconds: float, *, body: bytes = b"", wanted: Any = None
     ) -> bytes:
-        """The body of an answer with status 200, over a connection of its own; ValueError for another status."""
+        """Return the body of an answer with status 200, over a new connection; raises ValueError for another status."""
         connection = http.client.HTTPConnection(shard.host, shard.port, timeout=seconds)
         try:
             headers = self._headers(wanted or ShardItems())
@@ -344,7 +344,7 @@ class ShardClient:
             raise ValueError(f"{method} {path}: {status} {content[:300].decode(errors='replace')}")
         return content
 
-    def _not_there(self, shard: _Shard) -> ConfigError:
+    def _unavailable(self, shard: _Shard) -> ConfigError:
         return ConfigError(
             expected=f"all {self.num_shards} shards with version {self.version} of {self._export}",
             found=f"shard {shard.number}: {shard.down}, after {self.settings.wait_s:g} s",
@@ -363,7 +363,7 @@ class _OtherVersionError(ValueError):
 
 
 def _answer_of(connection: http.client.HTTPConnection, end: float) -> tuple[int, bytes]:
-    """Status and body of an answer that must be there until `end`; what came already is read in any case."""
+    """Return status and body of an answer that must arrive before `end`; what has arrived is read in any case."""
     assert connection.sock is not None
     connection.sock.settimeout(max(end - time.monotonic(), 0.002))
     answer = connection.getresponse()

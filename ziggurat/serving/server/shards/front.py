@@ -26,8 +26,8 @@ def load_front(
         folder: of the export.
         load: makes the recommender of a folder.
         settings: where the shards are.
-        seen: folder that remembers which versions all shards held; a worker of such a one begins although a shard is
-            gone for the moment.
+        seen: folder that remembers which versions all shards have loaded; a worker of such a version starts although a
+            shard does not run at the moment.
 
     Raises:
         RequestError: the export has no index.
