@@ -109,11 +109,11 @@ class PlannedStep:
         embeddings, times = self._embeddings, []
         self._agreement.gather(0)
         start = time.process_time()
-        crossing = embeddings.start(batch)
+        in_flight = embeddings.start(batch)
         times.append(time.process_time() - start)
         self._agreement.gather(0)
         start = time.process_time()
-        out = crossing.arrive()
+        out = in_flight.wait()
         times.append(time.process_time() - start)
         self._agreement.gather(0)
         start = time.process_time()

@@ -29,7 +29,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
 from ziggurat.parallel.dense import Reduction, unreduced
 from ziggurat.parallel.exchange.collectives import start_sum
-from ziggurat.parallel.exchange.crossing import Crossing
+from ziggurat.parallel.exchange.in_flight import InFlight
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.topology import Axis, Lane
 from ziggurat.parallel.towers import TowerTransform
@@ -40,7 +40,7 @@ class _Part:
     """A part of the batch between the two sides of the last hop."""
 
     batch: Batch
-    crossing: Crossing
+    in_flight: InFlight
 
 
 class Pipeline:
@@ -124,7 +124,7 @@ class Pipeline:
             with contextlib.nullcontext() if is_last else unreduced(self._model.slots.network):
                 losses.append(self._above(part, loss_of, autocast=autocast))
         for part in started:
-            part.crossing.backward()
+            part.in_flight.backward()
         self._reduce_towers()
         return torch.stack(losses).sum()
 
@@ -144,13 +144,13 @@ class Pipeline:
         autocast: Callable[[], contextlib.AbstractContextManager[object]],
     ) -> Tensor:
         """Dense network and loss, there and back; sends the gradient over the last hop."""
-        values = part.crossing.land()
-        fields = part.crossing.join(values)
+        values = part.in_flight.receive()
+        fields = part.in_flight.join(values)
         with autocast(), _given_fields(self._model, fields):
             outputs = self._model.dense_outputs(self._model.embed(part.batch))
         loss = loss_of(outputs, part.batch)
         loss.backward()
-        part.crossing.send_gradients(values)
+        part.in_flight.send_gradients(values)
         return loss.detach()
 
     def _reduce_towers(self) -> None:

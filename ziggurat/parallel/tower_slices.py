@@ -26,7 +26,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.repeat import expand
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange
-from ziggurat.parallel.exchange.crossing import Crossing, Leg
+from ziggurat.parallel.exchange.in_flight import InFlight, Message
 from ziggurat.parallel.tables.repeated import MIXED, PLAIN, PooledParts, parts_of_towers
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Towers
@@ -100,7 +100,7 @@ class SliceHops:
         """The towers whose modules compute on slices."""
         return tuple(tower for tower, part in enumerate(self._part_of) if part > PLAIN)
 
-    def start(self, given: PooledParts, *, run: Callable[[list[Tensor]], list[Tensor]]) -> Crossing:
+    def start(self, given: PooledParts, *, run: Callable[[list[Tensor]], list[Tensor]]) -> InFlight:
         """Compute the modules of this rank's towers, and send what they give; collective.
 
         Args:
@@ -110,14 +110,14 @@ class SliceHops:
         topology = self._shape.topology
         own = list(self._shape.of_group(topology.group_index))
         outputs = dict(zip(own, run(self._inputs_of(own, given)), strict=True))
-        legs = []
+        messages = []
         for part, hop in zip(self._parts, self._hops, strict=True):
             mine = [outputs[tower] for tower in own if self._travels_as[tower] == part]
             sizes = [given.sizes[part][rank] for rank in topology.peers.ranks]
             values = torch.cat(mine, dim=1) if mine else self._nothing(given.pooled[part], like=outputs[own[0]])
             token, transfer = hop.start(values, rows_sent=sizes, num_rows=sizes[topology.peers.position])
-            legs.append(Leg(hop, token, transfer))
-        return Crossing(legs, lambda arrived: self._joined(arrived, given))
+            messages.append(Message(hop, token, transfer))
+        return InFlight(messages, lambda arrived: self._joined(arrived, given))
 
     def _inputs_of(self, own: Sequence[int], given: PooledParts) -> list[Tensor]:
         """Return the input of each tower, on samples or slices."""

@@ -40,7 +40,7 @@ from ziggurat.features.jagged import FeatureGroup
 from ziggurat.models.towers.layer import TowerLayer, pooled_towers
 from ziggurat.models.towers.modules import IdentityTower
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange
-from ziggurat.parallel.exchange.crossing import Crossing, Leg
+from ziggurat.parallel.exchange.in_flight import InFlight, Message
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
@@ -162,9 +162,9 @@ class TowerTransform(nn.Module):
 
     def forward(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Float[Tensor, "B X"]:
         """Compute this group's towers for all peers' samples, and return all towers for this rank's samples."""
-        return self._start(pooled_RT, run=self._run[0]).arrive()
+        return self._start(pooled_RT, run=self._run[0]).wait()
 
-    def start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Crossing:
+    def start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> InFlight:
         """The first half of `forward`: compute and send, without reducing gradients. See `pipeline.py`."""
         return self._start(pooled_RT, run=self._own[0])
 
@@ -174,13 +174,13 @@ class TowerTransform(nn.Module):
             self._slice_hops[groups] = SliceHops(self._shape, groups, make_hop=self._make_hop)
         return self._slice_hops[groups]
 
-    def _start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts, *, run: Callable[..., Any]) -> Crossing:
+    def _start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts, *, run: Callable[..., Any]) -> InFlight:
         if isinstance(pooled_RT, PooledParts):
             return self.slice_hops(pooled_RT.groups).start(pooled_RT, run=run)
         sizes = self._peer_sizes()
         outputs = run(pooled_RT)
         token, transfer = self.hop.start(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])
-        return Crossing([Leg(self.hop, token, transfer)], lambda arrived: arrived[0])
+        return InFlight([Message(self.hop, token, transfer)], lambda arrived: arrived[0])
 
     def _peer_sizes(self) -> list[int]:
         return [self._flow.sizes[rank] for rank in self._topology.peers.ranks]

@@ -140,10 +140,10 @@ class PrioritisedExchange(EmbeddingsWrapper):
             self._came = None
         pending = embeddings.take_pending(batch)
         self.lists.drop(pending)
-        begun = embeddings.start_lookup(batch, pending)
+        lookup = embeddings.start_lookup(batch, pending)
         if is_training:
-            self._present = _Present(begun.ids, None)
-        return embeddings.finish_lookup(begun)
+            self._present = _Present(lookup.ids, None)
+        return embeddings.finish_lookup(lookup)
 
     def send_ahead(self, upcoming: Batch | None) -> None:
         """Send what can be sent of the next batch, before the backward pass of the present one.

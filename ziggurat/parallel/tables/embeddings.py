@@ -33,7 +33,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.towers.layer import fields_of_towers
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
-from ziggurat.parallel.exchange.crossing import Crossing, Leg
+from ziggurat.parallel.exchange.in_flight import InFlight, Message
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import PLAIN, WireConfig
 from ziggurat.parallel.tables.host_sums import HostSums, SentPart, sent_parts
@@ -56,7 +56,7 @@ class SpreadEmbeddings(Embeddings, Protocol):
         """Send what can be sent before the backward pass; `upcoming` is the next batch, if it was announced."""
         ...
 
-    def start(self, batch: Batch) -> Crossing:
+    def start(self, batch: Batch) -> InFlight:
         """Begin a lookup of a flat model: look up, and send over the last hop."""
         ...
 
@@ -73,7 +73,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Begun:
+class PendingLookup:
     """A lookup whose results are on their way.
 
     Args:
@@ -210,7 +210,7 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
         """
         return self.finish_lookup(self.start_lookup(batch)).to(dtype)
 
-    def start_lookup(self, batch: Batch, pending: PendingIds | None = None) -> Begun:
+    def start_lookup(self, batch: Batch, pending: PendingIds | None = None) -> PendingLookup:
         """The first half of `forward`: look up and send; collective.
 
         Args:
@@ -218,13 +218,13 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
             pending: its ids, if they were taken (`take_pending`).
         """
         ids = self._take_ids(batch, pending)
-        return Begun(ids, *self._send(ids))
+        return PendingLookup(ids, *self._send(ids))
 
-    def finish_lookup(self, begun: Begun) -> Float[Tensor, "B T"]:
+    def finish_lookup(self, lookup: PendingLookup) -> Float[Tensor, "B T"]:
         """The second half: wait, put columns in order, and finish the means of spread rows; collective."""
-        transfer = begun.transfer
-        pooled_BT = self.hop.finish(begun.token, transfer)
-        return self.with_means(pooled_BT, begun.ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
+        transfer = lookup.transfer
+        pooled_BT = self.hop.finish(lookup.token, transfer)
+        return self.with_means(pooled_BT, lookup.ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
 
     def with_means(
         self, pooled_BT: Float[Tensor, "B T"], ids: LocalIds, *, rows_sent: list[int], num_rows: int
@@ -268,12 +268,12 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
             ),
         )
 
-    def start(self, batch: Batch) -> Crossing:
+    def start(self, batch: Batch) -> InFlight:
         """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
         assert self._is_flat
         assert self.can_start
-        begun = self.start_lookup(batch)
-        return Crossing([Leg(self.hop, begun.token, begun.transfer)], lambda arrived: arrived[0])
+        lookup = self.start_lookup(batch)
+        return InFlight([Message(self.hop, lookup.token, lookup.transfer)], lambda arrived: arrived[0])
 
     @property
     def can_start(self) -> bool:

@@ -33,7 +33,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.repeat import expand
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
-from ziggurat.parallel.exchange.crossing import Crossing, Leg
+from ziggurat.parallel.exchange.in_flight import InFlight, Message
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings, SpreadEmbeddings
 from ziggurat.parallel.tables.ids import Positions, batch_of_rows
@@ -131,24 +131,26 @@ class RepeatedExchange:
         plain = batch_of_rows(batch.single[self._plain.on(batch.single.device)], batch.jagged, size=batch.batch_size)
         return [plain, *(batch_of_rows(group.single, group.jagged, size=group.num_slices) for group in batch.repeated)]
 
-    def start(self, batch: Batch, parts: list[Batch]) -> Crossing:
+    def start(self, batch: Batch, parts: list[Batch]) -> InFlight:
         """Look up the parts of a batch of a flat model, and send; collective."""
-        begun = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
-        legs = [Leg(each.hop, one.token, one.transfer) for each, one in zip(self.exchanges, begun, strict=True)]
-        return Crossing(legs, lambda arrived: self._joined(arrived, batch))
+        lookups = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        messages = [
+            Message(each.hop, one.token, one.transfer) for each, one in zip(self.exchanges, lookups, strict=True)
+        ]
+        return InFlight(messages, lambda arrived: self._joined(arrived, batch))
 
     def forward(self, batch: Batch, parts: list[Batch]) -> Float[Tensor, "B T"]:
         """Pooled embeddings of a flat model, in the order of the fields; collective."""
-        begun = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
-        arrived = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
+        lookups = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        arrived = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, lookups, strict=True)]
         return self._joined(arrived, batch)
 
     def for_towers(self, batch: Batch, parts: list[Batch]) -> PooledParts:
         """Pooled embeddings of this group's towers, part by part; collective."""
-        begun = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
-        sizes = [list(one.ids.sizes) for one in begun]
+        lookups = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        sizes = [list(one.ids.sizes) for one in lookups]
         pending = self._send_inverses(batch, sizes[PLAIN])
-        pooled = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
+        pooled = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, lookups, strict=True)]
         return PooledParts(
             groups=self._groups,
             pooled=pooled,
@@ -241,7 +243,7 @@ class Deduplicated(EmbeddingsWrapper):
         found = exchange.for_towers(batch, parts)
         return replace(found, pooled=[pooled.to(dtype) for pooled in found.pooled])
 
-    def start(self, batch: Batch) -> Crossing:
+    def start(self, batch: Batch) -> InFlight:
         """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
         if not batch.repeated:
             return self._plain[0].start(batch)
