@@ -51,14 +51,14 @@ class DividedOutputs:
         mine = self._deal.pieces(batch.map(lambda tensor: tensor.cpu()))
         found = [self._answers(part, device) for part in self._deal.exchanged(mine)]
         rows_BW = self._at_home(mine, [each.rows for each in found], num_samples=batch.batch_size)
-        names = ("", *self._told)
+        names = ("", *self._named_outputs)
         widths = found[0].widths
         columns = rows_BW.to(device).split(widths, dim=1)
         parts = {name: part.to(dtype) for name, part, dtype in zip(names, columns, found[0].dtypes, strict=True)}
         return Outputs(logits=parts.pop(""), named=parts)
 
     @property
-    def _told(self) -> tuple[str, ...]:
+    def _named_outputs(self) -> tuple[str, ...]:
         assert isinstance(self._model, CutsHistories)
         return self._model.told_of_samples
 
@@ -70,7 +70,7 @@ class DividedOutputs:
         if part is None or not part.batch_size:
             part = Batch.empty(self._model.inputs)  # nobody of the group has any: whole histories, of which there are 0
         outputs = self._computed(part.to(device))
-        tensors = [outputs.logits, *(outputs.named[name] for name in self._told)]
+        tensors = [outputs.logits, *(outputs.named[name] for name in self._named_outputs)]
         rows = torch.cat(tensors, dim=1).cpu()  # FP64 where logits are: what travels beside them is none the worse
         if PIECE_HOMES in part.extras:
             rows = rows[part.extras[PIECE_HOMES] >= 0]

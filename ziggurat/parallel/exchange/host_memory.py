@@ -373,19 +373,19 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
     position, size = group.rank(), group.size()
     made, reason = _attempt(lambda: _made(size))
     token, file = (0, -1) if made is None else made[2:]
-    told = _gathered([os.getpid(), file, token, int(made is not None)], group)
+    offers = _gathered([os.getpid(), file, token, int(made is not None)], group)
     controls: list[_Control] | None = None
-    if made is not None and all(is_made for *_, is_made in told):
+    if made is not None and all(is_made for *_, is_made in offers):
         own = made[1]
         controls, reason = _attempt(
-            lambda: [own if i == position else _met(*row[:3], size=size) for i, row in enumerate(told)]
+            lambda: [own if i == position else _met(*row[:3], size=size) for i, row in enumerate(offers)]
         )
     met = _gathered([int(controls is not None)], group)
     if made is not None:
         os.close(file)  # everybody who can has opened it
-    failed = [i for i in range(size) if not (told[i][3] and met[i][0])]
+    failed = [i for i in range(size) if not (offers[i][3] and met[i][0])]
     if failed:
-        first = next((i for i in failed if not told[i][3]), failed[0])
+        first = next((i for i in failed if not offers[i][3]), failed[0])
         return None, reason or f"member {first} of the group cannot share memory"
     assert controls is not None
     assert made is not None

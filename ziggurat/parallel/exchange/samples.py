@@ -97,8 +97,8 @@ class SampleExchange:
         """
         group = self._group
         costs = self._cost.of(lengths_of(batch, self._inputs), num_samples=batch.batch_size)
-        sizes = [int(part) for part in self._tell(torch.tensor([batch.batch_size]), [1] * group.size, "sizes")]
-        all_costs = torch.cat(self._tell(torch.from_numpy(costs), sizes, "costs")).numpy()
+        sizes = [int(part) for part in self._gather(torch.tensor([batch.batch_size]), [1] * group.size, "sizes")]
+        all_costs = torch.cat(self._gather(torch.from_numpy(costs), sizes, "costs")).numpy()
         ranks = partition(all_costs, balance=self._balance, num_ranks=group.size, shares=self._shares)
         # `ranks` is of the global batch, rank after rank.
         first = sum(sizes[: group.position])
@@ -111,8 +111,8 @@ class SampleExchange:
             loads_before=loads_of(all_costs, before, num_ranks=group.size),
         )
 
-    def _tell(self, numbers: Tensor, sizes: Sequence[int], what: str) -> list[Tensor]:
-        """Numbers of this rank to all; those of all ranks, in their order."""
+    def _gather(self, numbers: Tensor, sizes: Sequence[int], what: str) -> list[Tensor]:
+        """Send the numbers of this rank to all, and return those of all ranks, in their order."""
         size = self._group.size
         came = all_to_all(
             numbers.repeat(size),
@@ -146,7 +146,7 @@ def samples_of_ranks(parts: list[Batch], *, group: RankGroup, traffic: Traffic, 
         for rank, part in enumerate(parts)
     ]
     sent = [letter.numel() for letter in letters]
-    told = all_to_all(
+    pending_sizes = all_to_all(
         torch.tensor(sent),
         sent=[1] * group.size,
         received=[1] * group.size,
@@ -154,7 +154,7 @@ def samples_of_ranks(parts: list[Batch], *, group: RankGroup, traffic: Traffic, 
         traffic=traffic,
         purpose=purpose.format("bytes"),
     )
-    received = told.wait().tolist()
+    received = pending_sizes.wait().tolist()
     came = all_to_all(
         torch.cat(letters),
         sent=sent,

@@ -167,14 +167,14 @@ class PrioritisedExchange(EmbeddingsWrapper):
         size = self.cells.group.size
         transfer = CellTransfer(per_place, [num_rows] * size, [0] * size, num_rows, codes_RF)
         before = {each.feature.spec.name: each.transfer for each in present.lists}
-        self._tell(present, transfer, lists, before)
+        self._send_codes(present, transfer, lists, before)
         with torch.no_grad():
             values = embeddings.tables.lookup(ids)
-        self.cells.hear(transfer, present=present.transfer)
+        self.cells.receive_codes(transfer, present=present.transfer)
         self.cells.send_now(transfer, values)
         for each in lists:
             hop = each.feature.hop
-            hop.hear(each.transfer, present=before.get(each.feature.spec.name))
+            hop.receive_codes(each.transfer, present=before.get(each.feature.spec.name))
             hop.send_now(each.transfer, self.lists.look_up(each))
         self._ahead = _Ahead(upcoming, ids, transfer, lists)
 
@@ -308,7 +308,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
         embeddings = self._embeddings
         ids = ahead.ids
         transfer = ahead.transfer
-        embeddings.tell_sizes(ids)
+        embeddings.set_sizes(ids)
         with torch.no_grad():
             values = embeddings.tables.lookup(self._waiting(ids, transfer.codes))
         self.cells.send_waiting(transfer, values)
@@ -328,13 +328,13 @@ class PrioritisedExchange(EmbeddingsWrapper):
         pooled = _Land.apply(self._anchor, local, landing)
         return embeddings.with_means(pooled, ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
 
-    def _tell(
+    def _send_codes(
         self, present: _Present, transfer: CellTransfer, lists: list[AheadList], before: dict[str, CellTransfer]
     ) -> None:
         """Send all codes, and count them."""
-        self.cells.tell(transfer, present=present.transfer)
+        self.cells.send_codes(transfer, present=present.transfer)
         for each in lists:
-            each.feature.hop.tell(each.transfer, present=before.get(each.feature.spec.name))
+            each.feature.hop.send_codes(each.transfer, present=before.get(each.feature.spec.name))
         for codes in (transfer.codes, *(each.transfer.codes for each in lists)):
             self.counts.cells += int((codes != NOTHING).sum())
             self.counts.waited += int((codes == WAITS).sum())

@@ -43,7 +43,7 @@ from ziggurat.parallel.topology import RankGroup
 
 @dataclass
 class CellTransfer:
-    """The cells of one batch on their way, there and back.
+    """The cells of one batch in flight, there and back.
 
     Args:
         rows_sent: samples of each member, in what this rank looks up.
@@ -67,7 +67,7 @@ class CellTransfer:
     firsts_came: list[UInt8[Tensor, "B F"]] | None = None
     targets: list[Int64[Tensor, "n"]] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
-    told: Pending | None = field(default=None, repr=False)
+    pending_codes: Pending | None = field(default=None, repr=False)
     now: Pending | None = field(default=None, repr=False)
     waited: Pending | None = field(default=None, repr=False)
 
@@ -135,7 +135,7 @@ class CellExchange:
 
     # ------------------------------------------------------------------------------------------------- there
 
-    def tell(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
+    def send_codes(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
         """Send the codes of a batch's cells, and which gradients of the present batch are wanted first.
 
         Args:
@@ -150,27 +150,27 @@ class CellExchange:
             parts.append((present.firsts, present))
         split = [(codes.split(each.rows_sent), each) for codes, each in parts]
         for number, member in enumerate(self.members):
-            letters = [pack_codes(rows[number]) for rows, _ in split]
-            pieces += letters
-            sent.append(sum(letter.numel() for letter in letters))
+            packed = [pack_codes(rows[number]) for rows, _ in split]
+            pieces += packed
+            sent.append(sum(codes.numel() for codes in packed))
             received.append(sum(num_packed(each.rows_came[number], member.num_fields) for _, each in split))
-        transfer.told = self._send(torch.cat(pieces), sent, received, "codes", behind=True)
+        transfer.pending_codes = self._send(torch.cat(pieces), sent, received, "codes", behind=True)
 
-    def hear(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
-        """Wait for what `tell` sent."""
-        assert transfer.told is not None
+    def receive_codes(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
+        """Wait for the codes of `send_codes`."""
+        assert transfer.pending_codes is not None
         both = [transfer, *([present] if present is not None and present.firsts is not None else [])]
         members = list(enumerate(self.members))
         lengths = [num_packed(each.rows_came[at], member.num_fields) for at, member in members for each in both]
-        pieces = iter(transfer.told.wait().split(lengths))
-        heard: list[list[Tensor]] = [[] for _ in both]
+        pieces = iter(transfer.pending_codes.wait().split(lengths))
+        unpacked: list[list[Tensor]] = [[] for _ in both]
         for at, member in members:
-            for each, found in zip(both, heard, strict=True):
+            for each, found in zip(both, unpacked, strict=True):
                 found.append(unpack_codes(next(pieces), num_rows=each.rows_came[at], num_fields=member.num_fields))
-        transfer.came = heard[0]
-        transfer.told = None
+        transfer.came = unpacked[0]
+        transfer.pending_codes = None
         if present is not None and len(both) == 2:
-            present.firsts_came = heard[1]
+            present.firsts_came = unpacked[1]
 
     def send_now(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> None:
         """Send the cells that wait for nothing."""
@@ -211,7 +211,7 @@ class CellExchange:
 
     def forget(self, transfer: CellTransfer) -> None:
         """Receive what is under way, for a step that will not come."""
-        for pending in (transfer.told, transfer.now):
+        for pending in (transfer.pending_codes, transfer.now):
             if pending is not None:
                 pending.wait()
 

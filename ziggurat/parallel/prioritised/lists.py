@@ -93,7 +93,7 @@ class Lists:
 
         Args:
             batch: that will come.
-            ids: its other ids, which tell this announcement from others: a rank may bring one batch again and again.
+            ids: its other ids, which identify this announcement: a rank may bring one batch again and again.
 
         Raises:
             BoundsError: a row outside its table.
@@ -129,7 +129,7 @@ class Lists:
         """Receive and forget what was asked for: with these ids, or all."""
         for known, asked in self._asked:
             for each in asked.values() if ids is None or known is ids else ():
-                (each.rows.rows or each.rows.told).wait()
+                (each.rows.rows or each.rows.pending_sizes).wait()
         self._asked = [each for each in self._asked if ids is not None and each[0] is not ids]
 
     def take(self, ids: PendingIds) -> list[AheadList]:

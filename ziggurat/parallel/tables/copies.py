@@ -87,10 +87,10 @@ def _exchange(
     """Gradients for each member, there; gradients from each member, back. Row numbers travel as bits of the values."""
     first = outgoing[0][0].sums
     integers = _INTEGERS[first.element_size()]
-    told = torch.tensor([[len(each.rows) for each in mine] for mine in outgoing], device=sizes_device(group))
+    num_rows = torch.tensor([[len(each.rows) for each in mine] for mine in outgoing], device=sizes_device(group))
     num = len(dims)
     sizes = all_to_all(
-        told.view(-1),
+        num_rows.view(-1),
         sent=[num] * group.size,
         received=[num] * group.size,
         group=group,

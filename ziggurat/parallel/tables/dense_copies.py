@@ -40,7 +40,7 @@ def small_storages(
         traffic: counts messages.
     """
     own = [sum(part.lookups.single.numel() + part.lookups.values.numel() for part in parts) for parts in recorded]
-    told = all_to_all(
+    num_lookups = all_to_all(
         torch.tensor(own * group.size, device=sizes_device(group)),
         sent=[len(own)] * group.size,
         received=[len(own)] * group.size,
@@ -48,7 +48,7 @@ def small_storages(
         traffic=traffic,
         purpose="lookups of copied tables",
     ).wait()
-    means = told.view(-1, len(own)).double().mean(dim=0).tolist()
+    means = num_lookups.view(-1, len(own)).double().mean(dim=0).tolist()
     return [rows <= mean for rows, mean in zip(num_rows, means, strict=True)]
 
 

@@ -318,20 +318,20 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
     def _take_ids(self, batch: Batch, pending: PendingIds | None = None) -> LocalIds:
         assert not batch.repeated, "slices are looked up by `Deduplicated`"
         ids = self._ids.finish(self.take_pending(batch) if pending is None else pending)
-        self.tell_sizes(ids)
+        self.set_sizes(ids)
         return ids
 
     def take_ahead(self, batch: Batch) -> tuple[LocalIds, PendingIds]:
         """The rows of an announced batch, before its turn, and how they were announced; collective.
 
-        `tell_sizes` is to be called at its turn.
+        `set_sizes` is to be called at its turn.
         """
         known, pending = self._ready.popleft()
         assert known is batch
         return self._ids.finish(pending), pending
 
-    def tell_sizes(self, ids: LocalIds) -> None:
-        """Let the towers know how many samples each rank has of the batch under way."""
+    def set_sizes(self, ids: LocalIds) -> None:
+        """Set how many samples each rank has of the present batch, for the towers to read."""
         self._flow.sizes = ids.sizes
 
     def rows_by_member(self, ids: LocalIds) -> list[int]:

@@ -39,18 +39,18 @@ from ziggurat.parallel.topology import Axis, Lane, Topology, sizes_device
 
 @dataclass
 class PendingIds:
-    """Ids that are on their way, or at least their sizes.
+    """Ids in flight, or at least their sizes.
 
     Args:
         messages: to each rank; empty once they are sent.
-        told: the sizes.
+        pending_sizes: the sizes.
         sizes: samples of each rank, by rank; once the ids are sent.
         num_rows: rows of each list that come from each rank, for what is exchanged and for copies; once ids are sent.
         pending: the ids; None as long as only the sizes are sent.
     """
 
     messages: list[Tensor]
-    told: Pending
+    pending_sizes: Pending
     sizes: list[int] = field(default_factory=list)
     num_rows: tuple[list[list[int]], ...] = ()
     pending: Pending | None = None
@@ -126,7 +126,7 @@ class IdExchange:
         self._check(host)
         lists = _Lists(batch, host, self._single_index, self._jagged_index, self._shards)
         messages = []
-        told = []
+        counts_by_rank = []
         for rank, letters in enumerate(self._letters):
             pieces = []
             counts = [batch.batch_size]
@@ -134,11 +134,11 @@ class IdExchange:
                 found = [lists.of(each, rank) for each in part.lookup.lists]
                 counts += [each.rows.numel() for each in found]
                 pieces.append(self._letter(batch, part, found))
-            told.append(counts)
+            counts_by_rank.append(counts)
             messages.append(torch.cat(pieces))
         pending = all_to_all(
-            torch.tensor([number for counts in told for number in counts], device=sizes_device(self._lane)),
-            sent=[len(counts) for counts in told],
+            torch.tensor([number for counts in counts_by_rank for number in counts], device=sizes_device(self._lane)),
+            sent=[len(counts) for counts in counts_by_rank],
             received=[1 + exchanged + own for exchanged, own in self._num_lists()],
             group=self._lane,
             traffic=self._traffic,
@@ -151,13 +151,13 @@ class IdExchange:
         if ids.pending is not None:
             return ids.pending
         # In the order in which `start` counted them.
-        told = iter(ids.told.wait().tolist())
+        sizes = iter(ids.pending_sizes.wait().tolist())
         exchanged = []
         own = []
         for num_exchanged, num_own in self._num_lists():
-            ids.sizes.append(next(told))
-            exchanged.append([next(told) for _ in range(num_exchanged)])
-            own.append([next(told) for _ in range(num_own)])
+            ids.sizes.append(next(sizes))
+            exchanged.append([next(sizes) for _ in range(num_exchanged)])
+            own.append([next(sizes) for _ in range(num_own)])
         ids.num_rows = (exchanged, own)
         pending = all_to_all(
             torch.cat(ids.messages),
@@ -172,8 +172,8 @@ class IdExchange:
         return pending
 
     def drop(self, ids: PendingIds) -> None:
-        """Receive what is under way, and forget it; collective."""
-        (ids.pending or ids.told).wait()
+        """Receive what is in flight, and drop it; collective."""
+        (ids.pending or ids.pending_sizes).wait()
 
     def finish(self, ids: PendingIds) -> LocalIds:
         """Wait, and arrange the ids in peer order for the lookup; collective if they are not sent yet."""

@@ -49,11 +49,11 @@ class Route:
 
 @dataclass
 class PendingRows:
-    """Rows that are asked for: told how many, and once they are sent, under way."""
+    """Requested rows, of which the sizes are in flight, and once they are sent, the rows."""
 
     message: Tensor
     sent: list[int]
-    told: Pending
+    pending_sizes: Pending
     received: list[int] = field(default_factory=list)
     rows: Pending | None = None
 
@@ -169,12 +169,12 @@ class SequenceExchange:
         return self.finish_rows(self.start_rows(wanted, device=device))
 
     def start_rows(self, wanted: dict[int, Tensor], *, device: torch.device) -> PendingRows:
-        """Tell each rank how many rows will be asked for, and wait for nobody; collective."""
+        """Send each rank the number of rows that will be requested, without waiting; collective."""
         world_size = self._topology.world_size
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         pieces = [wanted.get(rank, nothing).to(self._row_dtype) for rank in range(world_size)]
         sent = [piece.numel() for piece in pieces]
-        told = all_to_all(
+        pending_sizes = all_to_all(
             torch.tensor(sent, device=sizes_device(self._lane)),
             sent=[1] * world_size,
             received=[1] * world_size,
@@ -182,13 +182,13 @@ class SequenceExchange:
             traffic=self._traffic,
             purpose="sequence sizes",
         )
-        return PendingRows(torch.cat(pieces), sent, told)
+        return PendingRows(torch.cat(pieces), sent, pending_sizes)
 
     def send_rows(self, pending: PendingRows) -> Pending:
         """Ask for the rows, unless that is done; collective."""
         if pending.rows is not None:
             return pending.rows
-        pending.received = pending.told.wait().tolist()
+        pending.received = pending.pending_sizes.wait().tolist()
         rows = all_to_all(
             pending.message,
             sent=pending.sent,
