@@ -16,7 +16,7 @@ from tests.training.test_balanced_ranks import COST
 from ziggurat.data.balance.partition import Balance
 from ziggurat.models import build_model
 from ziggurat.parallel.context.choice import Passing
-from ziggurat.parallel.context.deal import ContextDeal
+from ziggurat.parallel.context.history_exchange import HistoryExchange
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
@@ -88,7 +88,7 @@ def divided(rank: int, *, size: int, passing: Passing, kind: Placement, dense: A
     topology, model = Topology.create(context_size=size), build_model(MODEL, INPUTS, seed=3)
     config = ParallelConfig(passing=passing, dense=dense, exchange=exchange)
     parallel = parallelize(model, plan_of(kind), topology, config=config)
-    deal = ContextDeal(model, topology=topology, traffic=parallel.traffic)
+    deal = HistoryExchange(model, topology=topology, traffic=parallel.traffic)
     step = TrainStep(model, TrainingConfig(precision=Precision.FP32, clip_norm=1.0), parallel=parallel)
     lengths = ([4, 6, 0, 1, 2, 5, 3][: 7 - 2 * rank], [3] * rank)
     batches = [deal(batch_of(each)) for each in lengths]

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
-from ziggurat.parallel.context.deal import ContextDeal
+from ziggurat.parallel.context.history_exchange import HistoryExchange
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
@@ -88,7 +88,7 @@ def assert_same_as_single_device(
     local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])
     parallel = parallelize(many, plan, topology, config=config)
     if context > 1:
-        local = ContextDeal(many, topology=topology, traffic=parallel.traffic)(local)
+        local = HistoryExchange(many, topology=topology, traffic=parallel.traffic)(local)
     single_tables = TableOptimizer(single.embeddings)
     many_tables = parallel.table_optimizer(many)
     single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)

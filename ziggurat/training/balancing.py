@@ -1,13 +1,13 @@
-"""Balancing: the samples of the step after the next are dealt to ranks while this step computes.
+"""Balancing: the samples of the step after the next are distributed to ranks while this step computes.
 
     main thread      step k              step k + 1          step k + 2
     ids                  of k + 1 ──►        of k + 2 ──►
-    this thread      deal k + 2          deal k + 3
+    this thread      exchange k + 2      exchange k + 3
 
-A batch must be dealt before its ids leave, which they do a step early; so samples are dealt two steps early. The thread
-works on copies of its own and talks through a process group of its own (`parallel/exchange/samples.py`), and its result
-depends on lengths alone. So a run that is resumed deals as one that was not: batches are taken from the source again,
-and dealt again. The source's position, the ledger and the loss know nothing of it.
+Samples must be exchanged before ids are sent, which happens a step early; so they are exchanged two steps early. The
+thread works on copies of its own and communicates through a process group of its own (`parallel/exchange/samples.py`),
+and its result depends on lengths alone. So a resumed run distributes samples as one that was not: batches are taken
+from the source again, and exchanged again. The source's position, the ledger and the loss are not aware of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ziggurat.data.balance.partition import Balance, straggler_share
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
-from ziggurat.parallel.context.deal import ContextDeal
-from ziggurat.parallel.exchange.samples import Dealt, SampleExchange
+from ziggurat.parallel.context.history_exchange import HistoryExchange
+from ziggurat.parallel.exchange.samples import BalancedBatch, SampleExchange
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.config import Compile, TrainingConfig
 
@@ -32,27 +32,27 @@ _OFF = "--training.balance none"
 
 
 class Balancer:
-    """Deals the samples of batches that are still to come, in a thread; one at a time, on all ranks alike.
+    """Exchanges the samples of upcoming batches in a thread; one batch at a time, on all ranks alike.
 
     Args:
-        deal: what deals a batch; collective.
+        exchange: distributes the samples of a batch; collective.
         lines: how, for the start-up report.
-        balances: whether samples are dealt by their cost, so that loads say something.
+        balances: whether samples are distributed by their cost, so that loads have a meaning.
     """
 
     def __init__(
-        self, deal: Callable[[Batch], Dealt], *, lines: dict[str, str] | None = None, balances: bool = True
+        self, exchange: Callable[[Batch], BalancedBatch], *, lines: dict[str, str] | None = None, balances: bool = True
     ) -> None:
-        self._deal = deal
+        self._exchange = exchange
         self.lines = lines or {}
         self.balances = balances
         self._thread: threading.Thread | None = None
-        self._result: Dealt | BaseException | None = None
+        self._result: BalancedBatch | BaseException | None = None
         self._loads = np.zeros(2)  # Σ mean / max over steps, before and after
         self._steps = 0
 
     def start(self, batch: Batch) -> None:
-        """Begin to deal a batch; the one before must have been finished."""
+        """Start the exchange of a batch; the one before must have been finished."""
         assert self._thread is None, "one at a time"
         self._thread = threading.Thread(target=self._work, args=(batch,), name="ziggurat-balance", daemon=True)
         self._thread.start()
@@ -86,13 +86,13 @@ class Balancer:
 
     def _work(self, batch: Batch) -> None:
         try:
-            self._result = self._deal(batch.map(lambda tensor: tensor.cpu()))
+            self._result = self._exchange(batch.map(lambda tensor: tensor.cpu()))
         except BaseException as error:  # raised by `finish`, in the thread that trains
             self._result = error
 
 
 def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> Balancer | None:
-    """Return what deals samples, and pieces of their histories, as set; None where they are trained as they come.
+    """Return the balancer of samples, and of pieces of their histories; None where they are trained as they come.
 
     Collective.
 
@@ -107,22 +107,22 @@ def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | No
     if config.compile is not Compile.OFF:
         ways = ("--training.compile off", "--context 1")
         raise _refused("a network that is not compiled", config.compile.value, ways, f"compile, with --context {size}")
-    cut = ContextDeal(model, topology=parallel.topology, traffic=parallel.traffic)
+    cut = HistoryExchange(model, topology=parallel.topology, traffic=parallel.traffic)
 
-    def deal(batch: Batch) -> Dealt:
+    def exchange(batch: Batch) -> BalancedBatch:
         if balance is None:
-            return Dealt(batch=cut(batch), loads=np.ones(1), loads_before=np.ones(1))
-        dealt = balance(batch)
-        return replace(dealt, batch=cut(dealt.batch))
+            return BalancedBatch(batch=cut(batch), loads=np.ones(1), loads_before=np.ones(1))
+        balanced = balance(batch)
+        return replace(balanced, batch=cut(balanced.batch))
 
     lines |= {"histories are cut": f"into {2 * size} pieces each, two for each of {size} ranks"}
-    return Balancer(deal, lines=lines, balances=balance is not None)
+    return Balancer(exchange, lines=lines, balances=balance is not None)
 
 
 def _balance_of(
     config: TrainingConfig, *, model: Model, parallel: Parallel | None
 ) -> tuple[SampleExchange | None, dict[str, str]]:
-    """Return what deals samples by their cost, and how, for the start-up report; None where they stay."""
+    """Return the exchange of samples by their cost, and its start-up lines; None where samples stay."""
     if config.token_budget and config.compile is not Compile.OFF:
         ways = ("--training.token-budget 0", "--training.compile off")
         found = f"token-budget {config.token_budget}, compile {config.compile.value}"

@@ -220,7 +220,7 @@ class Feed:
         waits = self._waits
         self._waits = False
         # A rank whose epoch is over has no batch of its own: empty ones, until the others are done, too.
-        taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
+        taken = self._balanced(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
         current = next(taken)
         line = deque[_Taken]()
         batch = None if current.batch is None else made(current.batch, step)()
@@ -273,7 +273,7 @@ class Feed:
             if taken.batch is None:
                 return
 
-    def _dealt(self, taken: Iterator[_Taken]) -> Iterator[_Taken]:
+    def _balanced(self, taken: Iterator[_Taken]) -> Iterator[_Taken]:
         """The same with the samples that this rank trains, each begun when the one before it is taken away."""
         if self.balancer is None:
             yield from taken

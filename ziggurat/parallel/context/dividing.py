@@ -19,7 +19,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.events import PIECE_HOMES, PIECE_STARTS
 from ziggurat.models import Model, Outputs
 from ziggurat.models.sequence.cut import CutsHistories
-from ziggurat.parallel.context.deal import ContextDeal
+from ziggurat.parallel.context.history_exchange import HistoryExchange
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Topology
@@ -37,7 +37,7 @@ class DividedOutputs:
     def __init__(self, model: Model, *, topology: Topology, traffic: Traffic) -> None:
         self._model = model
         self._traffic = traffic
-        self._deal = ContextDeal(model, topology=topology, traffic=traffic)
+        self._exchange = HistoryExchange(model, topology=topology, traffic=traffic)
 
     def __call__(self, batch: Batch) -> Outputs:
         """The outputs of this rank's samples.
@@ -48,8 +48,8 @@ class DividedOutputs:
         if torch.is_grad_enabled() or PIECE_STARTS in batch.extras:
             return self._computed(batch)
         device = batch.dense.device
-        mine = self._deal.pieces(batch.map(lambda tensor: tensor.cpu()))
-        found = [self._answers(part, device) for part in self._deal.exchanged(mine)]
+        mine = self._exchange.pieces(batch.map(lambda tensor: tensor.cpu()))
+        found = [self._answers(part, device) for part in self._exchange.exchanged(mine)]
         rows_BW = self._at_home(mine, [each.rows for each in found], num_samples=batch.batch_size)
         names = ("", *self._named_outputs)
         widths = found[0].widths
@@ -85,7 +85,7 @@ class DividedOutputs:
             torch.cat(answers).reshape(-1),
             sent=[each.numel() for each in answers],
             received=[len(each) * width for each in homes],
-            group=self._deal.group,
+            group=self._exchange.group,
             traffic=self._traffic,
             purpose="context answers",
         )

@@ -39,8 +39,8 @@ _PURPOSE = "balance: {}"
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """The batch that a rank got, with loads.
+class BalancedBatch:
+    """The batch of a rank after an exchange of samples, with the loads of all ranks.
 
     Args:
         batch: its samples.
@@ -54,13 +54,13 @@ class Dealt:
 
 
 class SampleExchange:
-    """Deals the samples of a global batch to ranks by their cost. Constructing and calling are collective.
+    """Distributes the samples of a global batch to ranks by their cost. Constructing and calling are collective.
 
     Args:
         topology: the ranks.
         traffic: counts the messages.
         inputs: names the lists.
-        balance: how to deal.
+        balance: how samples are distributed.
         cost: of a sample, the same on every rank.
         shares: of each rank; see `partition`.
     """
@@ -89,7 +89,7 @@ class SampleExchange:
             return "memory that the ranks of the host share"
         return f"gloo ({self._group.why_no_memory})" if self._group.why_no_memory else "gloo, between hosts"
 
-    def __call__(self, batch: Batch) -> Dealt:
+    def __call__(self, batch: Batch) -> BalancedBatch:
         """This rank's samples of the global batch, from all ranks.
 
         Args:
@@ -105,7 +105,7 @@ class SampleExchange:
         mine = ranks[first : first + batch.batch_size]
         parts = [take_samples(batch, torch.from_numpy(np.flatnonzero(mine == rank))) for rank in range(group.size)]
         before = np.repeat(np.arange(group.size), sizes)
-        return Dealt(
+        return BalancedBatch(
             batch=concatenate_batches(exchange_samples(parts, group=group, traffic=self._traffic, purpose=_PURPOSE)),
             loads=loads_of(all_costs, ranks, num_ranks=group.size),
             loads_before=loads_of(all_costs, before, num_ranks=group.size),

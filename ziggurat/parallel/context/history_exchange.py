@@ -1,10 +1,10 @@
-"""ContextDeal: the histories of the ranks of a context group are cut, and each rank gets its pieces of all of them.
+"""HistoryExchange: the histories of the ranks of a context group are cut, and each rank gets its pieces of all of them.
 
     rank 0 brings a, b     a = a0 a1 a2 a3, …          rank 0 gets   a0 b0 c0   a3 b3 c3     heads, then tails
     rank 1 brings c                             ─►     rank 1 gets   a1 b1 c1   a2 b2 c2
 
-Ids travel before anything is looked up, from whoever has read them to whoever computes with them, so a rank holds ids,
-vectors and states of its pieces alone. A piece is a sample, or for a ranker one sample or more
+Ids travel before anything is looked up, from the rank that has read them to the rank that computes with them, so a rank
+stores ids, vectors and states of its pieces alone. A piece is a sample, or for a ranker one sample or more
 (`models/sequence/next_item_pieces.py`, `ranker_pieces.py`); loss and gradients of the pieces add up to those of the
 whole histories.
 
@@ -30,8 +30,8 @@ from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Axis, Topology, own_group
 
 
-class ContextDeal:
-    """Deals the pieces of histories to the ranks of a context group. Constructing and calling are collective.
+class HistoryExchange:
+    """Distributes the pieces of histories to the ranks of a context group. Constructing and calling are collective.
 
     Args:
         model: which can cut histories.
@@ -69,7 +69,7 @@ class ContextDeal:
         for rank in range(size):
             cut = head_and_tail(cutting.lengths, rank=rank, num_ranks=size)
             part = cutting.pieces(Chunks(starts=cut.starts, counts=cut.counts, are_last=(False, rank == 0)))
-            # A line of the data is trained once: by whoever answers its sample.
+            # A sample of the data is trained once: by the rank that answers it.
             homes = part.extras[PIECE_HOMES]
             row_ids = torch.full_like(part.row_ids, -1)
             row_ids[homes >= 0] = batch.row_ids[homes[homes >= 0]]
