@@ -656,9 +656,7 @@ def _everything(options: argparse.Namespace) -> Iterator[str]:
     """Run each part in a process of its own; what a part could not do is said, and the next goes on."""
     parts = [part for part in PARTS if part in options.parts.split(",")]
     begin_s = time.perf_counter()
-    beside = {
-        part: subprocess.Popen(_commands(options, part, "--only-compile")) for part in parts if part in COMPILED
-    }
+    beside = {part: subprocess.Popen(_commands(options, part, "--only-compile")) for part in parts if part in COMPILED}
     for part, process in beside.items():
         try:
             process.wait(timeout=max(1.0, COMPILE_LIMIT_S - (time.perf_counter() - begin_s)))

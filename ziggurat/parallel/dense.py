@@ -223,8 +223,10 @@ def _mesh(how: DenseParallelism, topology: Topology, *, device: str) -> DeviceMe
     key = (device, str(grid))
     if key not in made:
         made[key] = DeviceMesh(device, torch.tensor(grid), mesh_dim_names=names)
+    # Its public name, from torch 2.14 on; before, there was the private one alone.
+    set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
     for group in made[key].get_all_groups():
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=time_limit_s()), group)
+        set_timeout(timedelta(seconds=time_limit_s()), group)
         let_gloo_speak_first(group)
     return made[key]
 

@@ -9,7 +9,6 @@ On one device every question has the obvious answer and nothing is sent.
 """
 
 from __future__ import annotations
-from ziggurat.config import JSON
 
 import contextlib
 import dataclasses
@@ -20,7 +19,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ziggurat.config import flattened
+from ziggurat.config import JSON, flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.data.encoded.loader import Dataset
