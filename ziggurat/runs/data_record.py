@@ -39,12 +39,12 @@ from ziggurat.runs.fingerprint import Difference, differences
 from ziggurat.training.records.run_folder import RunFolder
 
 
-def _rounded_by_the_processor(content: Any) -> Any:
+def _rounded_by_the_processor(content: Any) -> object:
     """Version 1: the same rows were encoded to other last bits on another kind of processor."""
     return {**content, "rounding": Rounding.PROCESSOR}
 
 
-def _labels_in_32_bits(content: Any) -> Any:
+def _labels_in_32_bits(content: Any) -> object:
     """Version 2: numbers to predict were rounded to 32 bits; of other labels nothing changed."""
     is_exact = content.get("rounding", Rounding.EXACT) == Rounding.EXACT
     return {**content, "rounding": Rounding.LABELS_IN_32_BITS if is_exact else content["rounding"]}

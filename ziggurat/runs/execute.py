@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -219,7 +218,7 @@ def train_run(
     hooks: Sequence[Hook] = (),
     loss: LossFunction | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
-    data: Any = None,
+    data: object = None,
 ) -> RunResult:
     """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ziggurat
 from ziggurat.config import flattened
@@ -46,10 +45,10 @@ class Difference:
 
 
 def fingerprint(
-    config: Any,
+    config: object,
     *,
     inputs: InputSpec | None = None,
-    datasets: Mapping[str, Any] | None = None,
+    datasets: Mapping[str, object] | None = None,
     vocabulary: str = "",
     versions: bool = True,
 ) -> dict[str, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from polars.exceptions import PolarsError
@@ -27,15 +26,14 @@ from ziggurat.training.records.run_folder import RunFolder
 SPLITS = ("train", "valid", "test")
 
 
-def frames_by_split(data: Any) -> dict[str, pl.DataFrame]:
+def frames_by_split(data: object) -> dict[str, pl.DataFrame]:
     """Return a table, or tables by split, as polars frames by split.
 
     Raises:
         ConfigError: it is no table; or tables without one to train on.
         DataError: a table that polars cannot take.
     """
-    is_by_split = isinstance(data, Mapping) and bool(data) and all(is_frame(each) for each in data.values())
-    if not is_by_split:
+    if not (isinstance(data, Mapping) and data and all(is_frame(each) for each in data.values())):
         if not is_frame(data):
             raise ConfigError(
                 expected="a frame (polars, pandas, Arrow, a dict of columns), or a dict of frames by split",

@@ -178,7 +178,7 @@ class Run:
 
     def importance(
         self,
-        data: Any = None,
+        data: object = None,
         *,
         split: str = "valid",
         config: ImportanceConfig | None = None,
@@ -299,7 +299,7 @@ class Run:
         with saying_unknown_ids(self, None):
             return next_items_frame(self, data, k=k, bad_rows=bad_rows)
 
-    def scores(self, frame: Any) -> np.ndarray:
+    def scores(self, frame: object) -> np.ndarray:
         """Return probabilities (or values, as float64) of a small frame or dict of raw columns: (rows, labels).
 
         Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
@@ -319,7 +319,7 @@ class Run:
                 raise in_terms_of_frame(error) from error
         return next(scores for _, scores in scores_of(self.model, [batch]))
 
-    def _refuse_absent_keys(self, given: Mapping[str, Any]) -> None:
+    def _refuse_absent_keys(self, given: Mapping[str, object]) -> None:
         """Refuse a dict without a column of a feature, before what is wrong with the values of its other keys."""
         keys = tuple(map(str, given))
         absent = [name for name in map(column_of, self.preprocessing.schema.features) if name not in keys]

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
-from ziggurat.config import flattened, from_json, to_json
+from ziggurat.config import JSON, flattened, from_json, to_json
 from ziggurat.data.balance.partition import Balance
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
@@ -53,6 +53,13 @@ def on_any_ranks(config: RunConfig) -> RunConfig:
     return replace(config, parallel=parallel, device=device_of_finished_run(config.device))
 
 
+class _ChosenPlan(TypedDict):
+    """Plan as JSON, and why its tower groups have the size that they have."""
+
+    plan: JSON
+    reason: str
+
+
 class Ranks:
     """The ranks of a run; one device if torchrun started none. Constructing is collective.
 
@@ -68,7 +75,7 @@ class Ranks:
             settings.
     """
 
-    def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, object] | None = None) -> None:
         self._config = config
         self._plan = plan
         self.tower_size_reason = ""
@@ -117,7 +124,7 @@ class Ranks:
         """True on the rank that writes."""
         return self._agreement.is_first
 
-    def on_first(self, action: Callable[[], Any]) -> Any:
+    def on_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; its result (plain data), or its error, on every rank."""
         return self._agreement.on_first(action)
 
@@ -193,7 +200,7 @@ class Ranks:
         report = traffic_report(parallel, self._agreement)
         self._agreement.on_first(lambda: str(TRAFFIC.write(run.traffic, report)))
 
-    def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> dict[str, Any]:
+    def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> _ChosenPlan:
         """The plan as JSON, and why its tower groups have the size that they have."""
         config = self._config
         world_size = self._hosts.world_size

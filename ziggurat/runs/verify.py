@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config import from_json
 from ziggurat.data.encoded.ledger import verify_ledgers
@@ -86,11 +85,11 @@ def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) 
 
 def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:
     """Every small file that is not as it was written, with what is wrong."""
-    checks: list[tuple[Path, Callable[[Path], Any]]] = [
+    checks: list[tuple[Path, Callable[[Path], object]]] = [
         (run.inputs, INPUTS.read),
         (run.preprocessing, load_preprocessing),
     ]
-    optional: list[tuple[Path, Callable[[Path], Any]]] = [
+    optional: list[tuple[Path, Callable[[Path], object]]] = [
         (run.startup, STARTUP.read),
         (run.plan, Plan.load),
         (run.traffic, TRAFFIC.read),

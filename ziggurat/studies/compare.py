@@ -201,7 +201,7 @@ class Comparison:
         """This comparison, and that of another question if there is one: a table each."""
         return (self,) if self.ranking is None else (self, self.ranking)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data: everything but the folders."""
         entries = {entry.name: getattr(self.config, entry.name) for entry in dataclasses.fields(self.config)}
         own = self.config.data

@@ -137,7 +137,7 @@ class FinishedComparison:
         yield ("pair", f"difference of {what}, ± standard error over rows", "p"), tests
         yield ("setting that differs", *(run.name for run in self.runs)), [tuple(row) for row in self.settings]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The comparison as plain data."""
         return {
             "metric": self.metric,

@@ -20,7 +20,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
@@ -148,7 +147,7 @@ def _of_first_label(schema: Schema, choose: Callable[[Task], Metric]) -> str:
     return name if len(schema.labels) == 1 else f"{name}/{first.name}"
 
 
-def _like(model: Any, first: Any) -> ModelConfig:
+def _like(model: ModelConfig, first: ModelConfig) -> ModelConfig:
     """The same width and kind of tables as another model's, where both have one."""
     if type(model) is type(first):
         return model
@@ -156,7 +155,7 @@ def _like(model: Any, first: Any) -> ModelConfig:
     return dataclasses.replace(model, **same)
 
 
-def _both_have(model: Any, other: Any, name: str) -> bool:
+def _both_have(model: ModelConfig, other: ModelConfig, name: str) -> bool:
     return all(name in {entry.name for entry in dataclasses.fields(each) if entry.init} for each in (model, other))
 
 

@@ -19,7 +19,6 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +112,7 @@ class RunRecord:
     train_s: float
     cost: RunCost
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The record as plain data."""
         return dataclasses.asdict(self)
 

@@ -171,10 +171,10 @@ def _as_argument(found: re.Match[str]) -> str:
     return f'{found[1]}="{shlex.split(found[2])[0]}"'
 
 
-def _inspected(data: Any, *, label: str) -> Inspection:
+def _inspected(data: object, *, label: str) -> Inspection:
     """The guess for a table, or for the first of its files, which must have found a label."""
-    is_many = isinstance(data, Sequence) and not isinstance(data, str)
-    found = inspect_file(data[0] if is_many else data, label=label)
+    first = data[0] if isinstance(data, Sequence) and not isinstance(data, str) else data
+    found = inspect_file(first, label=label)
     if found.schema.labels or found.schema.events is not None:
         return found
     raise SchemaError(

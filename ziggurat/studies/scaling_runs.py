@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -169,7 +168,7 @@ class ScaledModel:
         compute = [point.flops / self.points[0].flops for point in self.points]
         return doubt_of(compute, [point.mean(self.metric) for point in self.points], law=self.fitted.law)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The model's runs as plain data."""
         points = [
             {"factor": point.factor, "flops": point.flops, "runs": [run.to_json() for run in point.runs]}

@@ -165,7 +165,7 @@ class Measurements:
         return from_json(Measurements, MEASUREMENTS.read(path), where=str(path))
 
 
-def without_number(content: Any) -> Any:
+def without_number(content: Any) -> object:
     """Version 0 of what the probe writes: `format` was the number 1."""
     if (number := content.pop("format")) != 1:
         raise ValueError(f"format {number!r}, and not 1")

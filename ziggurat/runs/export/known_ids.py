@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
@@ -56,7 +55,7 @@ class KnownShare:
         """The share for people, in one line."""
         return f"the ranker knows {self.known:,} of {self.of:,} {self.what} ({self.share:.1%}, column {self.column!r})"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The share as plain data."""
         return {"column": self.column, "known": self.known, "of": self.of}
 

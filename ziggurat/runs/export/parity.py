@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -58,7 +57,7 @@ class Parity:
     largest_of_requests: float
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The comparison as plain data."""
         return {
             "num_rows": self.num_rows,

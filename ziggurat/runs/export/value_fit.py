@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,7 +94,7 @@ class ValueFit:
         """The figures of the chosen formula."""
         return next(each for each in self.tried if each.formula == self.formula)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything as plain data."""
         return {
             "formula": self.formula,

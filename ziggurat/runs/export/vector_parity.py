@@ -58,7 +58,7 @@ class VectorParity:
     best: int
     recall: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The comparison as plain data."""
         return dict(vars(self))
 

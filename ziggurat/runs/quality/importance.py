@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -183,7 +183,7 @@ class Importance:
         worse = "fall" if higher_is_better(self.metric) else "rise"
         return importance_figure(bars, title=f"Permutation importance{more}", unit=f"{worse} of {self.metric}")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data."""
         return to_json(self)
 

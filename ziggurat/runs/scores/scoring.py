@@ -475,7 +475,7 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
 
 
 def scored_frames(
-    run: Run, data: Any, *, schema: pl.Schema, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None
+    run: Run, data: object, *, schema: pl.Schema, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None
 ) -> Iterator[pl.DataFrame]:
     """The scores of each chunk in the columns of `schema`; none on ranks but the first."""
     # Scoring may read ahead of its scores: chunks wait here for theirs.

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -154,7 +153,7 @@ class TablesReport:
             f"{size_text(held)} of the device hold rows, and {MAP_BYTES} bytes for each of all rows say where"
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything but the curves."""
         return {
             "tables": [to_json(each) for each in self.tables],
