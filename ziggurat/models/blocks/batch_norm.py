@@ -81,8 +81,7 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(input)
 
     def _over_ranks(self, inputs_BC: Tensor, world_sum: Callable[[Tensor], Tensor]) -> Tensor:
-        assert self.running_mean is not None
-        assert self.running_var is not None
+        running_mean_C, running_var_C = self._running()
         # FP64: Σ x² / n − mean² would lose the digits of a column whose mean is large.
         exact_BC = inputs_BC.double()
         number = exact_BC.new_full((1,), inputs_BC.shape[0])
@@ -95,24 +94,28 @@ class BatchNorm(nn.BatchNorm1d):
         # Rounding may take a column without spread below zero.
         var_C = (squares_C / number.clamp(min=1.0) - mean_C.square()).clamp(min=0.0)
         self._take_in(mean_C.detach(), var_C.detach(), number=number)
-        used_mean_C = torch.where(is_known, mean_C, self.running_mean.double())
-        used_var_C = torch.where(is_known, var_C, self.running_var.double())
+        used_mean_C = torch.where(is_known, mean_C, running_mean_C.double())
+        used_var_C = torch.where(is_known, var_C, running_var_C.double())
         normal_BC = (exact_BC - used_mean_C) * (used_var_C + self.eps).rsqrt()
-        result_BC = normal_BC.to(self.running_mean.dtype)
+        result_BC = normal_BC.to(running_mean_C.dtype)
         if self.weight is not None:
             result_BC = result_BC * self.weight + self.bias
         return result_BC.to(inputs_BC.dtype)
 
+    def _running(self) -> tuple[Tensor, Tensor]:
+        """Return the running mean and variance, which torch lets a norm be without, and ours never is."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        return self.running_mean, self.running_var
+
     @torch.no_grad()
     def _take_in(self, mean_C: Tensor, var_C: Tensor, *, number: Tensor) -> None:
         """Move the running statistics; a batch of fewer than two samples moves nothing."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
         assert self.momentum is not None, "a moving average"
         factor = torch.where(number >= 2.0, self.momentum, 0.0)
         # As torch does: a batch is normalised by its own variance, and the running one estimates that of the data.
         unbiased_C = var_C * number / (number - 1.0).clamp(min=1.0)
-        for running_C, now_C in ((self.running_mean, mean_C), (self.running_var, unbiased_C)):
+        for running_C, now_C in zip(self._running(), (mean_C, unbiased_C), strict=True):
             running_C.copy_(running_C + factor * (now_C - running_C))
         if self.num_batches_tracked is not None:
             self.num_batches_tracked += (number >= 2.0).squeeze(0)
