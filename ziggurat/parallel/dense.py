@@ -145,9 +145,9 @@ def _without_batch_norm(model: Model) -> list[str]:
     return ways or ["take batch normalisation out of the model"]
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: Any) -> dict[str, object]:
     """Every setting in a tree of dataclasses, by its dotted name."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -268,7 +268,7 @@ class ShardedNetwork:
             self._network.set_requires_gradient_sync(True)
 
 
-def unreduced(network: Callable[..., Any] | None) -> contextlib.AbstractContextManager[None]:
+def unreduced(network: Callable[..., object] | None) -> contextlib.AbstractContextManager[None]:
     """Forward and backward passes in here leave gradients unreduced, to be added to those of the next pass."""
     if isinstance(network, ReplicatedNetwork | ShardedNetwork):
         return network.unreduced()
@@ -277,7 +277,7 @@ def unreduced(network: Callable[..., Any] | None) -> contextlib.AbstractContextM
 
 def replicate(
     module: nn.Module, *, group: RankGroup, reduction: Reduction, traffic: Traffic, purpose: str
-) -> Callable[..., Any]:
+) -> Callable[..., Tensor]:
     """Copies over a group whose gradients are summed; the module itself where there is nothing to sum."""
     has_weights = any(parameter.requires_grad for parameter in module.parameters())
     if group.process_group is None or not has_weights:

@@ -119,6 +119,7 @@ class Ending:
     def end(self) -> None:
         """End everything, once."""
         self.is_over = True
+        # Emptied first: an action that raises is not called once more by a second end.
         actions = self._actions
         self._actions = []
         for action in actions:
@@ -170,6 +171,7 @@ class Topology:
 
     def lane(self, axis: Axis, lane: Lane) -> RankGroup:
         """This process's group along an axis, for what travels."""
+        # Off GPUs there are no lanes: every kind of data shares the group of the axis.
         return self.lanes.get((axis, lane), self.axes[axis])
 
     @property
@@ -243,6 +245,7 @@ class Topology:
     @property
     def host_grid(self) -> tuple[tuple[int, ...], ...]:
         """The launcher's ranks, one row a host, increasing in each row: what a device mesh over hosts is made of."""
+        # By the launcher's ranks, not by places: a device mesh of torch's knows no others.
         rows = (tuple(sorted(self.order[rank] for rank in self.ranks_of_host(h))) for h in range(self.num_hosts))
         return tuple(sorted(rows))
 
@@ -300,13 +303,16 @@ class Topology:
                 on every rank.
         """
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            # One rank is alone along every axis, so code behind this asks nobody how many there are.
             alone = RankGroup(ranks=(0,), position=0)
             return Topology(rank=0, tower_size=1, hosts=(0,), order=(0,), axes=dict.fromkeys(Axis, alone))
         world_size = dist.get_world_size()
         tower_size = tower_size or world_size
+        # Before any group is made: an error must come on every rank, while all can still hear of it.
         host_of = _agree(ranks_per_host=ranks_per_host or ranks_a_host, hosts=hosts, tower_size=tower_size)
         _check_context(context_size, world_size)
         first_rank = {host: host_of.index(host) for host in host_of}
+        # Hosts in the order of their first ranks, so that rank 0, which writes, stays at the first place.
         order = tuple(order) or tuple(sorted(range(world_size), key=lambda rank: (first_rank[host_of[rank]], rank)))
         _check_order(order, world_size)
         numbers = {host: number for number, host in enumerate(dict.fromkeys(host_of[rank] for rank in order))}
@@ -321,11 +327,13 @@ class Topology:
             Axis.REPLICA: [list(column) for column in zip(*by_host, strict=True)],
         }
         rank = order.index(dist.get_rank())
+        # Axes with the same groups share one process group: each costs memory and connections.
         made: dict[tuple[tuple[int, ...], ...], RankGroup] = {}
         axes = {}
         ending = Ending()
         for axis, groups in wanted.items():
             key = tuple(map(tuple, groups))
+            # All ranks walk the axes in one order, as torch demands of those who make groups.
             if key not in made:
                 made[key] = _join(groups, rank, order=order, hosts=places)
                 ending.add_group(made[key])
@@ -351,6 +359,7 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
     joined = []
     for ranks in groups:
         members = [order[place] for place in ranks]
+        # Only in the launcher's order: in another one the world's group would number its members otherwise.
         if members == list(range(dist.get_world_size())):
             group = dist.group.WORLD
         else:
@@ -361,6 +370,7 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
     mine = joined[0]  # each rank is in one group along an axis
     if mine.process_group is None or len({hosts[place] for place in mine.ranks}) > 1:
         return mine
+    # Ranks that exchange from GPU to GPU have no use for the host's memory.
     if communication_device(mine.process_group).type != "cpu":
         return mine
     with communicating("meeting of ranks that share memory"):
@@ -422,6 +432,7 @@ def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> lis
     with communicating("first exchange of all ranks"):
         dist.all_gather(gathered, mine)
     host_of, sizes = torch.stack(gathered).t().tolist()
+    # From here on each rank looks at the same numbers, so all raise or none does.
     counts = [host_of.count(host) for host in dict.fromkeys(host_of)]
     if len(set(counts)) != 1 or (hosts and len(hosts) != world_size):
         raise TopologyError(

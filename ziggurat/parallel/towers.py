@@ -105,6 +105,7 @@ class TowerTransform(nn.Module):
         self.towers = towers
         pooled = pooled_towers(towers, embeddings.inputs)
         input_field_dims = [[field_dims[name] for name in tower] for tower in pooled]
+        # Identity modules give out what they take in.
         output_field_dims = input_field_dims
         if layer is not None:
             output_field_dims = [list(layer.module(t).output_field_dims) for t in range(len(towers))]
@@ -113,6 +114,7 @@ class TowerTransform(nn.Module):
             tower: IdentityTower(input_field_dims[tower]) if layer is None else layer.module(tower) for tower in own
         }
         own_towers = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
+        # What the lookup leaves on this rank is what its towers read, no column more.
         assert sum(sum(input_field_dims[tower]) for tower in own) == embeddings.output_dim
         widths = []
         starts = {}
@@ -127,6 +129,7 @@ class TowerTransform(nn.Module):
                 if layer is None:
                     named |= {name: (tower, index) for index, name in enumerate(pooled[tower])}
             widths.append([dim for t in towers_of_group for dim in output_field_dims[t]])
+        # Without modules the fields are put back where the flat model has them; with them tower stands behind tower.
         order = list(starts) if layer is not None else [named[spec.name] for spec in embeddings.inputs.fields]
         blocks = [starts[field] for field in order]
         self.field_dims = tuple(block.width for block in blocks)
@@ -140,6 +143,7 @@ class TowerTransform(nn.Module):
             traffic=traffic,
             purpose="inter-group all-to-all",
         )
+        # The hop of whole batches; those of batches that repeat are made when such a batch comes.
         self.hop = self._make_hop(widths, blocks)
         self._shape = TowerShape(towers, embeddings.inputs, pooled, output_field_dims, order, topology)
         self._slice_hops: dict[tuple[FeatureGroup, ...], SliceHops] = {}
@@ -177,6 +181,7 @@ class TowerTransform(nn.Module):
     def _start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts, *, run: Callable[..., Any]) -> InFlight:
         if isinstance(pooled_RT, PooledParts):
             return self.slice_hops(pooled_RT.groups).start(pooled_RT, run=run)
+        # Read now: the batches under way may have other sizes by the time the outputs have arrived.
         sizes = self._peer_sizes()
         outputs = run(pooled_RT)
         token, transfer = self.hop.start(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])

@@ -18,7 +18,6 @@ from torch import Tensor
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import PIECE_HOMES, PIECE_STARTS
 from ziggurat.models import Model, Outputs
-from ziggurat.models.sequence.cut import CutsHistories
 from ziggurat.parallel.context.history_exchange import HistoryExchange
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
@@ -59,8 +58,7 @@ class DividedOutputs:
 
     @property
     def _named_outputs(self) -> tuple[str, ...]:
-        assert isinstance(self._model, CutsHistories)
-        return self._model.told_of_samples
+        return self._exchange.model.told_of_samples
 
     def _computed(self, batch: Batch) -> Outputs:
         return self._model.dense_outputs(self._model.embed(batch))

@@ -39,12 +39,13 @@ class HistoryExchange:
         traffic: counts the messages.
 
     Attributes:
+        model: the model.
         group: the ranks, which meet for this alone.
     """
 
     def __init__(self, model: Model, *, topology: Topology, traffic: Traffic) -> None:
         assert isinstance(model, CutsHistories)
-        self._model: CutsHistories = model
+        self.model: CutsHistories = model
         self._traffic = traffic
         self.group = own_group(topology, Axis.CONTEXT, what="divide histories", backend="gloo")
 
@@ -63,7 +64,7 @@ class HistoryExchange:
 
     def pieces(self, batch: Batch) -> list[Batch]:
         """Cut a batch into the part of each rank of the group: heads of all histories, then tails."""
-        cutting = self._model.cutting(batch)
+        cutting = self.model.cutting(batch)
         size = self.group.size
         found = []
         for rank in range(size):

@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -130,11 +129,10 @@ def all_to_all(
     with communicating(purpose):
         if memory is not None:
             ticket = memory.send(send, sizes=sent, purpose=purpose)
-            come: dict[str, Any] = {"sizes": received, "dtype": send.dtype}
             return Pending(
-                lambda: memory.receive(ticket, **come),
+                lambda: memory.receive(ticket, sizes=received, dtype=send.dtype),
                 where=purpose,
-                pieces=lambda: memory.pieces(ticket, **come),
+                pieces=lambda: memory.pieces(ticket, sizes=received, dtype=send.dtype),
                 traffic=traffic,
             )
         buffer = torch.empty(sum(received), dtype=send.dtype, device=send.device)
@@ -257,8 +255,10 @@ def _sum_of(parts: Sequence[Tensor]) -> Tensor:
 
 
 # torch renamed both: the old names warn where the new ones exist.
-_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER: Callable[..., dist.Work | None] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 
 
 class CountedGather:
@@ -304,7 +304,7 @@ class CountedReduceScatter:
         output_tensor: Tensor,
         input_tensor: Tensor,
         group: dist.ProcessGroup,
-        op: Any,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> dist.Work | None:
         """Sum over the ranks of a group; each keeps its part."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -300,12 +300,12 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
         for tables in self.tables.local:
             tables.use_kernel(kernel)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return the entries of the start-up report on this rank's tables."""
         groups = [tables.report() for tables in self.tables.local if tables.inputs.tables]
         return groups[0] if groups else {"kernel": f"rank {self._topology.rank} holds no table"}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, float]:
         """Return what caches, a disk and the host's memory did on this rank since the last call; {} without them."""
         return self._facts.since_last(storage for tables in self.tables.local for storage in tables.tables.storages)
 

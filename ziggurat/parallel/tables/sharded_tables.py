@@ -268,7 +268,7 @@ class ShardedTables(nn.Module):
         """Optimizer state of a shard (one number a row, or one a weight) as a part of the table's."""
         return self._table_shard(shard, rows.without(shard.num_padding))
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return the entries of the start-up report on this rank's tables."""
         return {
             "rank": self._topology.rank,
@@ -325,9 +325,9 @@ class ShardedTables(nn.Module):
 
     def _load_from_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, Tensor],
         prefix: str,
-        local_metadata: dict[str, Any],
+        local_metadata: dict[str, object],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
