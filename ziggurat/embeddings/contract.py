@@ -143,11 +143,11 @@ class Embeddings(Protocol):
         """The kernels in use; none where there is nothing to look up."""
         ...
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return what the start-up report says about the tables and their kernel."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, float]:
         """Return what a training log says of lookups since the last call; {} for none."""
         ...
 
@@ -318,11 +318,11 @@ class EmbeddingsWrapper(ListsOfSlices, nn.Module):
         """The kernels in use."""
         return self.inner.kernel_names
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return what the start-up report says about the tables and their kernel."""
         return self.inner.report()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, float]:
         """Return what a training log says of lookups since the last call."""
         return self.inner.facts()
 

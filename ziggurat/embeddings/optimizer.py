@@ -79,11 +79,13 @@ class TableOptimizer:
 
     def all_finite(self) -> bool:
         """True if no summed gradient, scaled, is NaN or infinite. Costs one scan of the output gradients."""
+        # Infinity times 0 is NaN: no row would be left in order, whatever the gradients are.
         if not math.isfinite(self._scale):
             return False
         verdict = None
         if not self._is_replaced:
             verdict = every_sum_is_finite([part for parts in self._tables.recorded for part in parts])
+        # A factor above 1 may push a sum that is finite over the edge, so then the sums themselves are scaled.
         if verdict is not None and (abs(self._scale) <= 1.0 or not verdict):
             return verdict
         summed = [gradient for gradient in self.sums() if gradient is not None]
@@ -102,6 +104,7 @@ class TableOptimizer:
     def are_finite_on_device(self) -> Bool[Tensor, ""]:
         """`all_finite` of gradients that nobody scaled, as a scalar that the host need not wait for."""
         parts = [part for recorded in self._tables.recorded for part in recorded]
+        # No lookup, no gradient: nothing that could be in disorder.
         if not parts:
             return torch.ones((), dtype=torch.bool, device=self._tables.tables.device)
         return finite_without_waiting(self._tables.kernel, parts)
@@ -126,6 +129,7 @@ class TableOptimizer:
             lr: learning rate η.
             scale: factor on the gradient.
         """
+        # Made at the first such step, and changed in place from then on: a recorded graph counts there.
         if self._count is None:
             self._count = torch.full((), self._num_steps, device=applies.device)
         number = self._count + 1
@@ -153,6 +157,7 @@ class TableOptimizer:
                 for a device to say how many are distinct.
         """
         num_recorded = [len(parts) for parts in self._tables.recorded]
+        # A backward pass since the last sum has added parts, as accumulation over several batches does.
         if self._summed is None or num_recorded != self._num_summed:
             self._num_summed = num_recorded
             self._is_replaced = False
@@ -195,6 +200,7 @@ class TableOptimizer:
             lr: learning rate η of that step.
             scale: factor on the gradient, of that step.
         """
+        # No count of a step: Adam's correction of bias must be that of the step that this completes.
         self._scale = scale
         self._apply(self._step(lr))
 
@@ -207,6 +213,7 @@ class TableOptimizer:
             if not parts:
                 continue
             storage = self._tables.tables.storage(index)
+            # Sums that somebody asked for (clipping, other ranks) are used; else the storage sums and updates at once.
             if self._summed is not None and self._num_summed[index] == len(parts):
                 summed = self._summed[index]
                 assert summed is not None
@@ -250,6 +257,7 @@ class TableOptimizer:
         Raises:
             CheckpointError: an entry is missing, unknown or of another shape; nothing has changed then.
         """
+        # Everything is compared before anything is written: a state that does not fit changes no row.
         mine: dict[str, tuple[int, ...]] = {name: rows.shape for name, rows in self.state_rows().items()}
         mine["step"] = ()
         missing = sorted(mine.keys() - state.keys())

@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -167,6 +167,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
     def _vectors(self, given: Lookups, table: str, *, dtype: torch.dtype) -> Float[Tensor, "N D"]:
         layouts = self.table_layouts(table)
         flat = self.tables.checked(given, layouts)
+        # Autograd reaches parameters only as arguments of the function; the kernel reads their storages.
         if self.has_dense_gradients:
             weights = [self.tables.parameter(each) for each in self.tables.places]
             return _DenseLookup.apply(self, flat, layouts, dtype, *weights)
@@ -233,6 +234,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
             MissingDependencyError: the configured kernel is not available.
             ConfigError: the configured kernel is not exact for these tables and this rule.
         """
+        # A model without tables has a dtype and a device all the same: those of the anchor.
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
         setting = KernelSetting(
             layouts=tuple(self._layouts),
@@ -264,11 +266,11 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         self.config = dataclasses.replace(self.config, kernel=kernel)
         self.choose_kernel(BatchShape())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, float]:
         """Return what caches of hot rows, a disk and the host's memory did since the last call; {} without them."""
         return self._facts.since_last(self.tables.storages)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return what the start-up report says about tables: storages and the choice of kernel."""
         chosen = ChosenKernel(kernel=self.kernel, reason="") if self._chosen is None else self._chosen
         return {
@@ -300,6 +302,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
 
     def view(self, inputs: InputSpec) -> EmbeddingTables:
         """The same tables, looked up for other fields; gradients of both are recorded in one place."""
+        # Shallow: storages, anchor and what is recorded stay shared, so that one optimizer step takes both.
         other = copy.copy(self)
         other.inputs = inputs
         other._layouts = field_layouts(inputs, self.tables)
@@ -312,10 +315,12 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         """The columns of some layouts, one a storage; those that no layout writes are left as they come."""
         width = max((layout.width for layout in layouts), default=0)
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
+        # FP32 stands for the tables' own: tables of FP64 are not to lose digits on the way.
         out_dtype = first.dtype if dtype == torch.float32 else dtype
         kernel = self.kernel
         if lookups.batch_size:  # warming up with no samples reads nothing
             self.tables.check_filled()
+        # Not zeros: each layout writes all of its columns, and the others are nobody's.
         out = torch.empty(lookups.batch_size, width, dtype=out_dtype, device=first.device)
         for index, layout in enumerate(layouts):
             if layout.slots:
@@ -351,6 +356,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         used = [layout for layout in layouts if layout.slots]
         if not used:
             return [None] * len(layouts)
+        # Once for all storages: their layouts read columns of one gradient.
         grad = self.kernel.prepare(grad, layouts=used, lookups=lookups, dtype=self.tables.storage(0).dtype)
         return [GradientPart(layout=layout, lookups=lookups, grad=grad) if layout.slots else None for layout in layouts]
 
