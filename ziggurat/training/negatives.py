@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -61,7 +61,9 @@ class DrawnNegatives:
         self._config = model.draws
         self._seed = seed
         self._item = [spec.name for spec in self._inputs.single].index(ranking.item.name)
-        self._items = _without_lists_of_users(table_to_batch(ranking.items, ranking.inputs), self._inputs)
+        self._item_features = ranking.described_by
+        items = table_to_batch(ranking.items, ranking.inputs)
+        self._items = _without_lists_of_users(items, self._inputs, described_by=ranking.described_by)
         self._table = ranking.items
         self._mined: MinedNegatives | None = None
         if self._config.kind is NegativesKind.MINED:
@@ -114,11 +116,6 @@ class DrawnNegatives:
         of_user = [i for i, spec in enumerate(self._inputs.single) if spec.name not in self._item_features]
         whole.single[of_user, batch.batch_size :] = batch.single[of_user][:, firsts].repeat_interleave(drawn, dim=1)
         return whole.take(layout.order())
-
-    @property
-    def _item_features(self) -> tuple[str, ...]:
-        assert self._inputs.items is not None
-        return self._inputs.items.features
 
     def _draw(self, batch: Batch, first: int, *, step: int) -> NDArray[np.int64]:
         """(m,) numbers of items for the block that begins at a sample; -1 for none."""
@@ -243,10 +240,9 @@ def _marked(batch: Batch, candidates: Tensor) -> Batch:
     return dataclasses.replace(batch, extras=batch.extras | {CANDIDATES: candidates})
 
 
-def _without_lists_of_users(items: Batch, inputs: InputSpec) -> Batch:
+def _without_lists_of_users(items: Batch, inputs: InputSpec, *, described_by: Sequence[str]) -> Batch:
     """The batch with empty lists for users: an item has none."""
-    assert inputs.items is not None
-    of_item = torch.tensor([spec.name in inputs.items.features for spec in inputs.jagged], dtype=torch.bool)
+    of_item = torch.tensor([spec.name in described_by for spec in inputs.jagged], dtype=torch.bool)
     if not len(of_item):
         return items
     lengths = items.jagged.lengths(num_features=len(of_item))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
 from ziggurat.training.config import EarlyStopConfig
 from ziggurat.training.early_stop import is_improvement
@@ -128,7 +129,7 @@ class Position:
         self.evaluations.append(entry)
         return improved
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
         """Plain data; floats survive exactly. A run on one window says nothing of windows, as it always did."""
         found = asdict(self)
         if not self.window:
@@ -137,7 +138,7 @@ class Position:
         return found
 
     @classmethod
-    def from_json(cls, data: Any) -> Position:
+    def from_json(cls, data: object) -> Position:
         """The inverse of `to_json`."""
         reader = Reader(where="the checkpoint's state", noun="key", error=CheckpointError, ways_out=_OLDER)
         return reader.build(cls, data, "position")

@@ -383,18 +383,22 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             if self._lock is None:
                 lock = stack.enter_context(RunLock(self.folder.path))
+                # One rank holds it for all of them: they write into one folder.
                 self.team.on_first(lock.acquire)
             self._begin(resume=resume, is_new=is_new)
             if self.position.window > self._window:
                 hooks = ()  # this window was trained before
+            # Before any hook is called: one that a rank lacks would leave the others waiting in its collectives.
             self.team.require_same_hooks(hooks)
             self.hooks = Hooks(hooks, trainer=self, is_first=self.team.is_first)
             self.stop_reason = ""
+            # Where no rank has a hook of the user's nobody calls `stop`, and no step pays for an agreement on it.
             self._may_be_stopped = any(self.team.gather(self.hooks.has_own))
             self._is_open = True
             try:
                 self.hooks.on_start()
                 self.state.ledger = self.team.ledger(self.folder)
+                # Steps behind the checkpoint are made again; their rows must not count twice.
                 self.state.ledger.truncate(self.position.step)
                 self.model.train()
                 with refusing_exits():
@@ -480,6 +484,7 @@ class Trainer:
         batches = batches if self.growing is None else self.growing.frozen(batches)
         if not is_dataset(dataset):
             inputs = self.model.inputs
+            # A loader of ours reads what was checked when it was encoded; other batches nobody has looked at.
             batches = (validate_batch(batch, inputs, must_have_labels=True) for batch in batches)
         with refusing_exits(), self.team.traffic_paused():
             result = evaluate_batches(
@@ -510,6 +515,7 @@ class Trainer:
         if self._is_ahead:
             self.feed.rewind(position)
             self._is_ahead = False
+        # Rows of earlier passes: the display counts those of this one.
         first_row = position.rows - self.feed.row_in_epoch(position)
         self.steps_of_pass = 0
         batches = self.feed.epoch(
@@ -528,6 +534,7 @@ class Trainer:
             self._show(made, done=position.rows - first_row)
             if made.is_last:
                 self._end_pass()
+            # Behind the end of the pass: a checkpoint that a hook saves here says that the epoch is done.
             self.hooks.on_step(made)
             self.agree_to_stop()
             is_over = made.is_last or position.finished or bool(self.stop_reason)
@@ -543,6 +550,7 @@ class Trainer:
                 raise
             if is_over:
                 return
+            # What the caller did with the step is no time of the next one.
             begin = time.perf_counter()
         self._end_pass()  # no batch was left: an empty data set, or a resume at its very end
         self.hooks.on_window()
@@ -571,6 +579,7 @@ class Trainer:
         position.rows += fed.num_rows
         self.steps_of_pass += 1
         assert self.state.ledger is not None
+        # Behind the step: rows of one that raised were not trained.
         self.state.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
         seconds = time.perf_counter() - begin
         self._pace.count(seconds, rows=fed.num_rows, busy_s=result.busy_s)
@@ -644,6 +653,7 @@ class Trainer:
         stop = self.config.early_stop
         self._judge_all()
         self.progress.end()
+        # Where weights are averaged the average is what is kept at the end, so it is what is compared.
         average = self.step.average
         with average.in_place() if average is not None else contextlib.nullcontext():
             evaluation = self.evaluate(self.valid)
@@ -691,8 +701,10 @@ class Trainer:
         self._meet("trainer.save")
         position = self.position
         self._judge_all()
+        # Before the state is put together: it has a hash of the log, whose lines must be on the disk by then.
         self.hooks.on_checkpoint()
         assert self.state.ledger is not None
+        # A checkpoint that outlives rows of its ledger, after a power cut, could not be verified.
         self.state.ledger.flush(durable=True)
         position.threads = torch.get_num_threads()
         position.world_size = self.team.world_size
@@ -702,6 +714,7 @@ class Trainer:
         state["written"] = self.team.on_first(self._written.marks)
         state |= self.team.context_rates(self.model)
         kept = [position.step, *(step for step in self.store.steps() if step not in self._pinned)]
+        # Of every checkpoint that may turn out to be the newest intact one, not of this one alone.
         needed = position.best_steps(kept, stop=self.config.early_stop)
         for old in self._pinned - needed:
             self.store.unpin(old)
@@ -732,6 +745,7 @@ class Trainer:
         if self._is_placed:
             self.feed.restore(position, where=str(self.folder.checkpoints))
         if position.world_size != self.team.world_size:
+            # A checkpoint has one state of random numbers a rank: other ranks have none to go on from.
             self.state.seed(self.config.seed + position.step, rank=self.team.rank)
             self.progress.say(f"ranks: {self.team.world_size}, before: {position.world_size}")
         if position.best_step in self.store.steps():
@@ -741,8 +755,10 @@ class Trainer:
         damaged = self.config.damaged_records
         self._damaged = self.team.on_first(lambda: self._written.damaged(marks, step=position.step, then=damaged))
         if not self.is_at_limit:
+            # A run that was done goes on where settings allow more epochs or steps by now.
             position.finished = self.ending.patience_is_out
         if position.threads and not self.config.threads:
+            # Another number of threads adds up in another order, and a resumed run is to repeat the same bits.
             torch.set_num_threads(position.threads)
         self.progress.say(f"resumed at step {position.step:,} (epoch {position.epoch + 1})")
         return True

@@ -29,7 +29,6 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.items import Repeats
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import labelled_weights
@@ -116,13 +115,19 @@ class FullRanking:
 
     Raises:
         ConfigError: no training sample has a known item.
+
+    Attributes:
+        described_by: names of the features that describe an item.
     """
 
     def __init__(self, train: Dataset, *, before: Sequence[Dataset] = ()) -> None:
         inputs = train.inputs
-        assert inputs.items is not None
+        items = inputs.items
+        assert items is not None, "a model that finds items has some"
         self.inputs = inputs
-        self.item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
+        self.described_by = items.features
+        self.repeats = items.repeats  # the schema's protocol for what a user had before
+        self.item = next(spec for spec in inputs.single if spec.name == items.id)
         self.items = self._items_of(train)
         if not self.items.num_rows:
             raise ConfigError(
@@ -138,15 +143,9 @@ class FullRanking:
         self._histories = [
             index
             for index, spec in enumerate(inputs.jagged)
-            if spec.table == self.item.table and spec.name not in inputs.items.features
+            if spec.table == self.item.table and spec.name not in items.features
         ]
         self._had = HadBefore(pair for dataset in (train, *before) for pair in self._pairs(dataset))
-
-    @property
-    def repeats(self) -> Repeats:
-        """The schema's protocol for what a user had before."""
-        assert self.inputs.items is not None
-        return self.inputs.items.repeats
 
     def begin(self, model: FindsItems, *, ks: Sequence[int] = DEFAULT_KS) -> FullRankingPass:
         """Compute the vectors of all items; collective on many ranks."""

@@ -68,19 +68,23 @@ class ProbeProducts(Hook):
                 record = ProbeRecord.read(path)
         self._probe = ModelProbe(trainer.model, loss=trainer.loss, record=record)
 
+    @property
+    def _begun(self) -> ModelProbe:
+        assert self._probe is not None, "trainers call on_start first"
+        return self._probe
+
     def on_step(self, trainer: Trainer, made: MadeStep) -> None:
         """Look at the batch, if it is due."""
         del trainer
         if made.step % self.every == 0:
-            assert self._probe is not None
-            self._probe.take(made.batch)
+            self._begun.take(made.batch)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Write the statistics, and remove those of checkpoints that are gone."""
-        assert self._probe is not None
         folder = trainer.folder.probe
-        self._probe.record.step = trainer.position.step
-        written = self._probe.record.write(folder)
+        record = self._begun.record
+        record.step = trainer.position.step
+        written = record.write(folder)
         found = probes_of(folder)
         # The newest two stay: the checkpoint before this one may still be on its way to the disk.
         kept = {*trainer.store.steps(), *sorted(found)[-2:]}

@@ -33,17 +33,15 @@ class WriteMetrics(Hook):
         """Open the file."""
         self._file = MetricsFile(trainer.folder.metrics, resume_step=trainer.resume_step)
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, object]) -> None:
         """Append a line."""
         del trainer
-        assert self._file is not None
-        self._file.append(record, timing=timing)
+        self._open.append(record, timing=timing)
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Wait until the disk has all lines: the checkpoint holds a hash of them."""
         del trainer
-        assert self._file is not None
-        self._file.flush()
+        self._open.flush()
 
     def close(self) -> None:
         """Close the file."""
@@ -51,6 +49,11 @@ class WriteMetrics(Hook):
         self._file = None
         if file is not None:
             file.close()
+
+    @property
+    def _open(self) -> MetricsFile:
+        assert self._file is not None, "trainers call on_start first"
+        return self._file
 
 
 class WriteEvents(Hook):
@@ -67,7 +70,7 @@ class WriteEvents(Hook):
             step = trainer.resume_step
             self._file = EventsFile(trainer.folder.tensorboard, purge_step=None if step is None else step + 1)
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, object]) -> None:
         """Append the numbers."""
         del trainer
         if self._file is not None:
@@ -99,7 +102,7 @@ class TellCallback(Hook):
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, object]) -> None:
         """Tell of the numbers of a training interval or an evaluation."""
         del trainer
         numbers = {

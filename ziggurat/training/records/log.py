@@ -18,13 +18,17 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ziggurat.errors import ConfigError, FileError
 from ziggurat.files import write_text, writing_to
 
 _SHOWN_EVERY_S = 30.0
 _OUR_KINDS = ("train", "valid", "skipped")  # of lines whose numbers reports and studies rely on
+
+
+# A line of the log: `kind`, `step`, and by name what its kind has, numbers most of the time.
+LogRecord = dict[str, Any]
 
 
 class MetricsFile:
@@ -45,7 +49,7 @@ class MetricsFile:
                 _cut(path, last_step=resume_step)
             self._file = path.open("a", encoding="utf-8")
 
-    def append(self, record: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None) -> None:
+    def append(self, record: Mapping[str, object], *, timing: Mapping[str, object] | None = None) -> None:
         """Write one record; it must hold `kind` and `step`."""
         line = {**record, "timing": dict(timing)} if timing else dict(record)
         with writing_to(self._path, FileError):
@@ -61,6 +65,14 @@ class MetricsFile:
         """Flush and close."""
         with writing_to(self._path, FileError):
             self._file.close()  # flushes, and gives the file back even where that fails
+
+
+class _Event(Protocol):
+    """An event of TensorBoard, whose class a compiler of protocol buffers wrote without types."""
+
+    wall_time: float
+
+    def SerializeToString(self) -> bytes: ...  # noqa: N802  # their name
 
 
 class EventsFile:
@@ -91,7 +103,7 @@ class EventsFile:
             if purge_step is not None:
                 self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
 
-    def append(self, record: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None) -> None:
+    def append(self, record: Mapping[str, object], *, timing: Mapping[str, object] | None = None) -> None:
         """Write the numbers of one record, as `kind/name`."""
         with writing_to(self._folder, FileError):
             for name, value in {**record, **(timing or {})}.items():
@@ -111,7 +123,7 @@ class EventsFile:
         with writing_to(self._folder, FileError):
             self._file.close()
 
-    def _add(self, event: Any) -> None:
+    def _add(self, event: _Event) -> None:
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
         if event.wall_time - self._flushed_at > _SHOWN_EVERY_S:  # for who watches a run
@@ -119,7 +131,7 @@ class EventsFile:
             self._file.flush()
 
 
-def check_record(record: Any, *, timing: Any, present_step: int) -> None:
+def check_record(record: Mapping[str, object], *, timing: Mapping[str, object], present_step: int) -> None:
     """Refuse a line of the user's that could not be written, or that what reads the log could not read.
 
     Args:
@@ -204,7 +216,7 @@ def why_no_events() -> str:
     return ""
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[LogRecord]:
     """All complete records of a log, in order, up to the first that is damaged, or torn at the end (kill -9)."""
     return _records_and_rest(path)[0]
 
@@ -216,9 +228,9 @@ def num_lost_lines(path: Path) -> int:
     return 0 if is_torn else num_left_out
 
 
-def _records_and_rest(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _records_and_rest(path: Path) -> tuple[list[LogRecord], int]:
     """Return the records before the first damaged line, and the number of lines from there on."""
-    records: list[dict[str, Any]] = []
+    records: list[LogRecord] = []
     if not path.is_file():
         return records, 0
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

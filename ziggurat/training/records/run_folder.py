@@ -34,7 +34,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, DataError, FileError, ZigguratError
@@ -79,7 +79,38 @@ VERSUS = Format(
 EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
 
 
-def read_evaluation(path: Path) -> dict[str, Any]:
+class EvaluatedSlice(TypedDict):
+    """Metrics of a part of the samples, as a file of `EVALUATION` has them."""
+
+    column: str
+    value: str
+    num_rows: int
+    metrics: dict[str, float]
+
+
+class EvaluatedPairs(TypedDict):
+    """Gain of features together; the fields of `PairsGain`."""
+
+    metric: str
+    value: float
+    half_width: float
+    num_rows: int
+    fitted_too_long: bool
+
+
+class Evaluated(TypedDict):
+    """Content of a file of `EVALUATION`: an `Evaluation` as plain data."""
+
+    num_rows: int
+    metrics: dict[str, float]
+    curves: dict[str, list[dict[str, float]]]
+    slices: NotRequired[list[EvaluatedSlice]]
+    unknown: NotRequired[dict[str, float]]
+    half_widths: NotRequired[dict[str, float]]
+    pairs: NotRequired[EvaluatedPairs]
+
+
+def read_evaluation(path: Path) -> Evaluated:
     """Read a file of `EVALUATION`, with NaN for metrics that are undefined: JSON has null for them.
 
     Raises:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ziggurat.training.records.log import LogRecord
 
-def exchange_section(records: Sequence[dict[str, Any]]) -> str:
+
+def exchange_section(records: Sequence[LogRecord]) -> str:
     """Exposed time, collisions and the choice of a run that could look ahead; "" for others.
 
     Args:

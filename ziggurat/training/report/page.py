@@ -12,9 +12,10 @@ import io
 import json
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -33,8 +34,8 @@ from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import best_of
 from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline
 from ziggurat.training.metrics.full_ranking import repeats_lines
-from ziggurat.training.records.log import read_records
-from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, RunFolder, read_evaluation
+from ziggurat.training.records.log import LogRecord, read_records
+from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, Evaluated, RunFolder, read_evaluation
 from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
@@ -59,6 +60,68 @@ td.n{overflow-wrap:normal;white-space:nowrap}
 """
 
 
+class _ModelRecord(TypedDict, total=False):
+    kind: str
+
+
+class _DataRecord(TypedDict, total=False):
+    train: list[str]
+
+
+class _DatasetRecord(TypedDict, total=False):
+    name: str
+
+
+class _StopRecord(TypedDict, total=False):
+    metric: str
+    better: str
+    min_delta: float
+
+
+class _TrainingRecord(TypedDict, total=False):
+    early_stop: _StopRecord
+
+
+class _LabelRecord(TypedDict, total=False):
+    task: str
+
+
+class _ItemsRecord(TypedDict, total=False):
+    repeats: str
+
+
+class _SchemaRecord(TypedDict, total=False):
+    labels: list[_LabelRecord]
+    items: _ItemsRecord | None
+
+
+class RunRecord(TypedDict, total=False):
+    """The part of `config.json` that a report reads; a run of an older release may lack any of it."""
+
+    model: _ModelRecord
+    data: _DataRecord
+    dataset: _DatasetRecord
+    training: _TrainingRecord
+    table_schema: _SchemaRecord | None
+
+
+class _TrafficLine(TypedDict):
+    purpose: str
+    link: str
+    bytes: int
+    messages: int
+    bytes_per_step: int
+    messages_per_step: float
+
+
+class TrafficRecord(TypedDict):
+    """Content of a file of `TRAFFIC`; see `ranks.traffic_report`."""
+
+    steps: int
+    ranks: int
+    rows: list[_TrafficLine]
+
+
 def write_report(folder: str | Path, *, damage: str = "") -> Path:
     """Write `report.html` into a run's folder and return its path.
 
@@ -70,9 +133,9 @@ def write_report(folder: str | Path, *, damage: str = "") -> Path:
     records = read_records(run.metrics)
     evaluations = _evaluations(run.path)
     baseline = _evaluations(run.baseline)
-    config = CONFIG.read(run.config) if run.config.exists() else {}
+    config: RunRecord = CONFIG.read(run.config) if run.config.exists() else {}
     startup = STARTUP.read(run.startup) if run.startup.exists() else {}
-    traffic = TRAFFIC.read(run.traffic) if run.traffic.exists() else {}
+    traffic: TrafficRecord | None = TRAFFIC.read(run.traffic) if run.traffic.exists() else None
     title = title_of(run, config)
     best = best_step(records, config)
     parts = [
@@ -98,7 +161,7 @@ def write_report(folder: str | Path, *, damage: str = "") -> Path:
     return run.report
 
 
-def _evaluations(folder: Path) -> dict[str, object]:
+def _evaluations(folder: Path) -> dict[str, Evaluated]:
     return {path.stem: read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))}
 
 
@@ -108,7 +171,7 @@ def loss_plot(folder: str | Path) -> str:
     if not run.metrics.exists():
         return ""
     records = read_records(run.metrics)
-    config = CONFIG.read(run.config) if run.config.exists() else {}
+    config: RunRecord = CONFIG.read(run.config) if run.config.exists() else {}
     figures = training_figures(records, best_step=best_step(records, config))
     return _svg(figures[0]) if figures else ""
 
@@ -121,7 +184,7 @@ def _svg(figure: Figure) -> str:
     return f"<figure style='margin:0'>{text[text.index('<svg') :]}</figure>"
 
 
-def title_of(run: RunFolder, config: dict[str, Any]) -> str:
+def title_of(run: RunFolder, config: RunRecord) -> str:
     """Say what was trained on what: "dcn_v2 on movielens-1m"; the folder's name where the config does not say."""
     model = config.get("model", {}).get("kind", "")
     files = config.get("data", {}).get("train") or []
@@ -130,7 +193,7 @@ def title_of(run: RunFolder, config: dict[str, Any]) -> str:
     return f"{model} on {data}" if model and data else run.path.name
 
 
-def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
+def best_step(records: list[LogRecord], config: RunRecord) -> int:
     """The step of the best evaluation by the metric that training stops by; 0 without one."""
     stop = config.get("training", {}).get("early_stop", {})
     metric = _stop_metric(config)
@@ -140,7 +203,7 @@ def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
     return best_of(((record["step"], record[metric]) for record in valid), stop=rule) if valid else 0
 
 
-def _stop_metric(config: dict[str, Any]) -> str:
+def _stop_metric(config: RunRecord) -> str:
     return config.get("training", {}).get("early_stop", {}).get("metric", metrics.USUAL)
 
 
@@ -151,14 +214,14 @@ def _date(run: RunFolder) -> str:
     return datetime.fromtimestamp(run.metrics.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _summary(records: list[dict[str, Any]], *, best: int) -> str:
+def _summary(records: list[LogRecord], *, best: int) -> str:
     steps = max((record["step"] for record in records), default=0)
     skipped = sum(record["kind"] == "skipped" for record in records)
     text = f"{steps:,} steps" + (f", best at step {best:,}" if best else "")
     return text + (f", {skipped} skipped because of NaN or infinity" if skipped else "")
 
 
-def _repeats_text(evaluations: dict[str, Any], *, config: dict[str, Any]) -> str:
+def _repeats_text(evaluations: Mapping[str, Evaluated], *, config: RunRecord) -> str:
     """Say by which protocol items were ranked, and whether answers differ from it."""
     items = (config.get("table_schema") or {}).get("items") or {}
     repeats = Repeats(items.get("repeats", Repeats.LEAVE_OUT_BUT_TARGET))
@@ -170,7 +233,7 @@ def _repeats_text(evaluations: dict[str, Any], *, config: dict[str, Any]) -> str
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def _linear_model(config: dict[str, Any]) -> str:
+def _linear_model(config: RunRecord) -> str:
     """Return the name of the linear model that learns the labels of a run."""
     schema = config.get("table_schema") or {}
     listed = {task.name: task for task in Task}
@@ -179,7 +242,7 @@ def _linear_model(config: dict[str, Any]) -> str:
     return linear_model_name(listed[name] for name in names) if listed.keys() >= set(names) else Task.linear_model
 
 
-def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any], linear: str) -> str:
+def _metrics_table(evaluations: Mapping[str, Evaluated], *, baseline: Mapping[str, Evaluated], linear: str) -> str:
     """Write one line a metric, one column a split: narrow, however many labels there are; the baseline beside it."""
     if not evaluations:
         return ""
@@ -213,7 +276,7 @@ def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any], lin
     return f"<h2>Final evaluation</h2>{table}{unknown}{pairs}{note if has_ne else ''}"
 
 
-def _error_bar(evaluation: dict[str, Any], name: str) -> str:
+def _error_bar(evaluation: Evaluated, name: str) -> str:
     """Half of the 95 % interval of a metric; "" where none was computed."""
     half_width = evaluation.get("half_widths", {}).get(name)
     return "" if half_width is None else f" ± {_shown(half_width)}"
@@ -229,7 +292,7 @@ def _pairs_text(gain: PairsGain) -> str:
 
 
 def _baseline_text(
-    run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], config: dict[str, Any]
+    run: RunFolder, evaluations: Mapping[str, Evaluated], *, baseline: Mapping[str, Evaluated], config: RunRecord
 ) -> str:
     """Say how the run compares with the linear model, and in what the two were computed differently."""
     split = next((name for name in ("test", "valid") if name in evaluations and name in baseline), "")
@@ -249,7 +312,7 @@ def _baseline_text(
     return f"<p>{html.escape(f'{split}: {text}; ' if text else '')}{link}</p>{quiet}"
 
 
-def _slices_section(evaluations: dict[str, Any]) -> str:
+def _slices_section(evaluations: Mapping[str, Evaluated]) -> str:
     """The metrics by slice of evaluations that have them."""
     parts = []
     for split, value in evaluations.items():
@@ -267,10 +330,10 @@ def _slices_section(evaluations: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
+def changed_settings(config: RunRecord) -> list[tuple[str, str, str]]:
     """(setting, value, default) of data, model and training where they differ from the defaults of their classes."""
     kinds = {kind_of(each): each for each in MODEL_CONFIGS}
-    kind = kinds.get(config.get("model", {}).get("kind"))
+    kind = kinds.get(config.get("model", {}).get("kind", ""))
     groups = {"data": DataConfig, "training": TrainingConfig} | ({"model": kind} if kind is not None else {})
     found = []
     for group, cls in groups.items():
@@ -284,7 +347,7 @@ def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     return found
 
 
-def _config_section(config: dict[str, Any]) -> str:
+def _config_section(config: RunRecord) -> str:
     if not config:
         return ""
     rows = "".join(
@@ -310,7 +373,7 @@ def _shown(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.5f}"
 
 
-def _calibration_section(evaluations: dict[str, Any]) -> str:
+def _calibration_section(evaluations: Mapping[str, Evaluated]) -> str:
     figures = [
         _svg(calibration_figure(value["curves"], title=f"Calibration, {split}"))
         for split, value in evaluations.items()
@@ -319,7 +382,7 @@ def _calibration_section(evaluations: dict[str, Any]) -> str:
     return f"<h2>Calibration</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
 
 
-def _traffic_section(traffic: dict[str, Any]) -> str:
+def _traffic_section(traffic: TrafficRecord | None) -> str:
     """Show what all ranks have sent per training step, by purpose and link; nothing for a run on one device."""
     if not traffic:
         return ""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ziggurat.training.metrics.metric import metric_of, shown_name
+from ziggurat.training.records.log import LogRecord
 
 INK, SECOND, BEST = "#2563a8", "#c2571a", "#3a7d44"
 
 
-def training_figures(records: Sequence[dict[str, Any]], *, best_step: int = 0) -> list[Figure]:
+def training_figures(records: Sequence[LogRecord], *, best_step: int = 0) -> list[Figure]:
     """Training loss beside that of validation, validation metrics, learning rate and throughput; those that have data.
 
     Args:
@@ -98,7 +98,7 @@ def axis_limits(values: Sequence[float]) -> tuple[float, float] | None:
     return None if high - low >= least else (middle - least, middle + least)
 
 
-def _points(records: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+def _points(records: Sequence[LogRecord], name: str) -> list[tuple[int, float]]:
     return [(record["step"], record[name]) for record in records if name in record and math.isfinite(record[name])]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ziggurat.training.records.log import LogRecord
 
-def straggler_section(records: Sequence[dict[str, Any]]) -> str:
+
+def straggler_section(records: Sequence[LogRecord]) -> str:
     """Share of time lost, measured and planned, and the busy seconds of each rank; "" where no ranks were measured.
 
     Args:

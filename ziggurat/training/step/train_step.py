@@ -217,7 +217,7 @@ class TrainStep:
             self.late.settle()
         self.model.embeddings.settle()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what the exchange between ranks and the embeddings did since the last call, for the log."""
         found = self.exchange.since_last() if self.exchange is not None else {}
         return found | self.model.embeddings.facts()

@@ -72,7 +72,6 @@ class WorldSums:
         Args:
             weight_L: `Model.loss_weight` of this rank's batch; overwritten.
         """
-        assert self._parallel is not None
         return self._start(weight_L, purpose="loss weights")
 
     def squared_norm(self) -> Tensor:
@@ -109,7 +108,7 @@ class WorldSums:
 
     def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
         """Start to add up a few numbers over all ranks, in place."""
-        assert self._parallel is not None
+        assert self._parallel is not None, "one device has no sums"
         world = self._parallel.topology.lane(Axis.WORLD, Lane.DENSE)
         if world.process_group is None:
             return Pending(lambda: numbers, where=purpose)
