@@ -157,8 +157,10 @@ def parallelize(
     _check_towers(model, plan)
     check_dense(model, num_parts=config.num_parts)
     check_context(model, topology, num_parts=config.num_parts)
+    # Counted on the model of one device: what is put into its slots below can be run on many ranks alone.
     cost, cost_source = length_cost(model) if count_costs else (SampleCost(), _NOT_COUNTED)
     traffic, flow = Traffic(topology), Flow()
+    # Tables that nobody has drawn yet (`is_open`) are drawn part by part, so no rank needs room for a whole one.
     whole = whole_tables(model.embeddings)
     is_open = whole.tables.is_open
     tables = ShardedTables(
@@ -184,6 +186,7 @@ def parallelize(
     deduplicated = Deduplicated(
         prioritised or spread, spread=spread, towers=plan.towers, topology=topology, traffic=traffic
     )
+    # Kept before the slot is filled: the transform is made of the towers of one device.
     layer = model.towers
     model.embeddings = with_innermost(model.embeddings, deduplicated)
     if plan.towers is not None:
@@ -197,6 +200,7 @@ def parallelize(
             traffic=traffic,
             flow=flow,
         )
+        # Ranks of a tower group have the same towers: gradients of tower modules are summed there, not by all.
         transform.replicate(
             lambda modules: replicate(
                 modules,
@@ -206,6 +210,7 @@ def parallelize(
                 purpose="tower module gradients",
             )
         )
+        # It is no `TowerLayer`, but takes the same pooled fields and has the same names of weights.
         model.towers = transform  # type: ignore[assignment]
     if topology.context.size > 1:
         spread_stack(model, topology=topology, traffic=traffic, passing=config.passing)
@@ -220,6 +225,7 @@ def parallelize(
         traffic=traffic,
     )
     model.slots.network = network
+    # An evaluation leaves weights gathered; whoever names them for a checkpoint wants parts.
     if isinstance(network, ShardedNetwork):
         network.reshard_for_states_of(model)
     if topology.context.size > 1:
