@@ -102,6 +102,7 @@ class DiskRows(RowBacking):
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """Rows get columns for the state; weights that were stored before are written again beside it."""
         before = self._file
+        # Only these rows are in the file; all others still are what they began as.
         old = self.touched
         old_keys = len(self._columns)
         self.flush()
@@ -114,8 +115,10 @@ class DiskRows(RowBacking):
         self._columns = columns
         self._initial_state = {key: kind.initial(key, initial_sum=initial_sum) for key in kind.state_keys}
         self.unsaved.begin(range(self.num_rows))
+        # A rule without state: rows are as wide as before, and stay where they are.
         if old_keys == 1 and len(columns) == 1:
             return
+        # The new file is empty until the loop below has written every row once more, wider.
         self._kept = RowMarks(self.num_rows)
         self._ahead = None
         self._open()
@@ -123,6 +126,7 @@ class DiskRows(RowBacking):
             payload = self._with_state(before.read(rows)[0].view(np.float32)[:, : self.dim])
             self._put(RowValues(rows, payload))
         self.flush()
+        # Not earlier: the loop reads from it.
         before.close()
 
     def draw(self, first_row: int, num_rows: int, initial: InitialRows) -> None:
@@ -136,6 +140,7 @@ class DiskRows(RowBacking):
         self._begin_as(first_row, num_rows, initial)
         for rows in self._kept.parts(range(first_row, first_row + num_rows)):
             numbers = self.take(rows)
+            # Weights alone: the optimizer's numbers stay as they are.
             numbers[:, : self.dim] = self._initial(rows)[:, : self.dim]
             self._put(RowValues(rows, numbers))
 
@@ -155,6 +160,7 @@ class DiskRows(RowBacking):
     def _begin_as(self, first_row: int, num_rows: int, initial: InitialRows | None) -> None:
         last = first_row + num_rows
         self.unsaved.begin(range(first_row, last))
+        # A part that is drawn anew takes the place of those that it overlaps.
         kept = [entry for entry in self._drawn if entry[0] >= last or entry[0] + entry[1] <= first_row]
         mine = [] if initial is None else [(first_row, num_rows, initial)]
         self._drawn = sorted([*kept, *mine], key=lambda entry: entry[0])
@@ -177,6 +183,7 @@ class DiskRows(RowBacking):
 
     def fetch(self, rows_N: Int64[Tensor, "N"], *, keys: Sequence[str]) -> dict[str, Float[Tensor, "N *D"]]:
         """See `RowBacking.fetch`."""
+        # Sorted and once each: the disk is read forwards, and no row twice.
         rows, order = np.unique(rows_N.numpy(), return_inverse=True)
         found = self.take(rows)
         return {key: self.part(found, key)[torch.from_numpy(order)] for key in keys}
@@ -191,6 +198,7 @@ class DiskRows(RowBacking):
         rows = rows[order]
         if not len(rows):
             return
+        # A row is written whole, so columns that are not given have to be read first.
         is_whole = set(values) >= set(self._columns)
         numbers = np.empty((len(rows), self.width), dtype=np.float32) if is_whole else self.take(rows)
         for key, tensor in values.items():
@@ -228,10 +236,13 @@ class DiskRows(RowBacking):
             return  # the disk is behind: the batch is read when it is asked for
         self._ahead = None  # of the batch before this one
         rows = np.unique(rows_N.numpy())
+        # Rows that the file does not have are computed, which needs no time ahead.
         rows = rows[self._kept.has(rows)]
         on_their_way = self._behind.take(rows, out=np.empty((len(rows), self.width), dtype=np.float32))
+        # Those that wait to be written are in memory yet.
         rows = rows[~on_their_way]
         if len(rows):
+            # Made at the first need: where no batch is announced there is no thread.
             self._reader = self._reader or ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
             read = self._reader.submit(self._read_file, rows)
             self._ahead = _Ahead(rows, read, stale=np.zeros(len(rows), dtype=bool))

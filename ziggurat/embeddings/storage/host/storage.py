@@ -122,6 +122,7 @@ class HostStorage(TableStorage):
     def held(self) -> HeldRows:
         """Rows on the device; made at the first use, when it is known what state they have."""
         if self._held is None:
+            # Not in the constructor: how much room a row takes is known once the optimizer has added its state.
             places = self.num_places or self._budget.places(self)
             _check_room(self, num_places=min(places, self.num_rows))
             self._held = HeldRows(
@@ -133,6 +134,7 @@ class HostStorage(TableStorage):
     def name_rows(self, origins: Sequence[RowOrigin]) -> None:
         """Learn where tables begin: their first rows are padding, which never changes."""
         self._forget()
+        # A list that is shorter than others reads padding at every step: these rows always have a place.
         self._padding = [origin.first_row for origin in origins]
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
@@ -155,6 +157,7 @@ class HostStorage(TableStorage):
     def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
         """See `TableStorage.gather`; the host waits for the device."""
         rows = rows_N.cpu()
+        # Nothing was held yet: the host has the newest numbers of every row.
         if self._held is None:
             return self.rows.gather(rows, key=key).to(self._device)
         return self._held.gather(rows, key=key)
@@ -168,6 +171,7 @@ class HostStorage(TableStorage):
 
     def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
         """Consecutive rows in the memory of the host, once those that the device has changed are back there."""
+        # The device may have changed rows since they came; the host's are older until these are back.
         if num_rows and self._held is not None:
             self._held.flush()
         return self.rows.read(first_row, num_rows, key=key)
@@ -178,6 +182,7 @@ class HostStorage(TableStorage):
 
     def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
         """Begin to bring the rows of a coming batch to the device."""
+        # The places of rows are dealt out on the host, by a table of its own.
         self.held.announce(rows_N.cpu())
 
     def begin(self) -> None:
@@ -192,6 +197,7 @@ class HostStorage(TableStorage):
         if not lookups.batch_size or not layout.slots:
             return
         placed = self._placed(layout, lookups)
+        # A batch that nobody announced (an evaluation, the first step) finds its rows on the host.
         if placed is None:
             super().lookup(kernel, layout=layout, lookups=lookups, out=out)
         else:
@@ -202,6 +208,7 @@ class HostStorage(TableStorage):
         parts = [part for part in parts if part.lookups.batch_size]
         placed = [self._placed(part.layout, part.lookups) for part in parts]
         found = [each for each in placed if each is not None]
+        # All parts or none: equal rows of two parts must meet in one sum.
         if parts and len(found) < len(parts):
             super().update(kernel, parts=parts, step=step)
         elif parts:
@@ -229,10 +236,12 @@ class HostStorage(TableStorage):
             ConfigError: to another dtype.
         """
         probe = fn(torch.empty(0, dtype=self.dtype, device=self._device))
+        # Refused there, for every storage in the same words.
         if probe.dtype != self.dtype:
             super().move(fn)
         if probe.device != self._device:
             self._forget()
+            # The flag is of the old device; whoever watches gives another one.
             self._device = probe.device
             self.faults = None
 
@@ -278,6 +287,7 @@ class HostStorage(TableStorage):
         if is_late:
             if self.faults is not None:
                 self.faults |= (places < 0).any()
+            # Place 0 is there in any case; what is read of it is thrown away with the step, since `faults` is raised.
             return places.clamp_(min=0)
         return places if bool((places >= 0).all()) else None
 
