@@ -62,6 +62,7 @@ def check_into(
             folder,
             "build the model, optimizer and schema with the settings that the checkpoint was saved with",
         )
+    # Of all ranks: what this one does not want may be another one's part.
     extra = [name for name in stored if name not in everywhere and not is_optional(name)]
     if extra and match is not Match.SUBSET:
         raise _misfit(
@@ -111,8 +112,10 @@ def check_fit(
     stored = reader.manifest.named
     folder = reader.folder
     if into is None:
+        # New tensors are made by whoever loads, each for itself: one rank without room ends all.
         ranks.agree(lambda: _check_memory(stored, folder))
         return
+    # Ranks fill different names (parts of tables, own random numbers), and only together all of them.
     names = ranks.agree(lambda: list(into))
     everywhere = {name for some in names for name in some}
     ranks.agree(
@@ -144,6 +147,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         """Return the tensor that the bytes are read into."""
         shard = self.state_dict[read_item.dest_index.fqn]
         if isinstance(shard, TableShard) and not shard.is_in_place:
+            # On the host, and no larger than the piece: it lives until `commit_tensor` has written it.
             return torch.empty(read_item.lengths, dtype=shard.dtype)
         return super().resolve_tensor(read_item)
 
@@ -151,6 +155,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         """They have been read."""
         shard = self.state_dict[read_item.dest_index.fqn]
         if isinstance(shard, TableShard) and not shard.is_in_place:
+            # The offsets of a read are within its chunk; a shard is written by places of the whole table.
             chunk = read_item.dest_index.offset or shard.offsets
             shard.write(tuple(map(sum, zip(chunk, read_item.dest_offsets, strict=True))), tensor)
             return
@@ -168,6 +173,7 @@ def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor], *, nam
     whole = {name: tensor for name, tensor in tensors.items() if name not in sparse}
     with torch.no_grad():
         wanted = {each: tensors[each] for each in tensors if each in sparse}
+        # Tables of which some rows are stored: the others begin as they were drawn, which torch's planner cannot say.
         fill_all(wanted, sparse, pieces=reader.rows_of, name=name)
     planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     metadata = reader.read_metadata()

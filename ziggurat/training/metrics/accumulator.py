@@ -103,6 +103,7 @@ def metric_names(
         if not has_metrics(label):
             continue
         built_in = [metric.name_at(ranking_k) for metric in judging(label.task, has_groups=has_groups)]
+        # One label alone needs no name behind a metric.
         names += [f"{metric}/{label.name}" for metric in built_in] if len(labels) > 1 else built_in
     return names + [f"{metric}/{label.name}" if len(labels) > 1 else metric for label in labels for metric in own]
 
@@ -172,6 +173,7 @@ class MetricAccumulator:
         self.inputs = inputs
         self.ranking_k = ranking_k
         self._own = dict(metrics or {})
+        # Before the first batch, not after an evaluation of hours.
         check_own_metrics(self._own)
         self._process_group = process_group
         self._device = torch.device(device)
@@ -210,6 +212,7 @@ class MetricAccumulator:
             check_scores(piece.scores[:, column], scale=scale_of(label.task), where=where)
             check_labels(piece.labels[:, column], task=label.task, where=where)
         check_weights(piece.weights, where="evaluation")
+        # What was gathered lacks this batch.
         self._pieces.append(piece)
         self._gathered = None
 
@@ -245,6 +248,7 @@ class MetricAccumulator:
         columns = self._gather()
         names = metric_names(self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k)
         num_rows = len(columns.scores)
+        # Other ranks have no samples, and a function of the user's no known error.
         if not num_rows or name not in names:
             return math.nan
         unit_N = np.arange(num_rows)

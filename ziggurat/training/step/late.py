@@ -69,6 +69,7 @@ class LateStep:
         device = self._tables.tables.device
         self._faults = RowFaults(self._tables, knows_rows=not model.looks_up_drawn_rows)
         self.ahead = self._faults.ahead
+        # On the device: a recorded graph reads the rates of a step there, and not the numbers of its recording.
         self._rates = torch.zeros(2, device=device)
         self._factor = 0.0  # that the rates were made with
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
@@ -109,6 +110,7 @@ class LateStep:
         Args:
             factor: of the schedule, on both.
         """
+        # A schedule that stands still writes nothing: each fill is a launch.
         if factor != self._factor:
             dense_rate, table_rate = self._rates.unbind()
             dense_rate.fill_(self._config.learning_rate * factor)
@@ -122,11 +124,13 @@ class LateStep:
             loss: of the batch, detached.
             saved: what the model's floating-point buffers held before the forward pass.
         """
+        # Weights that this batch did not touch, too: a verdict names weights by their places in this list.
         for parameter in self._named.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._named.values() if parameter.grad is not None]
         norms_W = torch.stack(torch._foreach_norm(gradients)) if gradients else self._rates[:0]
+        # One number says both whether all are finite, and by how much to clip.
         squared = norms_W.square().sum().double()
         tables = self._yes
         if self._config.clip_norm:
@@ -137,9 +141,11 @@ class LateStep:
             tables = of_tables.isfinite()
         elif self._table_optimizer is not None:
             tables = self._table_optimizer.are_finite_on_device()
+        # Rows that no table has raise the flag: what was computed with them must change nothing.
         applies = loss.isfinite() & squared.isfinite() & tables & ~self._faults.flag
         scale = self._clip(gradients, squared) if self._config.clip_norm else None
         self._update(scale=scale, applies=applies)
+        # The forward pass has moved running statistics already; a step that does not apply takes them back.
         for buffer, before in zip(self._buffers, saved, strict=True):
             buffer.copy_(torch.where(applies, buffer, before))
         if self._average is not None:
@@ -154,6 +160,7 @@ class LateStep:
             batch: of the step; kept until the verdict is read.
         """
         if self._table_optimizer is not None:
+            # As if it applied; `_settle` takes the count back where it did not.
             self._table_optimizer.count()
         into, arrived = _sent(numbers)
         self._last = LateResult(into, arrived=arrived, batch=batch, settle=self._settle)
@@ -176,8 +183,10 @@ class LateStep:
         if self._dense is not None:
             for group in self._dense.param_groups:
                 group["lr"] = dense_rate
+            # Fused optimizers of torch read it on the device, and leave their weights where it is 1.
             self._dense.found_inf = (~applies).float()  # type: ignore[attr-defined]  # as torch's GradScaler does it
             self._dense.step()
+        # Rows are sorted on a queue of their own, which must have come to its end.
         self.ahead.join()
         if self._table_optimizer is not None:
             self._table_optimizer.step_where(applies, lr=table_rate, scale=scale)
@@ -201,5 +210,6 @@ def _sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event]:
     into = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     into.copy_(numbers, non_blocking=True)
     arrived = torch.cuda.Event()
+    # Behind the copy on the same queue: when it has happened the numbers are there.
     arrived.record()
     return into, arrived
