@@ -132,6 +132,7 @@ def choose_travelling(
         rates: the same on every rank.
         overlaps: whether messages travel while ranks compute.
     """
+    # `min` takes the first of equals, and KEYS is the first member.
     given = {"queries": queries, "keys": keys, "widths": widths, "rates": rates, "overlaps": overlaps}
     return min(Travelling, key=lambda way: predicted_s(histories, travelling=way, **given))
 
@@ -157,14 +158,17 @@ def predicted_s(
 
     def come(to: int, shift: int) -> int:
         """Rows that a rank gets from another: keys that it needs, or queries that ask it."""
+        # In round `shift` each rank gets from the one so many places before it.
         other = (to - shift) % size
         return needed[to][other] if by_keys else needed[other][to]
 
     longest = 0.0
     for rank in range(size):
+        # What a pass costs with hardly any events: launches, and the messages' latencies.
         total = rates.always_s[travelling] * len(widths.pair_flops())
         for passed, flops in enumerate(widths.pair_flops()):
             comes, home = (each[passed] for each in widths.row_bytes(travelling))
+            # Its own pieces need no message, and are computed while the first one comes.
             computing = [pairs[rank][rank] * flops / rates.flops_per_s]
             coming = [0.0]
             for shift in range(1, size):
@@ -174,6 +178,7 @@ def predicted_s(
                 gone = come((rank + shift) % size, shift)
                 rate = rates.bytes_per_s[shift - 1]
                 computing.append(met * flops / rates.flops_per_s)
+                # A rank sends and receives at once; the larger of both decides.
                 coming.append(max(rows, gone) * comes / rate)
                 total += max(rows, gone) * home / rate
             total += _joined(computing, coming, overlaps=overlaps)
@@ -184,6 +189,7 @@ def predicted_s(
 def _joined(computing: list[float], coming: list[float], *, overlaps: bool) -> float:
     if not overlaps:
         return sum(computing) + sum(coming)
+    # While round i is computed the rows of round i + 1 come; the first entry is that of the rank's own pieces.
     later = [*coming[1:], 0.0]
     return sum(max(busy, wire) for busy, wire in zip(computing, later, strict=True))
 
@@ -201,6 +207,7 @@ def measure_rates(spread: Spread) -> ContextRates:
     """
     flops = torch.tensor([_measure_flops()], dtype=torch.float64)
     size = spread.group.size
+    # All ranks must choose alike, and they wait for the slowest one in any case.
     slowest = torch.cat(spread.everybody(flops, [1] * size, purpose="rates")).min()
     times = []
     for shift in range(1, size):
@@ -208,6 +215,7 @@ def measure_rates(spread: Spread) -> ContextRates:
     mine = torch.tensor(times, dtype=torch.float64)
     of_all = torch.stack(spread.everybody(mine, [len(times)] * size, purpose="rates")).amax(dim=0).view(-1, 2)
     small_s, large_s = of_all.unbind(dim=1)
+    # Two sizes: their difference has no latency in it.
     rates = (_LARGE - _SMALL) / (large_s - small_s).clamp(min=1e-6)
     always_s = torch.tensor([_attention_s(spread, way) for way in Travelling], dtype=torch.float64)
     always_s = torch.stack(spread.everybody(always_s, [len(always_s)] * size, purpose="rates")).amax(dim=0)
@@ -225,6 +233,7 @@ def _measure_flops() -> float:
     layout = JaggedLayout(offsets=torch.tensor([0, _EVENTS]))
     settings = AttentionSettings(form=AttentionForm.SILU, scale=0.125, divisor=float(_EVENTS))
     best = float("inf")
+    # One more than is counted on: the first pays for what is made once.
     for _ in range(1 + _REPEATS):
         begin = time.perf_counter()
         gather_part(q, k, v, layout=layout, settings=settings, bias=AttentionBias())

@@ -57,12 +57,14 @@ def places_of(parts: Sequence[RowsForRank], *, device: torch.device) -> WirePlac
         first_scale = begin + aligned(count)
         scale_pitch = SCALE_BYTES * len(wire.widths) if wire.packs_rows else 0
         for index, (column, width) in enumerate(zip(part.columns, wire.widths, strict=True)):
+            # −1: a plain wire has no scales, and the kernels read none.
             scale = first_scale + SCALE_BYTES * index if wire.packs_rows else -1
             place = begin + number, wire.num_columns, scale, scale_pitch
             fields.append(FieldPlace(part.first_row, part.num_rows, column, width, *place))
             number += width
         if wire.packs_rows and count:
             last = first_scale + part.num_rows * scale_pitch
+            # Written as zeros: bytes that nobody writes would make equal messages unequal.
             pads += [(begin + count, first_scale - begin - count), (last, end - last)]
         begin = end
     return WirePlaces.of(fields, pads=pads, num_items=begin, device=device)
@@ -102,6 +104,7 @@ class HopPacking:
         """Encode the rows of all members as `encode_pieces` does; None: torch does it (a plain wire is one copy)."""
         wire = self._forward[self._position]
         code = _code(wire, values_RC)
+        # Without scales a wire is one copy of the rows as they lie, and torch is as fast.
         if code is None or not code.has_scales:
             return None
         places = self._by_rows("values", wire, rows_sent, device=values_RC.device)
@@ -122,9 +125,11 @@ class HopPacking:
         if code is None or self._has_sums or not self._is_whole:
             return None
         places = self._by_columns("output", self._forward, num_rows, device=like.device)
+        # Asked before `receive`: whoever gets None receives the messages itself.
         if why_not_places(places):
             return None
         out = like.new_empty(num_rows, width)
+        # The rank's own columns never were in a message.
         join_reference(self._local, wide=out, parts=[like])
         return unpack(receive(), code, places=places, out=out)
 
@@ -175,6 +180,7 @@ class HopPacking:
     ) -> WirePlaces:
         """Places of the batch sizes of late; a table is copied to the device once."""
         if key not in self._kept:
+            # All at once: sizes of batches change together, and a step has few of them.
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = places_of(make(), device=device)
@@ -183,6 +189,7 @@ class HopPacking:
 
 def _code(wire: Wire, matrix: Tensor) -> WireCode | None:
     """Return the code that the kernels read or write for a wire beside a matrix; None where torch does it."""
+    # The kernels have no random numbers, which stochastic rounding draws on each rank.
     if why_not_triton(matrix) or (not wire.is_exact(matrix.dtype) and wire.rounding is Rounding.STOCHASTIC):
         return None
     code = wire.format.kernel_code(matrix.dtype)
