@@ -162,15 +162,19 @@ def partition_towers(
             are no such matrix.
     """
     matrix = _checked(interactions, features)
+    # Features of one table are one item: the table lies on one tower's ranks, so they cannot be parted.
     items = merge_by_table(features)
     check_fits(items, num_towers=config.num_towers, memory_limit_bytes=config.memory_limit_bytes)
+    # Near is what shall be together: features that interact strongly, or for `diverse` those that do not.
     distances = (matrix if config.strategy is TowerStrategy.DIVERSE else 1 - matrix).fill_diagonal_(0)
     plane = learn_plane(distances, config=config.plane, seed=config.seed)
+    # The two that look at no distance have their plane all the same: it is drawn in the report.
     notes: tuple[str, ...] = ()
     if config.strategy in (TowerStrategy.NAIVE, TowerStrategy.SEQUENTIAL):
         assignment = _in_order(items, config=config)
     else:
         assignment, notes = _balanced(distances, plane=plane, items=items, config=config)
+    # Numbers of clusters are arbitrary, and so are those of towers until here.
     towers = _towers_of(assignment, items, features, strategy=config.strategy.value, seed=config.seed)
     return TowerPartition(
         towers=towers,
@@ -196,6 +200,7 @@ def _balanced(
             f"balance by {config.balance.value}: heavier than a tower's share, so alone: {names}{more}; "
             "the others are balanced among themselves"
         )
+        # Each heavy table takes a tower for itself; the rest are shared out among the others.
         config = replace(config, num_towers=config.num_towers - len(alone))
         items = items.subset(others)
     limits = limits_of(
@@ -211,6 +216,7 @@ def _balanced(
             "heavy; as even as balancing alone gets"
         )
     assignment = np.full(len(others) + len(alone), -1)
+    # Behind the towers of the others, whose number `config` has by now.
     assignment[alone] = config.num_towers + np.arange(len(alone))
     assignment[others] = _search(distances, plane=plane, items=items, limits=limits, config=config)
     return assignment, tuple(notes)
@@ -219,6 +225,7 @@ def _balanced(
 def _search(distances: Tensor, *, plane: Plane, items: Items, limits: Limits, config: TowerPartitionConfig) -> Indexes:
     """The cheapest partition that fits, after polishing the cheapest half of the candidates."""
     membership = items.membership(len(distances))
+    # Sums over pairs of features, so that moving an item costs one look at this matrix.
     between = membership.T @ distances.numpy() @ membership
     np.fill_diagonal(between, between.diagonal() / 2)  # each pair inside an item stood there twice
     partitions = []
@@ -227,6 +234,7 @@ def _search(distances: Tensor, *, plane: Plane, items: Items, limits: Limits, co
             candidate, distances=between, counts=items.counts, limits=limits, num_towers=config.num_towers
         )
         partition.repair()
+        # A repair may fail; the last candidates were balanced without a look at distances, and need none.
         if partition.fits:
             partitions.append(partition)
     if not partitions:
@@ -245,7 +253,9 @@ def _candidates(
     """Clusters of the plane, of the leading eigenvectors, and last the balanced one that always fits the balance."""
     spaces = [plane.coordinates.numpy()]
     if config.refine is Refine.SWAPS:
+        # The plane has two dimensions unless told otherwise, and T clusters may want up to T.
         spaces.append(classical_scaling(distances, dim=min(len(distances), config.num_towers)).numpy())
+    # An item lies in the middle of its features.
     mean = items.membership(len(distances)).T / items.counts[:, None]
     for restart in range(config.restarts):
         for number, space in enumerate(spaces):
@@ -254,9 +264,11 @@ def _candidates(
                 counts=items.counts,
                 limits=limits,
                 num_clusters=config.num_towers,
+                # One generator a run of k-means: another number of restarts changes none of the first.
                 generator=np.random.default_rng((config.seed, restart, number)),
             )
     yield longest_first(limits.loads[:, 0], num_towers=config.num_towers)
+    # Balance of counts may break the limit of bytes: this one looks at bytes alone.
     if config.memory_limit_bytes:
         yield longest_first(items.num_bytes, num_towers=config.num_towers)
 
@@ -267,6 +279,7 @@ def _in_order(items: Items, *, config: TowerPartitionConfig) -> Indexes:
     else:
         blocks = np.array_split(np.arange(len(items)), config.num_towers)
         assignment = np.repeat(np.arange(config.num_towers), [len(block) for block in blocks])
+    # Dealt by place alone, so that weights can only be looked at afterwards.
     held = np.bincount(assignment, weights=items.num_bytes, minlength=config.num_towers)
     if config.memory_limit_bytes and held.max() > config.memory_limit_bytes:
         raise PlanError(
@@ -289,6 +302,7 @@ def _towers_of(
     groups: dict[int, list[int]] = {}
     for item, tower in enumerate(assignment.tolist()):
         groups.setdefault(tower, []).extend(items.members[item])
+    # One partition has one file, whatever order the search found its clusters in.
     ordered = sorted(sorted(group) for group in groups.values())
     names = tuple(tuple(features[index].name for index in group) for group in ordered)
     return Towers(towers=names, strategy=strategy, seed=seed)
@@ -304,6 +318,7 @@ def _checked(interactions: Tensor, features: Sequence[FeatureLoad]) -> Tensor:
         problem = "no features"
     else:
         matrix.fill_diagonal_(1.0)
+        # A little outside is rounding of whoever summed them; it is cut off below.
         if not bool(((matrix >= -1e-6) & (matrix <= 1 + 1e-6)).all()):
             problem = f"numbers from {float(matrix.min()):g} to {float(matrix.max()):g}"
         elif not torch.allclose(matrix, matrix.T, atol=1e-5):
