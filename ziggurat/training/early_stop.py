@@ -81,11 +81,13 @@ def stop_metric(
     Raises:
         ConfigError: the evaluation of these labels has no such metric, or it has no direction.
     """
+    # A model that finds items is judged by what it finds among all, not by its scores of given ones.
     if config.metric == AUTO_METRIC and more:
         return more[0]
     if config.metric == AUTO_METRIC:
         return _metric_of(_first_judged(labels), several=len(labels) > 1)
     known = [name for name in (*metric_names(labels, has_groups=has_groups), *more) if has_direction(name)]
+    # The user's own stand behind all others; nobody but the user knows which way they improve.
     mine = metric_names(labels, has_groups=has_groups, own=own)[len(metric_names(labels, has_groups=has_groups)) :]
     if config.metric in mine:
         if config.better is Better.AUTO:
@@ -96,6 +98,7 @@ def stop_metric(
             raise _wrong_direction(config)
         return config.metric
     known += mine
+    # With several labels `auc` alone is no name: those of each label come before names that are spelt alike.
     near = [name for name in known if name.partition("/")[0] == config.metric]
     near = near or nearest_names(config.metric, known, most=2)
     tasks = ", ".join(f"{label.name!r} ({label.task.value})" for label in labels)

@@ -89,6 +89,7 @@ class TrainState:
 
 def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     """All tensors of a run by name. They share memory with the run: loading into them restores it. Collective."""
+    # An update that is still under way would be in some tensors and not in others.
     step.settle()
     _make_optimizer_state(step)
     if step.average is not None:
@@ -96,6 +97,7 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     else:
         tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
     if step.dense_optimizer is not None:
+        # Torch numbers weights in their order; a name outlives another order.
         names: dict[Tensor, str] = {parameter: name for name, parameter in step.dense_named.items()}
         for parameter, parts in step.dense_optimizer.state.items():
             for part, value in parts.items():
@@ -112,6 +114,7 @@ def snapshot_tensors(
     """Return what a checkpoint saves: the run's tensors, mined negatives, grown vocabularies and the random state."""
     prefix = rng_prefix(step)
     more = {} if negatives is None else negatives.state()
+    # Beside the weights: a grown table without its vocabulary could not be read.
     more |= {} if growing is None else growing.state()
     return state_tensors(step) | more | {f"{prefix}{name}": value for name, value in rng_state(step.device).items()}
 
@@ -140,6 +143,7 @@ def restore_state(step: TrainStep, into: Mapping[str, Tensor], growing: GrowingT
         prefix = "table_optimizer."
         own = {name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)}
         step.table_optimizer.load_state_dict(own)
+    # Not drawn but loaded: lookups refuse tables that are neither.
     for tables in tables_of(step.model):
         tables.mark_filled()
     prefix = rng_prefix(step)
@@ -149,6 +153,7 @@ def restore_state(step: TrainStep, into: Mapping[str, Tensor], growing: GrowingT
 
 def seed_everything(seed: int, *, rank: int = 0) -> None:
     """Seed torch's generators; each rank draws numbers of its own."""
+    # 2⁶⁴ divided by the golden ratio: seeds of neighbouring ranks and runs are far from each other.
     torch.manual_seed((seed + rank * 0x9E3779B97F4A7C15) % (1 << 63))
 
 
@@ -181,6 +186,7 @@ def _make_optimizer_state(step: TrainStep) -> None:
     for parameter in step.dense_named.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    # Also the count of steps, which the update above has raised.
     for parts in optimizer.state.values():
         for value in parts.values():
             if isinstance(value, Tensor):
