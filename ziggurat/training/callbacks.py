@@ -46,7 +46,7 @@ class WandbCallback:
         ConfigError: the package is not installed.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         self._run = _imported("wandb").init(**settings)
 
     def on_log(self, step: int, values: dict[str, float]) -> None:
@@ -73,7 +73,7 @@ class MlflowCallback:
         ConfigError: the package is not installed.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         self._mlflow = _imported("mlflow")
         self._mlflow.start_run(**settings)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -51,7 +50,7 @@ class MadeStep:
     num_rows: int
     seconds: float
     is_last: bool
-    line: dict[str, Any] | None
+    line: dict[str, object] | None
 
     @property
     def loss(self) -> float:
@@ -83,8 +82,8 @@ class Judge:
         inputs: InputSpec,
         folder: RunFolder,
         progress: Progress,
-        timing: Callable[[], dict[str, Any]],
-        write: Callable[[dict[str, Any], dict[str, Any]], None],
+        timing: Callable[[], dict[str, object]],
+        write: Callable[[dict[str, object], dict[str, object]], None],
     ) -> None:
         self._team = team
         self._config = config

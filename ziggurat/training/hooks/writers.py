@@ -33,7 +33,7 @@ class WriteMetrics(Hook):
         """Open the file."""
         self._file = MetricsFile(trainer.folder.metrics, resume_step=trainer.resume_step)
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, object]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """Append a line."""
         del trainer
         self._open.append(record, timing=timing)
@@ -70,7 +70,7 @@ class WriteEvents(Hook):
             step = trainer.resume_step
             self._file = EventsFile(trainer.folder.tensorboard, purge_step=None if step is None else step + 1)
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, object]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """Append the numbers."""
         del trainer
         if self._file is not None:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ziggurat.commands import pasted
+from ziggurat.config import JSON
 from ziggurat.data.encoded.ledger import read_ledger
 from ziggurat.errors import CheckpointError, MissingFileError
 from ziggurat.training.checkpoint import CheckpointStore, Match
@@ -47,12 +47,12 @@ class WrittenFile:
         self._hash = hashlib.sha256()
         self._num_bytes = 0
 
-    def mark(self) -> dict[str, object]:
+    def mark(self) -> JSON:
         """Return what the file holds now, as plain data; read what was appended since the last time."""
         self._read(None)
         return {"bytes": self._num_bytes, "sha256": self._hash.hexdigest(), "since_step": self.since_step}
 
-    def problem(self, mark: Any) -> str:
+    def problem(self, mark: object) -> str:
         """Say what is wrong with the beginning of the file, which `mark` describes; return "" if nothing is."""
         self._hash = hashlib.sha256()
         self._num_bytes = 0
@@ -104,7 +104,7 @@ class WrittenFiles:
     def __init__(self, folder: RunFolder) -> None:
         self._files = [WrittenFile(folder.metrics), WrittenFile(folder.ledger)]
 
-    def marks(self) -> dict[str, Any]:
+    def marks(self) -> dict[str, JSON]:
         """Return what both files hold now, for the checkpoint."""
         return {file.path.name: file.mark() for file in self._files}
 
@@ -128,7 +128,7 @@ class WrittenFiles:
                 found.append(_damaged(file.path, expected=f"{expected} (step {step:,})", found=text))
         return found
 
-    def damaged(self, marks: Any, *, step: int, then: DamagedRecords) -> list[str]:
+    def damaged(self, marks: object, *, step: int, then: DamagedRecords) -> list[str]:
         """The names of what is damaged, in a run that is about to go on from `step`. Changes no file.
 
         Raises:
