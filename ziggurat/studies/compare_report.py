@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.precision import Precision
@@ -23,6 +23,7 @@ from ziggurat.training import metrics
 from ziggurat.training.metrics.metric import higher_is_better, metric_of, shown_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # BARS, Frappe_x1: mean ± sd of five runs where BARS has five, else its single run.
@@ -161,7 +162,7 @@ def plot(comparison: Comparison) -> Figure:
     return figure
 
 
-def _plot_one(axes: Any, comparison: Comparison) -> None:
+def _plot_one(axes: Axes, comparison: Comparison) -> None:
     if len(comparison.config.precisions) > 1:
         _plot_precisions(axes, comparison)
     else:
@@ -174,7 +175,7 @@ def _plot_one(axes: Any, comparison: Comparison) -> None:
     axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds{only}")
 
 
-def _plot_precisions(axes: Any, comparison: Comparison) -> None:
+def _plot_precisions(axes: Axes, comparison: Comparison) -> None:
     names = [str(each) for each in comparison.config.precisions]
     models = list(dict.fromkeys(each.model for each in comparison.models))
     for index, name in enumerate(models):
@@ -188,7 +189,7 @@ def _plot_precisions(axes: Any, comparison: Comparison) -> None:
     axes.legend()
 
 
-def _plot_flops(axes: Any, comparison: Comparison) -> None:
+def _plot_flops(axes: Axes, comparison: Comparison) -> None:
     for model in comparison.models:
         mean, deviation = model.mean_sd(comparison.config.metric)
         flops = model.runs[0].cost.forward_flops

@@ -14,7 +14,6 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, nearest_names
@@ -262,7 +261,7 @@ def find_cluster(name: str) -> Cluster:
     return load_cluster(name) if name.endswith(".toml") or Path(name).is_file() else named_cluster(name)
 
 
-def _merged(data: dict[str, Any], sources: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _merged(data: dict[str, object], sources: dict[str, str]) -> tuple[dict[str, object], dict[str, str]]:
     """A file on top of the named cluster that it is like."""
     start = named_cluster(str(data.pop("like")))
     whole = to_json(start)

@@ -17,10 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ziggurat.errors import DataError
@@ -52,7 +51,7 @@ class Answer:
         scores: of the items.
     """
 
-    user: dict[str, Any]
+    user: Mapping[str, object]
     filter: str
     items: tuple[str, ...]
     scores: tuple[float, ...]
@@ -137,7 +136,7 @@ def _connection(address: str) -> Iterator[http.client.HTTPConnection]:
         yield connection
 
 
-def _answer(connection: http.client.HTTPConnection, *, user: dict[str, Any], filter_text: str, k: int) -> Answer:
+def _answer(connection: http.client.HTTPConnection, *, user: Mapping[str, object], filter_text: str, k: int) -> Answer:
     body = {"user": user, "k": k} | ({"filter": filter_text} if filter_text else {})
     connection.request("POST", "/recommend", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
