@@ -17,8 +17,11 @@ from ziggurat.precision import DenseProducts
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.dispatch import DISPATCH, Choice, DispatchPlan
 from ziggurat.precision.precision import Precision
+from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.load import load_run
 from ziggurat.runs.products import PRODUCT_ERRORS
+from ziggurat.testing.batches import random_batch
+from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.hooks.probe_products import ProbeProducts
 
@@ -66,27 +69,82 @@ def test_run_without_a_probe_names_the_ways_out(folder: Path, capsys: pytest.Cap
     assert "--measure" in capsys.readouterr().err
 
 
-def test_run_trains_by_the_kernels_of_a_file(folder: Path, tmp_path: Path) -> None:
-    kernels = {"forward": "mx9", "input_gradient": "mx9", "weight_gradient": "mx9"}
-    of_run = load_run(folder)
+def write_plan(folder: Path, file: Path, *, kernel: str) -> Path:
+    """Write a dispatch of all products of a run by one kernel."""
     choices = {
-        name: {Direction(each): Choice(kernel=kernel, reason="") for each, kernel in kernels.items()}
-        for name, module in of_run.model.named_modules()
+        name: {each: Choice(kernel=kernel, reason="") for each in Direction}
+        for name, module in load_run(folder).model.named_modules()
         if isinstance(module, DenseProducts)
     }
     plan = DispatchPlan(model="DNN", machine=machine_facts(torch.device("cpu")), choices=choices, missing={})
-    file = plan.write(tmp_path / "dispatch.json")
+    return plan.write(file)
+
+
+def changed(folder: Path, **changes: Any) -> RunConfig:
+    config = load_run(folder).config
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
+
+
+def test_run_trains_by_the_kernels_of_a_file(folder: Path, tmp_path: Path) -> None:
+    file = write_plan(folder, tmp_path / "dispatch.json", kernel="mx9")
 
     def losses(name: str, **changes: Any) -> dict[str, float]:
-        training = dataclasses.replace(of_run.config.training, **changes)
-        config = dataclasses.replace(of_run.config, training=training)
-        return zg.train_run(config, folder=tmp_path / name).evaluations["valid"].metrics
+        return zg.train_run(changed(folder, **changes), folder=tmp_path / name).evaluations["valid"].metrics
 
     fp32 = losses("fp32", precision=Precision.FP32, dispatch="")
     mx9 = losses("mx9", precision=Precision("mx9"), dispatch="")
     dispatched = losses("dispatched", precision=Precision.DISPATCH, dispatch=str(file))
     assert dispatched == mx9
     assert dispatched != fp32
+    # A finished run is scored by the kernels that it kept, also where the file is gone.
+    file.unlink()
+    by_kernels = load_run(tmp_path / "dispatched", precision=Precision.DISPATCH).model
+    by_format = load_run(tmp_path / "mx9", precision=Precision("mx9")).model
+    batch = random_batch(by_kernels.inputs, 8)
+    with torch.no_grad():
+        assert torch.equal(by_kernels(batch), by_format(batch))
+        assert not torch.equal(by_kernels(batch), load_run(tmp_path / "dispatched").model(batch))
+    with pytest.raises(ConfigError, match="keeps its kernels"):
+        load_run(tmp_path / "mx9", precision=Precision.DISPATCH)
+
+
+def test_resumed_run_goes_on_by_the_dispatch_that_it_kept(folder: Path, tmp_path: Path) -> None:
+    file = write_plan(folder, tmp_path / "dispatch.json", kernel="mx6")
+    run = tmp_path / "run"
+    asked = {"precision": Precision.DISPATCH, "dispatch": str(file)}
+    whole = zg.train_run(changed(folder, epochs=2, **asked), folder=tmp_path / "whole")
+    zg.train_run(changed(folder, epochs=1, **asked), folder=run)
+    # The file is written anew: the run does not read it, and refuses it where it is given.
+    write_plan(folder, file, kernel="fp32")
+    with pytest.raises(ConfigError, match="the dispatch that the run began with"):
+        zg.train_run(changed(folder, epochs=2, **asked), folder=run, resume=True)
+    stored = load_run(run).config
+    assert stored.training.dispatch == str(run / "dispatch.json")
+    resumed = zg.train_run(
+        dataclasses.replace(stored, training=dataclasses.replace(stored.training, epochs=2)), folder=run, resume=True
+    )
+    assert resumed.evaluations["valid"].metrics == whole.evaluations["valid"].metrics
+
+
+def on_ranks(rank: int, folder: str, dispatch: str, other: str, out: str) -> str:
+    """Train on two ranks, the second of which may be given another file."""
+    path = other if rank and other else dispatch
+    config = changed(Path(folder), precision=Precision.DISPATCH, dispatch=path)
+    try:
+        return str(zg.train_run(config, folder=out).evaluations["valid"].metrics["log_loss"])
+    except ConfigError as error:
+        return str(error)
+
+
+def test_ranks_compute_by_one_dispatch(folder: Path, tmp_path: Path) -> None:
+    mx6 = str(write_plan(folder, tmp_path / "dispatch.json", kernel="mx6"))
+    (tmp_path / "other").mkdir()
+    fp32 = str(write_plan(folder, tmp_path / "other" / "dispatch.json", kernel="fp32"))
+    first, second = run_ranks(on_ranks, 2, str(folder), mx6, "", str(tmp_path / "mx6"))
+    assert first == second
+    assert "dispatch in" in (tmp_path / "mx6" / "startup.json").read_text()
+    for found in run_ranks(on_ranks, 2, str(folder), mx6, fp32, str(tmp_path / "both")):
+        assert "dispatch, content" in found
 
 
 def test_precision_dispatch_and_its_file_go_together() -> None:

@@ -31,7 +31,7 @@ from ziggurat.models.contract.model import Model
 from ziggurat.models.costs.model_cost import Run, dense_run, on_shapes, run_apart
 from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.precision.arithmetic import Arithmetic
-from ziggurat.precision.dispatch import DispatchPlan
+from ziggurat.precision.dispatch import DispatchedArithmetic, DispatchPlan
 from ziggurat.precision.precision import Precision
 from ziggurat.precision.products import DenseProducts, Linear
 
@@ -148,17 +148,24 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
 
 
 def _take_dispatch(model: Model, path: str, *, is_parallel: bool) -> str:
-    """Let each module of a model on one device multiply by the kernels of a file."""
+    """Let each module of a model multiply by the kernels of a file, before it is parallel."""
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
     if is_parallel:
+        counts = Counter(module.arithmetic.name for module in modules.values())
+        if DispatchedArithmetic.name in counts or not DispatchPlan.takes_fast_kernels(path):
+            return ", ".join(f"{name} in {count} modules" for name, count in counts.items())
         raise ConfigError(
-            expected="one device: kernels were measured there",
-            found="a model on several ranks",
+            expected="a model whose products were converted before it was made parallel",
+            found="a parallel model that computes them natively",
             where="training settings, precision dispatch",
-            ways_out="--training.precision fp32",
+            ways_out=(
+                "before parallelize: from ziggurat.models.converted import take_precision; from ziggurat.precision "
+                f"import Precision; take_precision(model, Precision.DISPATCH, dispatch={path!r})",
+                "--training.precision fp32, without --training.dispatch",
+            ),
         )
-    modules = {name for name, module in model.named_modules() if isinstance(module, DenseProducts)}
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    plan = DispatchPlan.read(path, model=type(model).__name__, modules=modules, device=device)
+    plan = DispatchPlan.read(path, model=type(model).__name__, modules=set(modules), device=device)
     return convert(model, lambda name, module: plan.arithmetic(name)).line()
 
 

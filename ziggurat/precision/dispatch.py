@@ -35,7 +35,10 @@ from ziggurat.precision.product_errors import measure_errors, measure_speedups
 
 MAX_ERROR = 0.2
 MIN_SPEEDUP = 1.05
-_WAYS_OUT = ("make one here: ziggurat numerics dispatch RUN --out dispatch.json", "--training.precision fp32")
+_WAYS_OUT = (
+    "make one here: ziggurat numerics dispatch RUN --out dispatch.json",
+    "--training.precision fp32, without --training.dispatch",
+)
 DISPATCH = Format(name="ziggurat.dispatch", what="a dispatch of dense products", ways_out=_WAYS_OUT, error=ConfigError)
 
 
@@ -96,6 +99,12 @@ class DispatchPlan:
         }
         facts = {"model": self.model, "machine": self.machine, "missing": self.missing, "choices": choices}
         return DISPATCH.write(path, facts)
+
+    @staticmethod
+    def takes_fast_kernels(path: str | Path) -> bool:
+        """Return whether a file lets any product be computed by another kernel than FP32."""
+        choices = DISPATCH.read(path)["choices"].values()
+        return any(each["kernel"] != ProductKernel.FP32.name for found in choices for each in found.values())
 
     @classmethod
     def read(cls, path: str | Path, *, model: str, modules: set[str], device: torch.device) -> DispatchPlan:

@@ -49,6 +49,7 @@ from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data, refuse_other_vocabularies
+from ziggurat.runs.dispatched import by_kept_dispatch, keep_dispatch
 from ziggurat.runs.display import metrics_html, plot_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.kept_frames import frames_by_split, keep_frames, with_kept_frames
@@ -281,6 +282,9 @@ def train_run(
             ranks.on_first(lambda: keep_frames(frames, run=run))
         progress = KeptProgress(progress, path=run.said)
         has_begun = ranks.on_first(run.has_begun)
+        is_given = any(change.setting == "training.dispatch" for change in changes or ())
+        ranks.on_first(lambda: keep_dispatch(config, run, has_begun=has_begun, is_given=is_given))
+        config = by_kept_dispatch(config, run)
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
             progress.say(sources_text(run, changes))

@@ -494,7 +494,7 @@ def load_run(
         precision = Precision.FP32
         if ranks is None or ranks.is_first:
             _say_other_products(run.path.absolute(), config.training.precision)
-    _refuse_other_precisions(precision)
+    _refuse_other_precisions(precision, run)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     refuse_other_vocabularies(run)
     preprocessing = load_preprocessing(run.preprocessing)
@@ -506,7 +506,7 @@ def load_run(
     how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
     model = build_model(settings, inputs, seed=config.training.seed, **how)
     model.to(place)  # before its tables take memory; the checkpoint fills them
-    take_precision(model, precision)  # before it is parallel
+    take_precision(model, precision, dispatch=str(run.dispatch))  # before it is parallel
     store = checkpoints_of(run, config)
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
@@ -536,7 +536,7 @@ def load_run(
 @functools.cache  # a study loads a run many times, and one line is enough
 def _say_other_products(folder: Path, trained: Precision) -> None:
     """Say that the numbers of a loaded run differ from those that its training printed."""
-    if trained.arithmetic is not None:
+    if trained.arithmetic is not None or trained.is_dispatched:
         _log.warning(
             "%s: computed in FP32; the run was trained with products in %s (ziggurat evaluate --precision %s computes "
             "in it, as does load_run(folder, precision=Precision(%r)))",
@@ -547,10 +547,19 @@ def _say_other_products(folder: Path, trained: Precision) -> None:
         )
 
 
-def _refuse_other_precisions(precision: Precision) -> None:
+def _refuse_other_precisions(precision: Precision, run: RunFolder) -> None:
     """A run is scored in FP32, but for the operands of products: autocast, TF32 and measurements belong to training."""
     if precision is Precision.FP32 or precision.arithmetic is not None:
         return
+    if precision.is_dispatched:
+        if run.dispatch.exists():
+            return
+        raise ConfigError(
+            expected="a run that was trained with precision dispatch, which keeps its kernels",
+            found=f"no {run.dispatch}",
+            where="precision of a loaded run",
+            ways_out="--precision fp32, which is what leaving it out means",
+        )
     known = [str(each) for each in Precision if each is Precision.FP32 or each.arithmetic is not None]
     bf16 = ("--precision bf16_emulated: products of BF16 operands",) if precision is Precision.BF16 else ()
     raise ConfigError(

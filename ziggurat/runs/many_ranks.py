@@ -28,6 +28,7 @@ from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.dispatched import content_of
 from ziggurat.runs.fingerprint import fingerprint
 from ziggurat.runs.planning.tower_size import choose_tower_size, cluster_of_ranks
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder
@@ -92,7 +93,7 @@ class Ranks:
             kinds = self._agreement.everywhere(lambda: choose_device(config.device).device.type)
             stated["--device, as chosen"] = kinds[self._agreement.rank]
             settled = fingerprint(config) | ({} if plan is None else flattened(plan, prefix="plan"))
-            require_equal(settled | stated, where="settings, before anything is read")
+            require_equal(settled | content_of(config) | stated, where="settings, before anything is read")
         if config.parallel.context > 1 and not self.are_many:
             raise ConfigError(
                 expected="several ranks to divide histories between them",

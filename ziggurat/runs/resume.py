@@ -52,6 +52,7 @@ MAY_CHANGE = (
     # what computes: other sums are rounded otherwise, and mean the same
     "training.threads",
     "training.precision",
+    "training.dispatch",  # its content is compared apart (`dispatched.py`)
     "training.compile",
     "training.step-graph",
     "device",

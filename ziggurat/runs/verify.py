@@ -19,6 +19,7 @@ from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
 from ziggurat.plan import Plan
+from ziggurat.precision.dispatch import DISPATCH
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.data_record import refuse_other_vocabularies
@@ -92,6 +93,7 @@ def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:
     optional: list[tuple[Path, Callable[[Path], object]]] = [
         (run.startup, STARTUP.read),
         (run.plan, Plan.load),
+        (run.dispatch, DISPATCH.read),
         (run.traffic, TRAFFIC.read),
         (run.data, lambda path: refuse_other_vocabularies(run)),
         *((path, EVALUATION.read) for path in sorted((run.path / "evaluations").glob("*.json"))),

@@ -7,6 +7,7 @@ runs/movielens_dlrm/
   preprocessing/     schema, vocabularies and statistics, as fitted
   startup.json       machine, versions, kernels and precision chosen, and why
   plan.json          where each table is; on many ranks
+  dispatch.json      the kernel of each dense product; where precision dispatch was asked for
   traffic.json       bytes and messages a step by kind of link, counted; on many ranks
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
@@ -132,6 +133,7 @@ def read_evaluation(path: Path) -> Evaluated:
 
 _NAMES = {
     *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
+    "dispatch.json",
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
     *("quarantine", "non_finite", ".lock", "run.log", "raw", "probe"),
     "versus_baseline.json",
@@ -255,6 +257,11 @@ class RunFolder:
     def plan(self) -> Path:
         """The file on where the tables of a run on many ranks were."""
         return self.path / "plan.json"
+
+    @property
+    def dispatch(self) -> Path:
+        """The kernel of each dense product, as training began with it."""
+        return self.path / "dispatch.json"
 
     @property
     def traffic(self) -> Path:
