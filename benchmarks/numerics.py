@@ -1,6 +1,13 @@
-"""Claim: formats of few bits lose what independent code measured.
+"""Claim: formats of few bits lose what independent code measured, and dispatch is no slower than the best precision.
 
     qsnr       error of formats on normal vectors of unlike sizes, against a table that independent code measured
+    step       a training step whose products are rounded, as a multiple of the time of an FP32 step
+    dispatch   a training step by dispatch of its products, against the fastest single precision
+    probe      what the statistics of products cost, as a share of a step at the interval that the hook has by default
+
+Steps are those of the benchmark models (`workload.py`), 2,048 samples on one thread. All contestants of a model live in
+one process and take turns of one step, in an order that rotates; a ratio is the median over rounds. What is counted is
+CPU time, because on a core that is shared the clock tells the time of others.
 
 A part is a function that adds cases to a report, listed in `PARTS`.
 """
@@ -8,14 +15,24 @@ A part is a function that adds cases to a report, listed in `PARTS`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
-from benchmarks.harness import chosen, say
-from benchmarks.report import Report
+from benchmarks.harness import chosen, percentiles, say
+from benchmarks.ours import OurContestant
+from benchmarks.report import Report, by_round
+from benchmarks.workload import ModelKind, Workload
+from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.qsnr import NUM_VECTORS, measure_qsnr
+from ziggurat.precision.dispatch import plan_dispatch
+from ziggurat.training.hooks.probe_products import ProbeProducts
 
 # dB of 10,000 vectors of 1,024 numbers whose sizes are |N(0, 1)|, by independent code.
 PUBLISHED_QSNR = {
@@ -37,6 +54,14 @@ PUBLISHED_QSNR = {
     "mx4": 15.8,
 }
 MAX_QSNR_DIFFERENCE = 0.2
+MODELS = (ModelKind.DLRM, ModelKind.DCN_V2, ModelKind.WUKONG)
+ROUNDED = ("mx9", "mx6", "fp8_rowwise", "bf16_emulated")
+SINGLE = ("fp32", "bf16")
+MAX_ROUNDED_TIME = 1.6
+MIN_DISPATCH_SPEED = 0.98
+MAX_PROBE_SHARE = 0.01
+PROBED_BATCHES = 4
+UNIT = "samples/CPU s"
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -55,7 +80,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
         options.rounds = min(options.rounds, 3)
     report = Report(
         benchmark="numerics",
-        claim="Formats of dense products: their error.",
+        claim="Formats of dense products: error, time of a training step, dispatch, and the cost of a probe.",
         command=f"ziggurat bench numerics --parts {options.parts} --rounds {options.rounds}",
     )
     threads = torch.get_num_threads()
@@ -92,7 +117,125 @@ def measure_formats(report: Report, rounds: int, quick: bool) -> None:
     report.tables.append("\n".join(rows))
 
 
+def measure_steps(report: Report, rounds: int, quick: bool) -> None:
+    """Measure training steps with rounded products against FP32 steps."""
+    for model in MODELS[:1] if quick else MODELS:
+        workload = workload_of(model)
+        contestants = {name: contestant(workload, precision=name) for name in ("fp32", *ROUNDED)}
+        rates = rates_in_turns({name: each.run for name, each in contestants.items()}, rounds=rounds)
+        for name in ROUNDED:
+            case = by_round(
+                f"{model.value}_step_{name}",
+                ours=(name, rates[name]),
+                peer=("fp32", rates["fp32"]),
+                goal=1 / MAX_ROUNDED_TIME,
+                unit=UNIT,
+            )
+            report.cases.append(case)
+            say(f"  {case.name}: {1 / case.ratio:.2f} times the time of FP32 {case.verdict}")
+
+
+def measure_dispatch(report: Report, rounds: int, quick: bool) -> None:
+    """Measure training steps by dispatch against those of the fastest single precision."""
+    for model in MODELS[:1] if quick else MODELS:
+        workload = workload_of(model)
+        contestants = {name: contestant(workload, precision=name) for name in SINGLE}
+        with tempfile.TemporaryDirectory() as folder:
+            path = plan_of(contestants["fp32"], Path(folder) / "dispatch.json", report=report)
+            contestants["dispatch"] = contestant(workload, precision="dispatch", dispatch=str(path))
+        # The same program twice: what their ratio differs from 1 by is the error of this measurement.
+        contestants["fp32 again"] = contestant(workload, precision="fp32")
+        rates = rates_in_turns({name: each.run for name, each in contestants.items()}, rounds=rounds)
+        best = max(SINGLE, key=lambda name: statistics.median(rates[name]))
+        for name, ours, peer, goal in (
+            (f"{model.value}_dispatch_speed", "dispatch", best, MIN_DISPATCH_SPEED),
+            (f"{model.value}_fp32_again_speed", "fp32 again", "fp32", 0.0),
+        ):
+            case = by_round(name, ours=(ours, rates[ours]), peer=(peer, rates[peer]), goal=goal, unit=UNIT)
+            report.cases.append(case)
+            say(f"  {case.name}: {case.ratio:.3f} of {peer} {case.verdict}")
+
+
+def measure_probe(report: Report, rounds: int, quick: bool) -> None:
+    """Measure what a look at all products costs, as a share of the steps from one look to the next."""
+    every = ProbeProducts().every
+    for model in MODELS[:1] if quick else MODELS:
+        trained = contestant(workload_of(model), precision="fp32")
+        probe = ModelProbe(trained.model)
+
+        def look(count: int, probe: ModelProbe = probe, trained: OurContestant = trained) -> float:
+            for _ in range(count):
+                probe.take(trained.batches[0][0])
+            return 0.0
+
+        rates = rates_in_turns({"step": trained.run, "probe": look}, rounds=rounds)
+        shares = [step / looked / every for step, looked in zip(rates["step"], rates["probe"], strict=True)]
+        low, high = percentiles(shares)
+        share = statistics.median(shares)
+        verdict = "met" if share <= MAX_PROBE_SHARE else "missed"
+        report.figures.append(
+            {
+                "name": f"{model.value}_probe_share",
+                "ours": share,
+                "p10": low,
+                "p90": high,
+                "limit": MAX_PROBE_SHARE,
+                "every": every,
+                "unit": "of the CPU time of steps",
+                "verdict": verdict,
+            }
+        )
+        report.notes.append(f"{model.value}: a probe each {every} steps costs {share:.2%} of them ({verdict})")
+        say(f"  {report.notes[-1]}")
+
+
+def workload_of(model: ModelKind) -> Workload:
+    """Return what a model trains on: few batches and small tables, since all contestants live in one process."""
+    return Workload(model=model, num_batches=4, num_rows=20_000)
+
+
+def contestant(workload: Workload, **settings: object) -> OurContestant:
+    """Build a contestant that computes eagerly."""
+    return OurContestant(workload, {"compile": "off", **settings})
+
+
+def plan_of(trained: OurContestant, path: Path, *, report: Report) -> Path:
+    """Probe a model on a few batches, choose kernels for its products, and write the choices."""
+    probe = ModelProbe(trained.model)
+    for label_sets in trained.batches[:PROBED_BATCHES]:
+        probe.take(label_sets[0])
+    plan = plan_dispatch(probe.record, device=torch.device("cpu"))
+    kernels = Counter(choice.kernel for found in plan.choices.values() for choice in found.values())
+    chosen_kernels = ", ".join(f"{name} in {count}" for name, count in kernels.items())
+    missing = "; ".join(f"{name}: {why}" for name, why in plan.missing.items()) or "none"
+    report.notes.append(f"{plan.model}: kernels of products and directions: {chosen_kernels}; missing: {missing}")
+    return plan.write(path)
+
+
+def rates_in_turns(actions: Mapping[str, Callable[[int], float]], *, rounds: int) -> dict[str, list[float]]:
+    """Run contestants one step at a time, in an order that rotates; return samples a CPU second, by round.
+
+    Args:
+        actions: make as many steps as they are told.
+        rounds: that count; one before them warms up.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
+    for number in range(1 + rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            begin_s = time.process_time()
+            actions[name](1)
+            seconds = time.process_time() - begin_s
+            if number:
+                rates[name].append(Workload().batch_size / seconds)
+    return rates
+
+
 # A part adds its cases to the report; it is told how many turns count, and whether the run is a quick one.
 PARTS: dict[str, Callable[[Report, int, bool], None]] = {
     "qsnr": measure_formats,
+    "step": measure_steps,
+    "dispatch": measure_dispatch,
+    "probe": measure_probe,
 }

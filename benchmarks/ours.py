@@ -1,8 +1,8 @@
 """Our own contestant: `build_model` and the trainer's `TrainStep`, nothing re-implemented. A worker like the peers.
 
 Settings, all optional; what is left out is what `TrainingConfig` and `EmbeddingConfig` say, which is what recipes use:
-`precision` "auto" | "fp32" | "bf16", `compile` "off" | "default" | "max_autotune", `step_graph` "auto" | "on" | "off",
-`kernel` of the tables, and `mode`:
+`precision` "auto" | "fp32" | "bf16" | …, `dispatch` (the file of precision "dispatch"),
+`compile` "off" | "default" | "max_autotune", `step_graph` "auto" | "on" | "off", `kernel` of the tables, and `mode`:
 
     "train"     TrainStep on batches in memory
     "score"     `scores_of`, what evaluate and predict run
@@ -123,7 +123,8 @@ def training_config(workload: Workload, settings: dict[str, object]) -> Training
         loader=LoaderConfig(batch_size=workload.batch_size),
     )
     if "precision" in settings:
-        config = replace(config, precision=Precision(str(settings["precision"])))
+        precision = Precision(str(settings["precision"]))
+        config = replace(config, precision=precision, dispatch=str(settings.get("dispatch", "")))
     if "compile" in settings:
         config = replace(config, compile=Compile(str(settings["compile"])))
     if "step_graph" in settings:

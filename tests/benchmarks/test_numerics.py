@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import numerics
+from benchmarks.ours import OurContestant
 from benchmarks.report import Report
+from benchmarks.workload import Workload
 from ziggurat.errors import ConfigError
+from ziggurat.precision.dispatch import DISPATCH
 
 
 def test_errors_of_formats_agree_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +25,26 @@ def test_errors_of_formats_agree_with_the_table(monkeypatch: pytest.MonkeyPatch)
 def test_a_part_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="qsnr"):
         numerics.run(options=numerics.parse_options(["--parts", "gears"]))
+
+
+def test_turns_rotate_and_the_first_does_not_count() -> None:
+    order = list[str]()
+
+    def step(name: str) -> float:
+        order.append(name)
+        return float(sum(range(10_000)))
+
+    rates = numerics.rates_in_turns({"a": lambda count: step("a"), "b": lambda count: step("b")}, rounds=2)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert {name: len(found) for name, found in rates.items()} == {"a": 2, "b": 2}
+
+
+def test_a_contestant_trains_by_the_kernels_that_were_chosen_for_its_model(tmp_path: Path) -> None:
+    workload = Workload(batch_size=64, num_rows=100, num_batches=1)
+    trained = OurContestant(workload, {"precision": "fp32", "compile": "off"})
+    report = Report(benchmark="numerics", claim="", command="")
+    path = numerics.plan_of(trained, tmp_path / "dispatch.json", report=report)
+    assert DISPATCH.read(path)["model"] == "DLRM"
+    assert "kernels of products" in report.notes[0]
+    dispatched = OurContestant(workload, {"precision": "dispatch", "dispatch": str(path), "compile": "off"})
+    assert dispatched.run(1) == pytest.approx(trained.run(1), rel=0.05)
