@@ -73,6 +73,18 @@ def test_products_in_fp32_alone_stay_native_and_broadcast_gradients_are_summed()
     torch.testing.assert_close(right.grad, left.sum(dim=(0, 1))[:, None].expand(4, 2))
 
 
+def test_a_kernel_that_does_not_take_a_shape_gives_way_to_fp32_and_says_so_once() -> None:
+    arithmetic = DispatchedArithmetic({Direction.FORWARD: ProductKernel.named("int8")}, module="top.layers.0")
+    left, right = torch.randn(4, 7), torch.randn(7, 8)
+    for _ in range(2):
+        assert arithmetic.matmul(left, right).equal(left @ right)
+    assert arithmetic.take_news() == [
+        "dispatch: top.layers.0, forward: FP32 in place of int8, width 7 is no multiple of 8"
+    ]
+    assert not arithmetic.matmul(torch.randn(4, 8), torch.randn(8, 8)).isnan().any()
+    assert not arithmetic.take_news()
+
+
 def test_plan_measures_every_product_and_is_read_as_written(tmp_path: Path) -> None:
     record = ProbeRecord(model="DNN")
     for name in ("layer", "layer#2"):

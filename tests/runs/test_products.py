@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.hooks.probe_products import ProbeProducts
+from ziggurat.training.report.progress import LineProgress
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,17 @@ def test_resumed_run_goes_on_by_the_dispatch_that_it_kept(folder: Path, tmp_path
         dataclasses.replace(stored, training=dataclasses.replace(stored.training, epochs=2)), folder=run, resume=True
     )
     assert resumed.evaluations["valid"].metrics == whole.evaluations["valid"].metrics
+
+
+def test_a_run_says_which_products_fell_back_to_fp32(folder: Path, tmp_path: Path) -> None:
+    file = write_plan(folder, tmp_path / "dispatch.json", kernel="int8")
+    zg.train_run(
+        changed(folder, precision=Precision.DISPATCH, dispatch=str(file), epochs=1),
+        folder=tmp_path / "run",
+        progress=LineProgress(io.StringIO()),
+    )
+    said = (tmp_path / "run" / "run.log").read_text()
+    assert "FP32 in place of int8, width 1 is no multiple of 8" in said
 
 
 def on_ranks(rank: int, folder: str, dispatch: str, other: str, out: str) -> str:

@@ -166,7 +166,16 @@ def _take_dispatch(model: Model, path: str, *, is_parallel: bool) -> str:
         )
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     plan = DispatchPlan.read(path, model=type(model).__name__, modules=set(modules), device=device)
-    return convert(model, lambda name, module: plan.arithmetic(name)).line()
+    converted = convert(model, lambda name, module: plan.arithmetic(name))
+    for arithmetic in dispatched_arithmetics(model):
+        arithmetic.take_news()  # of the trial products of the conversion
+    return converted.line()
+
+
+def dispatched_arithmetics(model: Model) -> list[DispatchedArithmetic]:
+    """Return the arithmetics of a model that compute by kernels of a file."""
+    found = [module.arithmetic for module in model.modules() if isinstance(module, DenseProducts)]
+    return [each for each in found if isinstance(each, DispatchedArithmetic)]
 
 
 def unreached_products(model: Model) -> tuple[dict[str, str], dict[str, str]]:

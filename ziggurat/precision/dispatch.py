@@ -89,7 +89,7 @@ class DispatchPlan:
         kernels = {each: ProductKernel.named(choice.kernel) for each, choice in self.choices.get(module, {}).items()}
         if all(kernel is ProductKernel.FP32 for kernel in kernels.values()):
             return NATIVE
-        return DispatchedArithmetic(kernels)
+        return DispatchedArithmetic(kernels, module=module)
 
     def write(self, path: str | Path) -> Path:
         """Write a file."""
@@ -141,19 +141,37 @@ class DispatchedArithmetic(Arithmetic):
 
     Args:
         kernels: by direction; FP32 where there is none.
+        module: whose products these are, for messages.
     """
 
     name = "dispatch"
 
-    def __init__(self, kernels: Mapping[Direction, ProductKernel]) -> None:
+    def __init__(self, kernels: Mapping[Direction, ProductKernel], *, module: str = "") -> None:
         self._kernels = {each: kernels.get(each, ProductKernel.FP32) for each in Direction}
+        self._module = module
+        self._said = set[str]()
+        self._news = list[str]()
+
+    def take_news(self) -> list[str]:
+        """Return which products were computed in FP32 since the last call, each reason once; not those compiled."""
+        news = self._news
+        self._news = []
+        return news
 
     def multiply(self, direction: Direction, left: Tensor, right: Tensor) -> Tensor:
         """Multiply by the kernel of a direction, or in FP32 where it does not take the shapes (a last, small batch)."""
         kernel = self._kernels[direction]
-        if kernel.refuses(tuple(left.shape), tuple(right.shape)):
+        if why := kernel.refuses(tuple(left.shape), tuple(right.shape)):
+            # What is compiled may change nothing outside of itself.
+            if not torch.compiler.is_compiling():
+                self._say(f"{self._module}, {direction.value.replace('_', ' ')}: FP32 in place of {kernel}, {why}")
             kernel = ProductKernel.FP32
         return kernel.multiply(left, right)
+
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._news.append(f"dispatch: {line}")
 
     def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
         """Multiply matrices; leading dims are broadcast."""

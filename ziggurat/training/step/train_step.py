@@ -32,7 +32,7 @@ from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm, refuse_lone_sample
 from ziggurat.models.contract.losses import take_bad_loss
 from ziggurat.models.contract.outputs_check import checked_outputs
-from ziggurat.models.converted import take_precision
+from ziggurat.models.converted import dispatched_arithmetics, take_precision
 from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import DenseForward, DenseParallelism, ShardedNetwork, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
@@ -90,6 +90,7 @@ class TrainStep:
         self.products = take_precision(
             model, self.precision, is_parallel=parallel is not None, dispatch=config.dispatch
         )
+        self._dispatched = dispatched_arithmetics(model)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         if isinstance(model.slots.network, ShardedNetwork):
             model.slots.network.reshard()  # optimizers hold parts, also where the model has been evaluated before
@@ -226,6 +227,8 @@ class TrainStep:
         """Return what has been decided about steps since the last call, for people."""
         news = self._news
         self._news = []
+        for arithmetic in self._dispatched:
+            news += arithmetic.take_news()
         return news if self.graph is None else news + self.graph.take_news()
 
     def zero_grad(self) -> None:
