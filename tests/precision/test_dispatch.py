@@ -64,6 +64,24 @@ def test_each_direction_computes_by_its_own_kernel() -> None:
     assert not right.grad.equal(left.detach().t() @ gradient)
 
 
+def test_operands_of_one_kernel_are_converted_once_and_give_the_same_bits() -> None:
+    arithmetic = plan(forward="bf16", input_gradient="bf16", weight_gradient="bf16").arithmetic("layer")
+    left, weight = torch.randn(3, 32, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True)
+    gradient = torch.randn(3, 32, 8)
+    product = arithmetic.matmul(left, weight.t())
+    saved = product.grad_fn.saved_tensors  # type: ignore[union-attr]
+    assert {each.dtype for each in saved} == {torch.bfloat16}
+    product.backward(gradient)
+    multiply = ProductKernel.named("bf16").multiply
+    rows, right = left.detach(), weight.detach().t()
+    assert product.equal(multiply(rows, right))
+    assert left.grad is not None
+    assert left.grad.dtype is torch.float32
+    assert left.grad.equal(multiply(gradient, right.mT))
+    assert weight.grad is not None
+    assert weight.grad.equal(multiply(rows.mT, gradient).sum_to_size(right.shape).t())
+
+
 def test_products_in_fp32_alone_stay_native_and_broadcast_gradients_are_summed() -> None:
     assert plan(forward="fp32", input_gradient="fp32", weight_gradient="fp32").arithmetic("layer") is NATIVE
     assert plan(forward="bf16").arithmetic("another") is NATIVE

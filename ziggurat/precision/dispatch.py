@@ -168,6 +168,12 @@ class DispatchedArithmetic(Arithmetic):
             kernel = ProductKernel.FP32
         return kernel.multiply(left, right)
 
+    def prepared(self, operand: Tensor, first: Direction, second: Direction) -> Tensor:
+        """Return an operand as the kernel of both directions takes it, converted once; as it is where they differ."""
+        kernel = self._kernels[first]
+        takes_all_shapes = type(kernel).refuses is ProductKernel.refuses
+        return kernel.prepared(operand) if kernel is self._kernels[second] and takes_all_shapes else operand
+
     def _say(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
@@ -185,6 +191,8 @@ class _DispatchedCtx(SavedCtx, Protocol):
 class _DispatchedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _DispatchedCtx, left: Tensor, right: Tensor, arithmetic: DispatchedArithmetic) -> Tensor:
+        left = arithmetic.prepared(left, Direction.FORWARD, Direction.WEIGHT_GRADIENT)
+        right = arithmetic.prepared(right, Direction.FORWARD, Direction.INPUT_GRADIENT)
         ctx.save_for_backward(left, right)
         ctx.arithmetic = arithmetic
         return arithmetic.multiply(Direction.FORWARD, left, right)
@@ -194,6 +202,7 @@ class _DispatchedProduct(torch.autograd.Function):
     def backward(ctx: _DispatchedCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         left, right = ctx.saved_tensors
         multiply = ctx.arithmetic.multiply
+        gradient = ctx.arithmetic.prepared(gradient, Direction.INPUT_GRADIENT, Direction.WEIGHT_GRADIENT)
         of_left = of_right = None
         if ctx.needs_input_grad[0]:
             of_left = multiply(Direction.INPUT_GRADIENT, gradient, right.mT).sum_to_size(left.shape)

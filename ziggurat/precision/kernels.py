@@ -46,6 +46,13 @@ class ProductKernel(Specification, kind="product kernel"):
         """Return why it cannot multiply matrices of these shapes; "" if it can."""
         return ""
 
+    def prepared(self, operand: Tensor) -> Tensor:
+        """Return an operand in the form that `multiply` makes of it first, which it takes as well.
+
+        An operand of several products is then converted once. Only for kernels that take all shapes.
+        """
+        return operand
+
     @abstractmethod
     def multiply(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
         """Multiply; leading dims are broadcast."""
@@ -60,6 +67,9 @@ class _FP32(ProductKernel):
 
 class _BF16(ProductKernel):
     name = "bf16"
+
+    def prepared(self, operand: Tensor) -> Tensor:
+        return operand.bfloat16()
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.matmul(left.bfloat16(), right.bfloat16()).float()
