@@ -54,7 +54,7 @@ PUBLISHED_QSNR = {
     "mx4": 15.8,
 }
 MAX_QSNR_DIFFERENCE = 0.2
-MODELS = (ModelKind.DLRM, ModelKind.DCN_V2, ModelKind.WUKONG)
+MODELS = (ModelKind.DLRM.value, ModelKind.DCN_V2.value, ModelKind.WUKONG.value)
 ROUNDED = ("mx9", "mx6", "fp8_rowwise", "bf16_emulated")
 SINGLE = ("fp32", "bf16")
 MAX_ROUNDED_TIME = 1.6
@@ -69,7 +69,12 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ziggurat bench numerics", description=__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"comma separated (default: {','.join(PARTS)})")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant that count")
-    return parser.parse_args(arguments)
+    models = ",".join(MODELS)
+    parser.add_argument("--models", default=models, help=f"whose steps are timed, comma separated (default: {models})")
+    options = parser.parse_args(arguments)
+    options.models = chosen(options.models, known=MODELS, option="ziggurat bench numerics --models")
+    options.vectors = NUM_VECTORS
+    return options
 
 
 def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
@@ -78,27 +83,29 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     parts = chosen(options.parts, known=list(PARTS), option="ziggurat bench numerics --parts")
     if quick:
         options.rounds = min(options.rounds, 3)
+        options.models = options.models[:1]
+        options.vectors = 1_500
     report = Report(
         benchmark="numerics",
         claim="Formats of dense products: error, time of a training step, dispatch, and the cost of a probe.",
-        command=f"ziggurat bench numerics --parts {options.parts} --rounds {options.rounds}",
+        command=f"ziggurat bench numerics --parts {options.parts} --models {','.join(options.models)} "
+        f"--rounds {options.rounds}",
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for name in parts:
             say(f"  {name}")
-            PARTS[name](report, options.rounds, quick)
+            PARTS[name](report, options)
     finally:
         torch.set_num_threads(threads)
     return report
 
 
-def measure_formats(report: Report, rounds: int, quick: bool) -> None:
+def measure_formats(report: Report, options: argparse.Namespace) -> None:
     """Measure the error of formats, and compare it with a table."""
-    del rounds
     formats = [BlockFormat.named(name) for name in PUBLISHED_QSNR]
-    measured = measure_qsnr(formats, num_vectors=1_500 if quick else NUM_VECTORS)
+    measured = measure_qsnr(formats, num_vectors=options.vectors)
     rows = ["| format | QSNR, dB | table | difference |", "|---|---:|---:|---:|"]
     for format, found in zip(formats, measured, strict=True):
         published = PUBLISHED_QSNR[format.name]
@@ -117,15 +124,15 @@ def measure_formats(report: Report, rounds: int, quick: bool) -> None:
     report.tables.append("\n".join(rows))
 
 
-def measure_steps(report: Report, rounds: int, quick: bool) -> None:
+def measure_steps(report: Report, options: argparse.Namespace) -> None:
     """Measure training steps with rounded products against FP32 steps."""
-    for model in MODELS[:1] if quick else MODELS:
+    for model in options.models:
         workload = workload_of(model)
         contestants = {name: contestant(workload, precision=name) for name in ("fp32", *ROUNDED)}
-        rates = rates_in_turns({name: each.run for name, each in contestants.items()}, rounds=rounds)
+        rates = rates_in_turns({name: each.run for name, each in contestants.items()}, rounds=options.rounds)
         for name in ROUNDED:
             case = by_round(
-                f"{model.value}_step_{name}",
+                f"{model}_step_{name}",
                 ours=(name, rates[name]),
                 peer=("fp32", rates["fp32"]),
                 goal=1 / MAX_ROUNDED_TIME,
@@ -135,9 +142,9 @@ def measure_steps(report: Report, rounds: int, quick: bool) -> None:
             say(f"  {case.name}: {1 / case.ratio:.2f} times the time of FP32 {case.verdict}")
 
 
-def measure_dispatch(report: Report, rounds: int, quick: bool) -> None:
+def measure_dispatch(report: Report, options: argparse.Namespace) -> None:
     """Measure training steps by dispatch against those of the fastest single precision."""
-    for model in MODELS[:1] if quick else MODELS:
+    for model in options.models:
         workload = workload_of(model)
         contestants = {name: contestant(workload, precision=name) for name in SINGLE}
         with tempfile.TemporaryDirectory() as folder:
@@ -145,21 +152,21 @@ def measure_dispatch(report: Report, rounds: int, quick: bool) -> None:
             contestants["dispatch"] = contestant(workload, precision="dispatch", dispatch=str(path))
         # The same program twice: what their ratio differs from 1 by is the error of this measurement.
         contestants["fp32 again"] = contestant(workload, precision="fp32")
-        rates = rates_in_turns({name: each.run for name, each in contestants.items()}, rounds=rounds)
+        rates = rates_in_turns({name: each.run for name, each in contestants.items()}, rounds=options.rounds)
         best = max(SINGLE, key=lambda name: statistics.median(rates[name]))
         for name, ours, peer, goal in (
-            (f"{model.value}_dispatch_speed", "dispatch", best, MIN_DISPATCH_SPEED),
-            (f"{model.value}_fp32_again_speed", "fp32 again", "fp32", 0.0),
+            (f"{model}_dispatch_speed", "dispatch", best, MIN_DISPATCH_SPEED),
+            (f"{model}_fp32_again_speed", "fp32 again", "fp32", 0.0),
         ):
             case = by_round(name, ours=(ours, rates[ours]), peer=(peer, rates[peer]), goal=goal, unit=UNIT)
             report.cases.append(case)
             say(f"  {case.name}: {case.ratio:.3f} of {peer} {case.verdict}")
 
 
-def measure_probe(report: Report, rounds: int, quick: bool) -> None:
+def measure_probe(report: Report, options: argparse.Namespace) -> None:
     """Measure what a look at all products costs, as a share of the steps from one look to the next."""
     every = ProbeProducts().every
-    for model in MODELS[:1] if quick else MODELS:
+    for model in options.models:
         trained = contestant(workload_of(model), precision="fp32")
         probe = ModelProbe(trained.model)
 
@@ -168,14 +175,14 @@ def measure_probe(report: Report, rounds: int, quick: bool) -> None:
                 probe.take(trained.batches[0][0])
             return 0.0
 
-        rates = rates_in_turns({"step": trained.run, "probe": look}, rounds=rounds)
+        rates = rates_in_turns({"step": trained.run, "probe": look}, rounds=options.rounds)
         shares = [step / looked / every for step, looked in zip(rates["step"], rates["probe"], strict=True)]
         low, high = percentiles(shares)
         share = statistics.median(shares)
         verdict = "met" if share <= MAX_PROBE_SHARE else "missed"
         report.figures.append(
             {
-                "name": f"{model.value}_probe_share",
+                "name": f"{model}_probe_share",
                 "ours": share,
                 "p10": low,
                 "p90": high,
@@ -185,13 +192,13 @@ def measure_probe(report: Report, rounds: int, quick: bool) -> None:
                 "verdict": verdict,
             }
         )
-        report.notes.append(f"{model.value}: a probe each {every} steps costs {share:.2%} of them ({verdict})")
+        report.notes.append(f"{model}: a probe each {every} steps costs {share:.2%} of them ({verdict})")
         say(f"  {report.notes[-1]}")
 
 
-def workload_of(model: ModelKind) -> Workload:
+def workload_of(model: str) -> Workload:
     """Return what a model trains on: few batches and small tables, since all contestants live in one process."""
-    return Workload(model=model, num_batches=4, num_rows=20_000)
+    return Workload(model=ModelKind(model), num_batches=4, num_rows=20_000)
 
 
 def contestant(workload: Workload, **settings: object) -> OurContestant:
@@ -232,8 +239,8 @@ def rates_in_turns(actions: Mapping[str, Callable[[int], float]], *, rounds: int
     return rates
 
 
-# A part adds its cases to the report; it is told how many turns count, and whether the run is a quick one.
-PARTS: dict[str, Callable[[Report, int, bool], None]] = {
+# A part adds its cases to the report, by the options of the command line.
+PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "qsnr": measure_formats,
     "step": measure_steps,
     "dispatch": measure_dispatch,

@@ -17,7 +17,9 @@ from ziggurat.precision.dispatch import DISPATCH
 def test_errors_of_formats_agree_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     report = Report(benchmark="numerics", claim="", command="")
     monkeypatch.setattr(numerics, "PUBLISHED_QSNR", {"mx9": 46.6, "mx6": 30.0})
-    numerics.measure_formats(report, 1, True)
+    options = numerics.parse_options([])
+    options.vectors = 500
+    numerics.measure_formats(report, options)
     verdicts = {case["name"]: case["verdict"] for case in report.figures}
     assert verdicts == {"qsnr_mx9_normal": "met", "qsnr_mx6_normal": "missed"}
 
