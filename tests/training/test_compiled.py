@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -47,6 +50,40 @@ def test_the_report_says_whether_graphs_are_taken() -> None:
     assert _compile_line(step) == "cuda_graphs (full batches as CUDA graphs, others eagerly)"
     step.config.compile = Compile.DEFAULT
     assert _compile_line(step) == "default"
+
+
+SCRIPT = """
+import sys
+import torch
+from tests.training.test_late_steps import MODEL, settings
+from tests.training.tiny import tiny_dataset, tiny_inputs
+from ziggurat.models import build_model
+from ziggurat.training.trainer import Trainer
+model = build_model(MODEL, tiny_inputs(), seed=0)
+Trainer(model, config=settings(compile="default"), train=tiny_dataset(64), folder=sys.argv[1]).fit()
+from torch._dynamo.utils import counters
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_start_takes_the_compiled_network_from_the_cache_folder(tmp_path: Path) -> None:
+    own = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    given = {name: value for name, value in os.environ.items() if name not in own}
+    given["ZIGGURAT_CACHE"] = str(tmp_path / "cache")
+    found = []
+    for number in range(2):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / f"run{number}")]
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=given, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(sum(int(line.split()[0]) for line in done.stdout.splitlines()[-2:]))
+        misses = sum(int(line.split()[1]) for line in done.stdout.splitlines()[-2:])
+        assert bool(misses) is not bool(number), done.stdout
+    assert found[0] == 0
+    assert found[1] >= 1
+    assert any(each.is_file() for each in (tmp_path / "cache" / "inductor").rglob("*"))
 
 
 class Told(NoProgress):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ziggurat.cache import keep_compiled_code
 from ziggurat.ops.cpp_build import CppLibrary
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -88,6 +89,7 @@ def kernels_or_reason(module: str) -> tuple[Any, str]:
 
 @functools.cache
 def _imported(module: str) -> tuple[Any, str]:
+    keep_compiled_code()  # before a first kernel is compiled, so that all lie in one place, whoever asks first
     try:
         return importlib.import_module(module), ""
     except ImportError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ziggurat.cache import cache_folder
+from ziggurat.cache import cache_folder, compiled_code_line
 from ziggurat.numerics.kernel import block_format_kernel
 from ziggurat.ops.attention.cpp import attention_kernel
 from ziggurat.ops.bitmask import bitmask_kernel
@@ -69,6 +69,7 @@ def diagnose() -> StartupReport:
 def gpu_lines() -> dict[str, str]:
     """Memory, rates and libraries of the GPU that this process would compute on; what it has not, with the reason."""
     lines = {"triton": kernels_or_reason("triton")[1] or f"triton {importlib.metadata.version('triton')}"}
+    lines["compiled kernels are kept"] = compiled_code_line()
     lines["NCCL"] = nccl_version()
     if not torch.cuda.is_available():
         return {"GPU": choose_device().reason, **lines}

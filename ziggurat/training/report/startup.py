@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ziggurat.cache import compiled_code_line
 from ziggurat.embeddings import PooledDtype
 from ziggurat.embeddings.room import TableSize
 from ziggurat.models import Model, flops_per_sample, num_parameters
@@ -168,6 +169,8 @@ def startup_report(
         "memory": step.memory,
         "batch": _batch_line(step),
     }
+    if config.compile is not Compile.OFF or step.device.type == "cuda":
+        training["compiled code is kept"] = compiled_code_line()
     if reason := why_no_events():
         training["TensorBoard"] = f"no event files: {reason}; metrics.jsonl has every number"
     pooled = model.embeddings.config.pooled

@@ -12,11 +12,9 @@ same memory each time, so every step begins by telling torch that it is through 
 
 from __future__ import annotations
 
-import os
-
 import torch
 
-from ziggurat.cache import cache_folder
+from ziggurat.cache import keep_compiled_code
 from ziggurat.models import Embedded, Outputs
 from ziggurat.parallel.dense import DenseForward
 from ziggurat.training.config import Compile
@@ -33,7 +31,7 @@ def compiled_dense(forward_dense: DenseForward, mode: Compile, *, device: torch.
     """The dense network of a model, compiled as asked; artifacts are cached for the next process."""
     if mode is Compile.OFF:
         return forward_dense
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+    keep_compiled_code()
     has_graphs = not why_no_graphs(mode, device=device)
     inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
     inductor_mode = "reduce-overhead" if has_graphs else inductor_mode
