@@ -44,6 +44,8 @@ def test_a_gpu_is_described_and_what_it_cannot_do_has_a_reason() -> None:
     assert lines["copies in memory"] == "4,300 GB/s, both ways"
     assert (lines["products BF16"], lines["products FP32"]) == ("700.0 TFLOP/s", "50.0 TFLOP/s")
     assert lines["products FP8"] == "none: torch._scaled_mm needs sm_89"
+    assert "3.07 ms on an NVIDIA H100" in lines["steps that were measured"]
+    assert "several GPUs: nowhere" in lines["steps that were measured"]
 
 
 def test_an_untested_torch_is_a_section_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

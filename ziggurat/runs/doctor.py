@@ -66,6 +66,13 @@ def diagnose() -> StartupReport:
     )
 
 
+# `python -m benchmarks.gpu.graph --parts dlrm_65536`; docs/guides/gpus.md has the others.
+_MEASURED_STEPS = (
+    "DLRM, 65,536 samples, 26 tables of 128 columns, BF16, one graph: 3.07 ms on an NVIDIA H100 80GB HBM3, "
+    "torch 2.11 (2026-11-27); on this GPU: ziggurat bench gpu; on several GPUs: nowhere yet"
+)
+
+
 def gpu_lines() -> dict[str, str]:
     """Memory, rates and libraries of the GPU that this process would compute on; what it has not, with the reason."""
     lines = {"triton": kernels_or_reason("triton")[1] or f"triton {importlib.metadata.version('triton')}"}
@@ -89,6 +96,7 @@ def gpu_lines() -> dict[str, str]:
         **{name: _measured(measure) for name, measure in rates.items()},
         "launches of Triton's kernels": launch_line(torch.device("cuda", torch.cuda.current_device())),
         "faster of kernel and torch": kept_line(torch.device("cuda", torch.cuda.current_device())),
+        "steps that were measured": _MEASURED_STEPS,
         "products FP32 in TF32": f"{torch.backends.cuda.matmul.allow_tf32}, as torch is set",
         **lines,
     }
