@@ -162,7 +162,7 @@ def dots_bf16(run: Run) -> None:
 
 
 def dots_mixed(run: Run) -> None:
-    """Time forward and backward of pooled fields in FP32, and products in BF16: the default."""
+    """Time forward and backward of pooled fields in FP32, and products in BF16."""
     dots_of(run, "bf16_fp32", kinds=(BF16, FP32), dtype=BF16)
 
 
