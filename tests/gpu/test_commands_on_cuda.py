@@ -1,6 +1,7 @@
 """The commands of a user on a GPU: train, resume, evaluate, predict, export and recommend, from one file to lists.
 
-Needs polars, which a machine with torch and little else lacks: skipped there, with the reason.
+Needs polars, rich, matplotlib and tomlkit, which a machine with torch and little else lacks: skipped there, with the
+reason.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ features = ["item", "kind"]
 SMALL = ["--model.user.hidden.hidden-dims", "16", "--model.item.hidden.hidden-dims", "16", "--model.output-dim", "8"]
 SMALL += ["--model.negatives-block", "64", "--patience", "0"]
 
+# What commands need beside torch: readers of files, tables on a terminal, pictures of the report, schemas.
+NEEDED = ("polars", "rich", "matplotlib", "tomlkit")
+LACKING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
 
 def write_rows(path: Path, *, num_rows: int) -> None:
     """Write users who take items of one kind in three."""
@@ -64,7 +69,7 @@ def write_rows(path: Path, *, num_rows: int) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("polars") is None, reason="commands read files by polars")
+@pytest.mark.skipif(bool(LACKING), reason=f"no package {', '.join(LACKING)}")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
 def test_a_user_trains_scores_and_recommends(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.cli.main import main
