@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ziggurat.cli.named_modules import import_named
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import ModelConfig
+
+if TYPE_CHECKING:  # torch comes with it, for which no command line waits
+    from ziggurat.models.build import ModelConfig
 
 _EXPECTED = "a module that can be imported, and a class in it: my_package.my_module:MyConfig"
 _WAYS_OUT = ("start where the module is, or install its package",)
