@@ -6,16 +6,38 @@ Every example is a request that this export answers: the values of columns are t
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
 from ziggurat.features.items import Repeats
 from ziggurat.features.kinds import Feature
 from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
 
-_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_TEXTS: dict[str, object] = {"type": "array", "items": {"type": "string"}}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
 _OF_CONNECTION = "Refused before its route: not received in time, wrong or too many headers, a Host of another server"
+
+
+class RequestBody(TypedDict):
+    """The body of an operation, as OpenAPI writes it."""
+
+    required: bool
+    content: dict[str, object]
+
+
+class Operation(TypedDict):
+    """A method of a route, as OpenAPI writes it."""
+
+    summary: str
+    responses: dict[str, object]
+    parameters: NotRequired[Sequence[Mapping[str, object]]]
+    requestBody: NotRequired[RequestBody]
+    operationId: NotRequired[str]
+    security: NotRequired[list[dict[str, list[str]]]]
+
+
+Paths = dict[str, dict[str, Operation]]
 
 
 def description(
@@ -30,7 +52,7 @@ def description(
         can_swap: there is /admin/swap.
         can_change: there is /admin/items.
     """
-    paths: dict[str, Any] = {}
+    paths: Paths = {}
     if info.can_recommend:
         paths["/recommend"] = {
             "post": _question("The best items for a user", "RecommendRequest", _recommend(info), config=config)
@@ -78,11 +100,12 @@ def description(
         },
     }
     paths |= _pages() | _admin(info, config, can_swap=can_swap, can_change=can_change)
-    data: dict[str, Any] = {
+    components: dict[str, object] = {"schemas": _schemas(info, config)}
+    data: dict[str, object] = {
         "openapi": "3.1.0",
         "info": {"title": info.name or "Ziggurat", "version": info.version, "description": _about(info)},
         "paths": paths,
-        "components": {"schemas": _schemas(info, config)},
+        "components": components,
     }
     for path, operations in paths.items():
         for operation in operations.values():
@@ -90,20 +113,21 @@ def description(
             if has_key and path not in _OPEN:
                 operation["responses"]["401"] = _error("No API key, or another one")
             elif has_key:
+                # An empty list takes the key of the whole description back for this route.
                 operation["security"] = []
     if has_key:
-        data["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         data["security"] = [{"key": []}]
     return data
 
 
-def _pages() -> dict[str, Any]:
+def _pages() -> Paths:
     kinds = {"/": "text/html", "/page.js": "text/javascript", "/page.css": "text/css"}
     text = {"type": "string"}
     return {path: {"get": _plain("The web page", kind=kind, schema=text)} for path, kind in kinds.items()}
 
 
-def _ready() -> dict[str, Any]:
+def _ready() -> Operation:
     summary = "Whether it takes requests, and the shards of the index; 503 while it drains"
     operation = _plain(summary, schema=_ref("Readiness"))
     # Where no worker serves, the process that holds the port answers.
@@ -117,9 +141,9 @@ def _operation_id(path: str) -> str:
     return re.sub(r"\W+", "_", path.removesuffix(".json")).strip("_") or "page"
 
 
-def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool) -> dict[str, Any]:
+def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool) -> Paths:
     """Routes that are answered through the admin socket; 403 through a port."""
-    paths: dict[str, Any] = {}
+    paths: Paths = {}
     refused = {"403": _error("It comes through a port, which strangers may reach")}
     if can_swap:
         swap = _plain(
@@ -151,7 +175,9 @@ def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool
             body=_ref("ItemChanges"),
             schema=_ref("ChangedItems"),
         )
-        change["requestBody"]["content"] = _content(_ref("ItemChanges"), examples=_changes(info))
+        # `_plain` has one example at most; a change has two, one for each of its fields.
+        content = _content(_ref("ItemChanges"), examples=_changes(info))
+        change["requestBody"] = {"required": True, "content": content}
         change["responses"] |= refused | {
             "400": _error("A row without an id, an unknown column, a value that it cannot hold; nothing changed"),
             "409": _error("The change cannot be written down; nothing changed"),
@@ -167,7 +193,7 @@ def example_changes(info: Info) -> dict[str, object]:
     return {"upsert": [example_of(info.item_columns)]}
 
 
-def _changes(info: Info) -> dict[str, Any]:
+def _changes(info: Info) -> dict[str, object]:
     deleted = {"delete": [_example_id(info)]}
     return {"put": {"value": example_changes(info)}, "delete": {"value": deleted}}
 
@@ -205,14 +231,15 @@ def example_explanation(info: Info) -> dict[str, object]:
     return {"request": request, "item": _example_id(info)}
 
 
-def _recommend(info: Info) -> dict[str, Any]:
-    plain = {"plain": {"value": example_request(info)}}
-    if not info.filter_example:
-        return plain
-    return plain | {"filtered": {"value": example_request(info) | {"filter": info.filter_example, "explain": True}}}
+def _recommend(info: Info) -> dict[str, object]:
+    examples: dict[str, object] = {"plain": {"value": example_request(info)}}
+    if info.filter_example:
+        filtered = example_request(info) | {"filter": info.filter_example, "explain": True}
+        examples["filtered"] = {"value": filtered}
+    return examples
 
 
-def _rank(info: Info) -> dict[str, Any]:
+def _rank(info: Info) -> dict[str, object]:
     return {"plain": {"value": example_ranking(info)}}
 
 
@@ -224,53 +251,60 @@ def _object(properties: dict[str, object], required: list[str]) -> dict[str, obj
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def _content(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _content(schema: Mapping[str, object], **more: object) -> dict[str, object]:
     return {"application/json": {"schema": schema, **more}}
 
 
-def _error(text: str) -> dict[str, Any]:
+def _error(text: str) -> dict[str, object]:
     return {"description": text, "content": _content(_ref("ErrorAnswer"))}
 
 
-def _question(summary: str, schema: str, examples: dict[str, Any], *, config: ServerConfig) -> dict[str, Any]:
+def _question(summary: str, schema: str, examples: dict[str, object], *, config: ServerConfig) -> Operation:
     bounds = {"type": "number", "exclusiveMinimum": 0, "maximum": config.max_deadline_ms, "default": config.deadline_ms}
     deadline = {"name": "X-Deadline-Ms", "in": "header", "schema": bounds}
     busy = _error("No time to answer within the deadline; Retry-After says when to come again")
     busy["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
-    answer = {"description": "The answer", "content": _content(_ref("Answer"))}
+    answer: dict[str, object] = {"description": "The answer", "content": _content(_ref("Answer"))}
     answer["headers"] = {"X-Export-Version": {"schema": {"type": "string"}, "description": "that answered"}}
+    responses: dict[str, object] = {"200": answer}
+    responses |= _refusals(has_body=True)
+    responses["503"] = busy
     return {
         "summary": summary,
         "parameters": [deadline | {"description": "milliseconds that the answer may take"}],
         "requestBody": {"required": True, "content": _content(_ref(schema), examples=examples)},
-        "responses": {"200": answer} | _refusals(has_body=True) | {"503": busy},
+        "responses": responses,
     }
 
 
-def _refusals(*, has_body: bool) -> dict[str, Any]:
+def _refusals(*, has_body: bool) -> dict[str, object]:
     """Return the errors that any route may answer."""
     of_body = {
         "400": _error("The request cannot be answered, and why"),
         "413": _error("The body is too long"),
         "415": _error("The body is compressed"),
     }
-    return (of_body if has_body else {}) | {"default": _error(_OF_CONNECTION)}
+    errors: dict[str, object] = {}
+    if has_body:
+        errors |= of_body
+    errors["default"] = _error(_OF_CONNECTION)
+    return errors
 
 
 def _plain(
     summary: str,
     *,
-    schema: dict[str, Any],
+    schema: Mapping[str, object],
     kind: str = "application/json",
-    body: dict[str, Any] | None = None,
-    example: dict[str, Any] | None = None,
-    parameters: Any = None,
+    body: Mapping[str, object] | None = None,
+    example: dict[str, object] | None = None,
+    parameters: Sequence[Mapping[str, object]] = (),
     errors: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    responses: dict[str, Any] = {"200": {"description": summary, "content": {kind: {"schema": schema}}}}
+) -> Operation:
+    responses: dict[str, object] = {"200": {"description": summary, "content": {kind: {"schema": schema}}}}
     responses |= {status: _error(text) for status, text in (errors or {}).items()}
     responses |= _refusals(has_body=body is not None)
-    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    operation: Operation = {"summary": summary, "responses": responses}
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _content(body, examples={"plain": {"value": example}})}
     if parameters:
