@@ -115,7 +115,7 @@ class Format:
         body = {key: value for key, value in data.items() if key not in ("format", "version", "sha256")}
         return self._migrated(body["content"] if body.keys() == {"content"} else body, version, where)
 
-    def _check_seal(self, data: dict[str, Any], where: str) -> None:
+    def _check_seal(self, data: dict[str, object], where: str) -> None:
         if "sha256" not in data:
             if self.seal is Seal.REQUIRED:
                 raise self._refusal(f"{self.what} with its sha256", "none", where)
@@ -170,6 +170,6 @@ def sha256_of(content: bytes | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_of(data: Any) -> str:
+def digest_of(data: object) -> str:
     """SHA-256 of plain data, in whatever order its keys stand: the fingerprint of settings, a plan, a manifest."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -14,8 +14,7 @@ import re
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ziggurat.errors import DataError, MissingFileError, ZigguratError
 from ziggurat.files.system_text import text_of
@@ -100,7 +99,22 @@ def read_bytes(
         os.close(descriptor)
 
 
-def read_text(path: str | os.PathLike[str], **options: Any) -> str:
+class ParseOptions(TypedDict, total=False):
+    """The options of `parse_json` and `parse_toml`: how an error describes the text."""
+
+    what: str
+    error: type[ZigguratError]
+    ways_out: str | tuple[str, ...]
+
+
+class ReadOptions(ParseOptions, total=False):
+    """The options of `read_bytes`, as the functions that read text or plain data pass them on."""
+
+    max_bytes: int
+    missing: type[ZigguratError]
+
+
+def read_text(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> str:
     """Read a small file as UTF-8 text, with the limits of `read_bytes`; other bytes are an error of the same kind."""
     content = read_bytes(path, **options)
     try:
@@ -114,12 +128,12 @@ def read_text(path: str | os.PathLike[str], **options: Any) -> str:
         ) from problem
 
 
-def read_json(path: str | os.PathLike[str], **options: Any) -> Any:
+def read_json(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> Any:
     """The plain data in a JSON file of any layout, within bounds; see `read_bytes` for the options."""
     return parse_json(read_bytes(path, **options), where=os.fspath(path), **_parse_options(options))
 
 
-def read_toml(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> dict[str, Any]:
     """The plain data in a TOML file, within bounds; see `read_bytes` for the options."""
     return parse_toml(read_text(path, **options), where=os.fspath(path), **_parse_options(options))
 
@@ -161,8 +175,16 @@ def parse_toml(
     return data
 
 
-def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in ("max_bytes", "missing")}
+def _parse_options(options: ReadOptions) -> ParseOptions:
+    # Only those that were given: the parser has defaults of its own, "valid JSON" rather than "a file".
+    kept: ParseOptions = {}
+    if "what" in options:
+        kept["what"] = options["what"]
+    if "error" in options:
+        kept["error"] = options["error"]
+    if "ways_out" in options:
+        kept["ways_out"] = options["ways_out"]
+    return kept
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
