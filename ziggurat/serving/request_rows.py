@@ -250,25 +250,25 @@ class ColumnReader:
     def __init__(self, column: str) -> None:
         self.column = column
 
-    def number(self, value: Any) -> float | None:
+    def number(self, value: object) -> float | None:
         """Return the number that a value of any type that JSON has means."""
         return number_of(value, column=self.column)
 
-    def id(self, value: Any) -> str | None:
+    def id(self, value: object) -> str | None:
         """Return the text of an id of any type that JSON has."""
         return _id(value, self.column)
 
-    def ids(self, value: Any, *, separator: str) -> list[str | None] | None:
+    def ids(self, value: object, *, separator: str) -> list[str | None] | None:
         """Return the texts of the ids of a list, or of a text that is divided."""
         if isinstance(value, str) and separator:
             return list(value[: MAX_TEXT * 10].split(separator)) if value else None
         return [_id(each, self.column) for each in self._list(value, of="ids")]
 
-    def numbers(self, value: Any) -> list[float | None]:
+    def numbers(self, value: object) -> list[float | None]:
         """Return the numbers of a list."""
         return [self.number(each) for each in self._list(value, of="numbers")]
 
-    def times(self, value: Any, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
+    def times(self, value: object, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
         """Return the times of a list, in the unit of those that training has seen."""
         times = [_cell(each, pl.Int64(), self.column) for each in self._list(value, of="times")]
         known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
@@ -285,7 +285,7 @@ class ColumnReader:
             )
         return times
 
-    def refused(self, value: Any, *, expected: str) -> RequestError:
+    def refused(self, value: object, *, expected: str) -> RequestError:
         """Return the error for a value that cannot be, to be raised."""
         return _wrong(expected, value, self.column)
 
