@@ -64,7 +64,7 @@ class RecommendRequest:
     explain: bool = False
 
     @staticmethod
-    def from_json(data: Any, *, where: str = "request") -> RecommendRequest:
+    def from_json(data: object, *, where: str = "request") -> RecommendRequest:
         """A request from plain data.
 
         Raises:
@@ -105,12 +105,12 @@ class RankRequest:
                 )
 
     @staticmethod
-    def from_json(data: Any, *, where: str = "request") -> RankRequest:
+    def from_json(data: object, *, where: str = "request") -> RankRequest:
         """A request from plain data; raises RequestError."""
         return _request(RankRequest, data, where)
 
 
-def _request(cls: type[Answered], data: Any, where: str) -> Answered:
+def _request(cls: type[Answered], data: object, where: str) -> Answered:
     reader = Reader(where=where, noun="field", error=RequestError)
     if not isinstance(data, dict):
         raise reader.wrong("", "an object with the fields of a request", data)
@@ -137,9 +137,9 @@ class ScoredItem:
     over_arch: float | None = None
     position: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The item as plain data."""
-        data: dict[str, Any] = {"id": self.id, "score": self.score, "tasks": self.tasks, "position": self.position}
+        data: dict[str, object] = {"id": self.id, "score": self.score, "tasks": self.tasks, "position": self.position}
         if self.retrieval is not None:
             data["retrieval"] = self.retrieval
         if self.over_arch is not None:
@@ -219,7 +219,7 @@ class Column:
 
     name: str
     kind: str
-    example: Any = None
+    example: object = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class Asked(Protocol):
         ...
 
 
-def write_golden(asked: Asked, requests: Sequence[dict[str, Any]], path: Path) -> None:
+def write_golden(asked: Asked, requests: Sequence[dict[str, object]], path: Path) -> None:
     """Answer requests and keep both.
 
     Args:
@@ -62,7 +62,7 @@ def write_golden(asked: Asked, requests: Sequence[dict[str, Any]], path: Path) -
     GOLDEN.write(path, {"requests": kept})
 
 
-def read_requests(export: ExportFolder) -> tuple[dict[str, Any], ...]:
+def read_requests(export: ExportFolder) -> tuple[dict[str, object], ...]:
     """The golden requests without their answers; none where the export has none."""
     if not export.has(GOLDEN_FILE):
         return ()
@@ -98,7 +98,7 @@ def check_golden(asked: Asked, export: ExportFolder) -> int:
     return len(entries)
 
 
-def _ask(asked: Asked, request: dict[str, Any]) -> Recommendations | Ranked | ZigguratError:
+def _ask(asked: Asked, request: dict[str, object]) -> Recommendations | Ranked | ZigguratError:
     if "recommend" in request:
         return asked.recommend_many([RecommendRequest.from_json(request["recommend"])])[0]
     return asked.rank_many([RankRequest.from_json(request["rank"])])[0]
