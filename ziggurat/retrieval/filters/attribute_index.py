@@ -177,7 +177,7 @@ class AttributeIndex(nn.Module):
         if isinstance(term, Within) and self.codes is not None:
             if self.has_all_planes and stop - first <= _FEW_PLANES:
                 return [self._plane(code) for code in range(first, stop)]
-            return self._bucket_leaves(first, stop)
+            return self._bucket_leaves(self.codes, first, stop)
         if isinstance(term, Within):
             if self.has_all_planes:
                 return [self._plane(code) for code in range(first, stop)]
@@ -277,15 +277,14 @@ class AttributeIndex(nn.Module):
     def _plane(self, code: int) -> PlaneLeaf:
         return PlaneLeaf(self.stored.first_plane + code)
 
-    def _bucket_leaves(self, first: int, stop: int) -> list[Leaf]:
+    def _bucket_leaves(self, codes: Tensor, first: int, stop: int) -> list[Leaf]:
         """Return whole buckets by their bytes, and the items of the buckets that the range cuts."""
-        assert self.codes is not None
         buckets = self._list("buckets")
         low = bisect.bisect_left(buckets, first)
         high = bisect.bisect_right(buckets, stop) - 1
         if low >= high:
             return self._listed([(first, stop)])
-        whole = CodesLeaf(self.codes, low, high - 1)
+        whole = CodesLeaf(codes, low, high - 1)
         return [whole, *self._listed([(first, buckets[low]), (buckets[high], stop)])]
 
     def _listed(self, ranges: list[tuple[int, int]]) -> list[Leaf]:
