@@ -118,7 +118,7 @@ GPU_TESTS := tests/gpu tests/ops tests/parallel/exchange/test_packing.py tests/t
   tests/training/checkpoint/test_checkpoint_store.py tests/training/test_step_graph.py
 
 test-gpu:
-	$(GPU_PYTHON) -m pytest -m gpu -rs $(GPU_TESTS)
+	$(GPU_PYTHON) -m pytest -m gpu -rs $(addprefix --ignore=,$(BARE_NEEDS_MORE)) $(GPU_TESTS)
 
 # Tests and benchmarks on a GPU that is there for minutes: each part a process with its own limit, five minutes in all.
 GPU_OUT ?= build/gpu

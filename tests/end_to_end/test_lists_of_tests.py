@@ -56,6 +56,12 @@ def test_tests_of_a_bare_machine_but_those_left_out_import_what_it_has() -> None
     assert named(more) == sorted(listed("BARE_NEEDS_MORE"))
 
 
+def test_files_that_a_machine_with_a_gpu_collects_import_what_it_has() -> None:
+    more = {file for file in files_of(listed("GPU_TESTS")) if packages_of(file) - BARE - set(OURS)}
+    assert set(named(more)) <= set(listed("BARE_NEEDS_MORE"))
+    assert named(more & files_with("mark.gpu")) == [], "they would not run there"
+
+
 def test_packages_are_found_through_modules_of_ours() -> None:
     assert {"polars", "pytest"} <= packages_of(Path(__file__).with_name("test_documentation.py"))
     assert "polars" in packages_of(ROOT / "tests" / "training" / "test_early_stop.py")

@@ -38,7 +38,7 @@ def tile_rows(dim: int) -> int:
 def test_lookup(dim: int, stored: str, has_lists: bool, tmp_path: Path) -> None:
     pointers = dict.fromkeys(("slots", "single", "values", "offsets"), "*i64")
     types = {"weight": stored, "out": "*bf16", "flag": "*i32", "width": "i32:16", **pointers}
-    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
+    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values", "least_values"), "i32")
     constants = {**sizes(dim), "samples": tile_rows(dim), "has_lists": has_lists, "unroll": 4}
     constants |= {"row_format": "numbers", "row_bytes": 4 * dim}
     found = assemble(kernels_of(LOOKUP_KERNELS).lookup_kernel, tmp_path, types=types, constants=constants)
@@ -54,7 +54,7 @@ def test_lookup_of_codes(dim: int, row_format: RowFormat, tmp_path: Path) -> Non
     """A row begins at a multiple of 4 bytes, so 4 bytes are read at a time."""
     pointers = dict.fromkeys(("slots", "single", "values", "offsets"), "*i64")
     types = {"weight": "*u8", "out": "*bf16", "flag": "*i32", "width": "i32:16", **pointers}
-    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
+    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values", "least_values"), "i32")
     constants: dict[str, Any] = {**sizes(dim), "samples": tile_rows(dim), "has_lists": False, "unroll": 4}
     constants |= {"row_format": row_format.value, "row_bytes": row_format.row_bytes(dim)}
     kernel = kernels_of(LOOKUP_KERNELS).lookup_kernel

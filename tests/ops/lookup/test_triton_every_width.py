@@ -65,7 +65,7 @@ def test_lookups(row_format: RowFormat, architecture: int) -> None:
             continue
         types = dict.fromkeys(("slots", "single", "values", "offsets"), "*i64")
         types |= {"weight": stored, "out": out, "flag": "*i32", "width": "i32"}
-        types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
+        types |= dict.fromkeys(("batch_size", "num_offsets", "num_values", "least_values"), "i32")
         constants: dict[str, Any] = sizes(dim) | {"has_lists": has_lists, "unroll": launch.reads_ahead}
         constants |= {"samples": tile_rows(dim, numbers=launch.numbers)}
         constants |= {"row_format": code, "row_bytes": row_format.row_bytes(dim)}

@@ -134,6 +134,26 @@ def case_sorted_ahead() -> None:
     assert sorted_before(shared, by=KernelChoice.TRITON) is None
 
 
+def case_room_behind_lists() -> None:
+    """Values behind the last list change nothing: what a graph's buffers have room for, and fill with padding."""
+    for dim, sizes in ((3, (9,)), (16, (9, 4)), (16, (300,))):
+        problem = moved(make_problem(make_layout(dim=dim, table_rows=TABLES, fields=FIELDS), sizes=sizes, skew=True))
+        with_room = dataclasses.replace(problem, batches=tuple(_with_room(each) for each in problem.batches))
+        assert problem.batches[0].values.numel()
+        for one, other in zip(problem.batches, with_room.batches, strict=True):
+            equal((looked_up(TritonKernel(), problem, one),), (looked_up(TritonKernel(), with_room, other),))
+        for step in steps():
+            equal(updated(TritonKernel(), with_room, step), updated(TritonKernel(), problem, step))
+        assert TritonKernel().are_finite_sums(with_room.parts())
+
+
+def _with_room(lookups: Lookups) -> Lookups:
+    """The same rows as they lie in buffers that have room for more, checked."""
+    values = torch.cat([lookups.values, lookups.values.new_zeros(37)])
+    filled = torch.tensor(lookups.values.numel(), device=DEVICE)
+    return dataclasses.replace(lookups, values=values, filled=filled, are_checked=True)
+
+
 def case_finite_sums() -> None:
     """The verdict of the reference: NaN, infinity, numbers too large to sum, and what no row would take."""
     verdicts = set[bool]()

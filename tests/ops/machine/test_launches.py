@@ -135,7 +135,7 @@ def test_lookups_and_updates(launch: Launch, architecture: int, dim: int, tmp_pa
     rows, options = tile_rows(dim, numbers=launch.numbers), {"architecture": architecture, "num_warps": launch.warps}
     types: dict[str, str] = dict.fromkeys(("slots", "single", "values", "offsets"), "*i64")
     types |= {"weight": "*fp32", "out": "*bf16", "flag": "*i32", "width": "i32:16"}
-    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
+    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values", "least_values"), "i32")
     constants: dict[str, Any] = {"samples": rows, "has_lists": True, "row_format": "numbers", "row_bytes": 4 * dim}
     lookup = kernels_of(LOOKUP_KERNELS).lookup_kernel
     assert is_sound(assemble(lookup, tmp_path, types=types, constants=sizes | constants, **options))

@@ -133,6 +133,8 @@ class TritonKernel:
             size,
             lookups.offsets.numel(),
             lookups.values.numel(),
+            # Where there is room behind the rows of lists, the device alone knows how many there are.
+            lookups.values.numel() if lookups.filled is None else 0,
             layout.width,
             dim=dim,
             padded_dim=power_of_two(dim, least=2),

@@ -66,16 +66,17 @@ def _numbers_of_rows(
         return tl.where(code == most, high, number)
 
 
-@triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values"])
+@triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values", "least_values"])
 def lookup_kernel(
-    weight, slots, single, values, offsets, out, flag, batch_size, num_offsets, num_values, width,
+    weight, slots, single, values, offsets, out, flag, batch_size, num_offsets, num_values, least_values, width,
     dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr,
     has_lists: tl.constexpr, unroll: tl.constexpr, row_format: tl.constexpr, row_bytes: tl.constexpr,
 ):  # fmt: skip
     """Pool the rows of `samples` samples of one field; a row that is not in its table counts as none and is reported.
 
     Each list is summed in its own order, one row after the other, `unroll` reads at a time: the bits of a sum depend
-    on the list alone.
+    on the list alone. Lists end at `num_values`, or, where there is room behind them, before it; with fewer than
+    `least_values` rows in all they count as wrong.
     """
     sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
     slot = slots + tl.program_id(1) * 5
@@ -99,7 +100,8 @@ def lookup_kernel(
             begin = tl.load(offsets + at, mask=inside, other=0).to(tl.int64)
             end = tl.load(offsets + at + 1, mask=inside, other=0).to(tl.int64)
             # No address is computed from offsets that are wrong: the list counts as empty, and is reported.
-            whole = (tl.load(offsets) == 0) & (tl.load(offsets + num_offsets - 1) == num_values)
+            last = tl.load(offsets + num_offsets - 1)
+            whole = (tl.load(offsets) == 0) & (last <= num_values) & (last >= least_values)
             wrong = (begin < 0) | (begin > end) | (end > num_values) | (whole == 0)
             begin = tl.where(wrong, 0, begin)
             end = tl.where(wrong, 0, end)
