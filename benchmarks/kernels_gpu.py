@@ -26,6 +26,7 @@ import functools
 import itertools
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -57,12 +58,16 @@ from ziggurat.ops.lookup.triton import kernel as triton_kernel
 from ziggurat.ops.lookup.triton.runs import chunk_sums
 from ziggurat.ops.machine.launches import DEFAULT, Launch, LaunchPart, launches_on
 from ziggurat.ops.machine.matmul_rate import copy_gb_per_s
+from ziggurat.retrieval.vectors import clustering
 
 FP32, BF16, FP64 = torch.float32, torch.bfloat16, torch.float64
-PARTS = ("copy", "dots_mixed", "dots_bf16", "tables", "search", "fm_norm", "dots_fp32", "finite", "recipes", "step")
-COMPILED = ("dots_mixed", "dots_bf16", "tables", "search", "fm_norm", "dots_fp32")  # at once, before any is timed
-LIMIT_S = 60.0  # of a part
+PARTS = ("copy", "search", "tables", "fm_norm", "dots_mixed", "dots_bf16", "dots_fp32", "finite", "recipes", "step")
+COMPILED = ("search", "tables", "fm_norm", "dots_mixed", "dots_bf16", "dots_fp32")  # at once, before any is timed
+LIMIT_S = 25.0  # of a part
+MODELS = ("recipes", "step")  # parts that build and compile models
+MODELS_LIMIT_S = 60.0  # of each of these
 COMPILE_LIMIT_S = 30.0  # of all parts, side by side
+_ROUNDS = 8  # of k-means
 
 
 class Run:
@@ -72,15 +77,22 @@ class Run:
         path: the file.
         size: samples.
         device: a GPU, or the CPU where nothing is measured.
+        only_compiles: call each case once and write nothing, so that Triton's cache has its kernels.
     """
 
-    def __init__(self, path: Path, *, size: int, device: torch.device) -> None:
-        self.path, self.size, self.device = path, size, device
+    def __init__(self, path: Path, *, size: int, device: torch.device, only_compiles: bool = False) -> None:
+        self.path = path
+        self.size = size
+        self.device = device
         self.is_gpu = device.type == "cuda"
+        self.is_timed = self.is_gpu and not only_compiles
+        self.only_compiles = only_compiles
         self.copy_gb_per_s = copy_gb_per_s(device=str(device), num_bytes=1 << 30 if self.is_gpu else 1 << 16)
 
     def say(self, name: str, **facts: Any) -> None:
         """Keep and print the facts of a case."""
+        if self.only_compiles:
+            return
         print(name, json.dumps(facts), flush=True)
         found = json.loads(self.path.read_text()) if self.path.is_file() else {}
         found[name] = facts
@@ -88,7 +100,7 @@ class Run:
 
     def ms(self, work: Callable[[], object], *, calls: int = 10) -> float:
         """Return the median milliseconds of a call, by events between calls that follow each other."""
-        if not self.is_gpu:
+        if not self.is_timed:
             work()
             return math.nan
         for _ in range(2):
@@ -448,19 +460,18 @@ def search(run: Run) -> None:
         queries = vectors[torch.randint(0, num, (size,), generator=draw)] + 0.1 * torch.randn(size, 64, generator=draw)
         asked[size] = queries.to(run.device)
 
-    def wait() -> None:
-        if run.is_gpu:
-            torch.cuda.synchronize()
-
     def wall_ms(work: Callable[[], object]) -> float:
+        if not run.is_timed:
+            work()
+            return math.nan
         for _ in range(5):
             work()
         times = []
-        for _ in range(20 if run.is_gpu else 1):
-            wait()
+        for _ in range(20):
+            torch.cuda.synchronize()
             start_s = time.perf_counter()
             work()
-            wait()
+            torch.cuda.synchronize()
             times.append(1e3 * (time.perf_counter() - start_s))
         return round(statistics.median(times), 4)
 
@@ -519,26 +530,37 @@ def search(run: Run) -> None:
 
 
 def _index_of(run: Run, vectors: Tensor) -> Any:
-    """Build the index, or read the one that was built while kernels were compiled: the CPU needs 15 s to cluster."""
-    from safetensors.torch import load_file, save_file
-
+    """Build the index; on a GPU its clusters are found there, which takes the CPU most of the time of a build."""
     from ziggurat.retrieval.vectors import VectorIndex
+    from ziggurat.retrieval.vectors import index as index_module
 
-    path = run.path.with_suffix(".index")
-    if path.is_file():
-        index = VectorIndex()
-        index._set(load_file(path))
-        return index.to(run.device)
     begin_s = time.perf_counter()
-    index = VectorIndex.build(vectors)
-    run.say("search_build", seconds=round(time.perf_counter() - begin_s, 2))
-    save_file({name: each.contiguous() for name, each in index.named_buffers()}, path)
+    by_cpu = index_module.cluster
+    index_module.cluster = functools.partial(_cluster_on, run.device)
+    try:
+        index = VectorIndex.build(vectors)
+    finally:
+        index_module.cluster = by_cpu
+    run.say("search_build", seconds=round(time.perf_counter() - begin_s, 2), clusters=index.num_clusters)
     return index.to(run.device)
+
+
+def _cluster_on(device: torch.device, vectors: Tensor, *, num_clusters: int, seed: int) -> clustering.Clusters:
+    """Cluster by plain k-means: a GPU compares all vectors with all centres in less time than a CPU does with a few."""
+    draw = torch.Generator().manual_seed(seed)
+    moved = vectors.to(device)
+    centroids = moved[torch.randperm(len(vectors), generator=draw)[:num_clusters].to(device)]
+    for _ in range(_ROUNDS):
+        centroids = clustering._update(moved, clustering._nearest(moved, centroids), centroids)
+    labels = clustering._nearest(moved, centroids)
+    return clustering._without_empty(vectors, labels.cpu(), num_clusters)
 
 
 def _profiled(run: Run, work: Callable[[], object], *, calls: int = 5, shown: int = 12) -> dict[str, Any]:
     """Return what the GPU does in a call: milliseconds, launches, and the longest kernels."""
-    if not run.is_gpu:
+    if not run.is_timed:
+        if run.is_gpu:
+            work()
         return {}
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -657,29 +679,28 @@ def _everything(options: argparse.Namespace) -> Iterator[str]:
     parts = [part for part in PARTS if part in options.parts.split(",")]
     begin_s = time.perf_counter()
     beside = {part: subprocess.Popen(_commands(options, part, "--only-compile")) for part in parts if part in COMPILED}
-    for part, process in beside.items():
-        try:
-            process.wait(timeout=max(1.0, COMPILE_LIMIT_S - (time.perf_counter() - begin_s)))
-        except subprocess.TimeoutExpired:  # what it compiled stays in Triton's cache
+    try:
+        for part, process in beside.items():
+            try:
+                process.wait(timeout=max(1.0, COMPILE_LIMIT_S - (time.perf_counter() - begin_s)))
+            except subprocess.TimeoutExpired:  # what it compiled stays in Triton's cache
+                process.kill()
+                process.wait()
+                yield f"{part}: not compiled in {COMPILE_LIMIT_S:.0f} s; the rest is, as it is timed"
+            else:
+                yield f"{part}: compiled after {time.perf_counter() - begin_s:.0f} s"
+    finally:
+        # Whoever ends this process early must not be left with others that take the GPU from what comes next.
+        for process in beside.values():
             process.kill()
-            process.wait()
-            yield f"{part}: not compiled in {COMPILE_LIMIT_S:.0f} s; the rest is, as it is timed"
-        else:
-            yield f"{part}: compiled after {time.perf_counter() - begin_s:.0f} s"
     for part in parts:
+        limit_s = MODELS_LIMIT_S if part in MODELS else LIMIT_S
         try:
-            done = subprocess.run(_commands(options, part), timeout=LIMIT_S, check=False)
+            done = subprocess.run(_commands(options, part), timeout=limit_s, check=False)
         except subprocess.TimeoutExpired:
-            yield f"{part}: stopped at its limit"
+            yield f"{part}: stopped at its limit; the cases that it had finished are in the file"
         else:
             yield f"{part}: exit {done.returncode} after {time.perf_counter() - begin_s:.0f} s"
-
-
-def _only_compile(part: str, run: Run) -> None:
-    """Run every candidate once on few samples, so that Triton's cache has all of them."""
-    run.ms = lambda work, calls=10: (work(), math.nan)[1]  # type: ignore[method-assign]
-    run.say = lambda name, **facts: None  # type: ignore[method-assign]
-    WORK[part](run)
 
 
 def main() -> None:
@@ -692,6 +713,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.one is None:
+        # `timeout` ends this process by SIGTERM: as an exception, it ends the processes of parts too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         for line in _everything(options):
             print(line, flush=True)
         return
@@ -702,11 +725,7 @@ def main() -> None:
     if options.tiny:
         size = 16
     try:
-        run = Run(options.out, size=size, device=device)
-        if options.only_compile:
-            _only_compile(options.one, run)
-        else:
-            WORK[options.one](run)
+        WORK[options.one](Run(options.out, size=size, device=device, only_compiles=options.only_compile))
     except Exception:
         traceback.print_exc()
         sys.exit(1)
