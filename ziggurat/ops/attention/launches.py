@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -83,21 +82,24 @@ def kind_of(dtype: torch.dtype, *, width: int, is_biased: bool, precision: str) 
 
 HOPPER_BYTES = 227 * 1024  # of sm_90; sm_80 has 163 KB, sm_86, sm_89 and sm_120 have 99 KB
 _SCRATCH_BYTES = 16 * 1024  # sums over warps, weights on their way from registers into a product
-_TRIED: ContextVar[dict[AttentionPart, AttentionLaunch]] = ContextVar("tried launches")
+# Of the process, not of a thread: autograd goes through the backward pass of a GPU in a thread of its own.
+_TRIED: dict[AttentionPart, AttentionLaunch] = {}
 
 
 @contextmanager
 def launched_as(tried: dict[AttentionPart, AttentionLaunch]) -> Iterator[None]:
-    """Launch some parts otherwise than the table says, for whoever measures or tests launches.
+    """Launch some parts otherwise than the table says, in all threads, for whoever measures or tests launches.
 
     Args:
         tried: of the parts that are meant, for every kind.
     """
-    token = _TRIED.set(_TRIED.get({}) | tried)
+    before = dict(_TRIED)
+    _TRIED.update(tried)
     try:
         yield
     finally:
-        _TRIED.reset(token)
+        _TRIED.clear()
+        _TRIED.update(before)
 
 
 def launch_of(part: AttentionPart, kind: AttentionKind, *, shared_bytes: int = HOPPER_BYTES) -> AttentionLaunch:
@@ -110,7 +112,7 @@ def launch_of(part: AttentionPart, kind: AttentionKind, *, shared_bytes: int = H
             loaded ahead, then tiles are halved.
     """
     # What is being measured may be a launch that does not fit: it is taken as it is.
-    tried = _TRIED.get({}).get(part)
+    tried = _TRIED.get(part)
     if tried is not None:
         return tried
     launch = _of_table(part, kind)
