@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import kernels_gpu
+from ziggurat.testing.pretend_cuda import pretend_cuda
 
 
 def _search(monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> None:
@@ -34,3 +36,17 @@ def test_what_only_compiles_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "kernels.json"
     _search(monkeypatch, out, "--only-compile")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_index_is_built_of_clusters_that_a_gpu_found(tmp_path: Path) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    vectors = torch.randn(500, 8, generator=drawn)
+    found = []
+    with pretend_cuda() as gpu:
+        run = kernels_gpu.Run(tmp_path / "kernels.json", size=16, device=torch.device("cpu"))
+        for device in (torch.device("cpu"), gpu):
+            run.device = device
+            # An operation of tensors of both devices would raise.
+            found.append(kernels_gpu._index_of(run, vectors).stored_order.cpu())
+    assert torch.equal(found[0], found[1])
+    assert sorted(found[0].tolist()) == list(range(500))
