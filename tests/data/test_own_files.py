@@ -136,6 +136,19 @@ def test_labels_of_texts():
     assert read(Label(name="y", positive="won"), ["won", "lost", " won ", "draw"]) == [1, 0, 1, 0]
     assert read(Label(name="y", positive="2"), [1, 2, 2]) == [0, 1, 1]
     assert read(Label(name="y", positive="true"), [True, False]) == [1, 0]
+    assert read(Label(name="y", positive="yes", negative="Yes"), ["yes", "Yes"]) == [1, 0]
+    assert read(Label(name="y", positive="clicked"), ["clicked", "bought", "0"]) == [1, 0, 0]
+    for positive, same in (
+        ("yes", 1),
+        ("yes", True),
+        ("yes", "Yes"),
+        ("yes", "true"),
+        ("clicked", "1"),
+        ("won", "Won"),
+    ):
+        with pytest.raises(DataError, match=f"{positive!r} or another text") as alike:
+            read(Label(name="y", positive=positive), ["no", same])
+        assert "would count as 0" in alike.value.ways_out[0]
     with pytest.raises(DataError, match="'maybe'") as caught:
         read(Label(name="y", positive="yes", negative="no"), ["yes", "maybe"])
     assert "'yes' or 'no'" in caught.value.expected

@@ -40,7 +40,8 @@ maybe = st.one_of(st.just(""), texts)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 label_values = st.one_of(
-    st.fixed_dictionaries({"task": st.sampled_from(list(Task)), "positive_from": st.none() | finite}),
+    st.fixed_dictionaries({"task": st.sampled_from(list(Task))}),
+    st.fixed_dictionaries({"positive_from": finite}),
     st.lists(texts, min_size=2, max_size=2, unique=True).map(lambda two: {"positive": two[0], "negative": two[1]}),
 )
 
@@ -223,6 +224,7 @@ def test_import_needs_no_heavy_library():
     ]
     + [
         (GOOD + '[[label]]\nname = "l"\npositive_from = nan', "positive_from"),
+        (GOOD + '[[label]]\nname = "l"\ntask = "regression"\npositive_from = 4.0', "positive_from = 4"),
         (GOOD + '[[table]]\nname = "u"\nembedding_dim = 1000000000000', "embedding_dim"),
         (GOOD + '[[table]]\nname = "u"\nencoding = "hashing"\nnum_rows = 10000000000000000', "num_rows"),
         ("a = " + "[" * 100_000, "64 deep"),

@@ -20,11 +20,13 @@ from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.schema import MissingLabel, Task
 from ziggurat.models import Model, Outputs
 from ziggurat.recipes.catalogue import table_run
+from ziggurat.recipes.run_config import load_config, run_config_to_json
 from ziggurat.runs.export import ExportConfig
 from ziggurat.training.config import EarlyStopConfig, TrainingConfig
 from ziggurat.training.label_gradients import drowned_labels, far_labels
 from ziggurat.training.metrics.accumulator import r2
 from ziggurat.training.metrics.suspicion import suspicious
+from ziggurat.training.records.run_folder import CONFIG
 
 ROWS = 4000
 CLICK = zg.Label(name="click")
@@ -239,3 +241,17 @@ def test_an_export_answers_numbers_with_all_their_digits(tmp_path: Path, labels:
         ranked = answering.rank({"user": 3}, items)
         found = {int(item.id): item.tasks["dwell"] for item in ranked.items}
         assert [found[item] for item in (1, 5, 7)] == pytest.approx(expected, rel=0, abs=1e-4)
+
+
+def test_a_threshold_of_a_number_is_refused_of_new_runs_and_loaded_of_old_ones(tmp_path: Path) -> None:
+    schema = zg.Schema(features=(zg.Categorical(name="user"),), labels=(replace(DWELL, positive_from=4.0),))
+    config = table_run(zg.LogisticRegressionConfig(), schema)
+    with pytest.raises(SchemaError, match=r"positive_from = 4, task = 'regression'") as wrong:
+        zg.train_run(config, folder=tmp_path / "run", data=rows())
+    assert not (tmp_path / "run" / "config.json").exists()
+    with pytest.raises(SchemaError, match="positive_from"):
+        zg.fit(rows(), schema=schema, out=tmp_path / "fit")
+    assert "take positive_from out" in wrong.value.ways_out[1]
+    (tmp_path / "old").mkdir()
+    CONFIG.write(tmp_path / "old" / "config.json", run_config_to_json(config))
+    assert load_config(tmp_path / "old").table_schema == schema

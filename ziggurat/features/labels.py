@@ -41,7 +41,8 @@ class Label:
         column: the column; defaults to the name.
         task: binary (0/1 or false/true after `positive_from` or `positive`), regression, or one of your own.
         positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
-        positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another.
+        positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another;
+            one that says the same in other words ("Yes", "true") is a bad row, unless it is the one called `negative`.
         negative: if set, only this text is 0 ("no"), and every third one is a bad row. Needs `positive`.
         positive_weight: what a positive counts in the loss, beside its sample weight; a negative counts 1. Metrics and
             scores know nothing of it, so scores above those observed are its due (calibration above 1).
@@ -116,6 +117,31 @@ class Label:
                 f"negative = {self.negative!r}",
                 where=where,
                 ways_out=('texts: positive = "yes", negative = "no"', "numbers: positive_from = 4.0"),
+            )
+
+
+def refuse_threshold_of_number(labels: Iterable[Label], *, where: str) -> None:
+    """Refuse `positive_from` of a label without positives, which nothing would read.
+
+    It is asked where a schema is new, and not by `Label`: runs of schemas that have it were trained, and are loaded.
+
+    Args:
+        labels: of a schema that is new.
+        where: opens the location in errors.
+
+    Raises:
+        SchemaError: names the label.
+    """
+    for label in labels:
+        if label.positive_from is not None and not label.task.has_positives:
+            raise SchemaError(
+                expected='positive_from with task = "binary" only',
+                found=f"positive_from = {label.positive_from:g}, task = {label.task.value!r}",
+                where=f"{where}, label {label.name!r}",
+                ways_out=(
+                    f'take task = "{label.task}" out: then the label is 1 from {label.positive_from:g} on, and else 0',
+                    "take positive_from out: then the number itself is predicted",
+                ),
             )
 
 

@@ -54,6 +54,7 @@ from ziggurat.commands import pasted
 from ziggurat.errors import DataError, SchemaError, ZigguratError, nearest_names
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items, Repeats
+from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Extra,
@@ -161,6 +162,7 @@ def schema_from_toml(text: str, where: str) -> Schema:
     _refuse_unknown(data, BLOCKS, where=f"{where}, top level", what="block")
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
+    refuse_threshold_of_number(labels, where=where)
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
     extras = tuple(_read_item(Extra, entry, place) for entry, place in _entries(data, "extra", where))
     missing = _read_missing(data, where)

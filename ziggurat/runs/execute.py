@@ -36,6 +36,7 @@ from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
+from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
 from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, Model, build_model
@@ -403,6 +404,7 @@ def check_schema_fits(config: RunConfig) -> None:
         SchemaError, ConfigError: as `build_model` raises them.
     """
     schema = config.table_schema
+    refuse_threshold_of_number(schema.labels, where="schema")
     if schema.events is not None or type(config.model) not in MODEL_CONFIGS:
         return
     tables = {name for feature in schema.features if (name := table_of(feature))}

@@ -35,6 +35,7 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import Outcomes, Schema, table_of
 from ziggurat.files.writing import replacing, replacing_folder
 from ziggurat.models import (
@@ -146,6 +147,7 @@ def candidates_of(
     Raises:
         ConfigError: models of samples are not what this table needs; says which are.
     """
+    refuse_threshold_of_number(schema.labels, where="schema")
     _refuse_other_tables(schema)
     summed = pooled_schema(schema)
     models: dict[str, ModelConfig] = {"logistic_regression": LogisticRegressionConfig()}

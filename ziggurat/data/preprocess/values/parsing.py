@@ -64,6 +64,12 @@ _UNKNOWN_WAYS = (
     "take rows without a label out of the file: nothing is learned from a label that nobody knows",
     'keep them for the other labels of the schema: missing = "left_out" in the [[label]]',
 )
+_SAME_WORDS = {
+    "yes": frozenset(["y", "true"]),
+    "y": frozenset(["yes", "true"]),
+    "true": frozenset(["t", "yes"]),
+    "t": frozenset(["true", "yes"]),
+}
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
@@ -528,16 +534,47 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
         wrong = wrong | ~(positive | (texts == wanted[1]).fill_null(False).to_numpy())
     if label.missing is MissingLabel.LEFT_OUT:
         wrong = wrong & ~unknown
+    same_meaning = _says_positive(label, texts) & ~positive
+    wrong = wrong | same_meaning
+    other = repr(label.negative) if label.negative else "another text"
     for index in np.flatnonzero(wrong).tolist():
+        ways_out: tuple[str, ...] = ()
+        if label.negative:
+            ways_out = ("take `negative` out of the label: then every other text is 0",)
+        elif same_meaning[index]:
+            ways_out = (
+                f"write {label.positive!r} there too: it seems to mean the same, and would count as 0",
+                f"where it is a negative, name it: negative = {texts[index]!r}",
+            )
         faults.add(
             index,
             column=series.name,
             reason=BadReason.BAD_LABEL,
-            expected=f"{label.positive!r} or {label.negative or 'another text'!r}, for label {label.name!r}",
+            expected=f"{label.positive!r} or {other}, for label {label.name!r}",
             found="nothing" if texts[index] is None else texts[index],
-            ways_out=("take `negative` out of the label: then every other text is 0",) if label.negative else (),
+            ways_out=ways_out,
         )
     return _with_unknown(label, positive, unknown=unknown)
+
+
+def _says_positive(label: Label, texts: pl.Series) -> np.ndarray:
+    """Mark texts that say what `positive` says in other letters or words; none where the schema names the negative.
+
+    "1" beside "yes" is a label of another file, and no negative. Where `positive` is a number, numbers are classes.
+    """
+    if label.negative:
+        return np.zeros(len(texts), dtype=bool)
+    wanted = label.positive.strip().lower()
+    same = {wanted}
+    if not _is_number_text(wanted):
+        same |= {"1", "true"}
+    same |= _SAME_WORDS.get(wanted, frozenset())
+    return texts.str.to_lowercase().is_in(sorted(same)).fill_null(False).to_numpy()
+
+
+def _is_number_text(text: str) -> bool:
+    """Return whether a text is a number."""
+    return text.lstrip("+-").replace(".", "", 1).isdigit()
 
 
 def _parse_extra(extra: Extra, series: pl.Series, faults: Faults) -> Float32[np.ndarray, "N ..."]:
