@@ -21,7 +21,9 @@ from ziggurat.features.schema_io import write_schema
 from ziggurat.recipes.catalogue import fit_to_rows
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import prepare_run, train_run
-from ziggurat.studies import first_model, trees
+from ziggurat.runs.quality import trees
+from ziggurat.runs.quality.trees import TreesResult, boosted_trees
+from ziggurat.studies import first_model
 from ziggurat.studies.first_model import (
     BUDGET,
     Candidate,
@@ -30,7 +32,6 @@ from ziggurat.studies.first_model import (
     train_first_model,
     without_unknown,
 )
-from ziggurat.studies.trees import TreesResult, boosted_trees
 from ziggurat.training.records.run_folder import CONFIG, RunFolder
 from ziggurat.training.report.progress import NoProgress
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.demo.towers import RanksRow
     from ziggurat.runs.execute import RunResult
+    from ziggurat.runs.quality.trees import TreesResult
 
 AUTO = "auto"
 FIRST_MODEL = "first_model"
@@ -331,6 +332,21 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
             half_widths=found.half_widths.get(split),
         )
         print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
+        print_line(f"  {split:<6} {_trees_text(ours, found.trees, split=split, metric=metric)}")
+
+
+def _trees_text(ours: Mapping[str, float], trees: TreesResult | None, *, split: str, metric: str) -> str:
+    """Compare a run with gradient-boosted trees, or say why nothing was compared."""
+    from ziggurat.runs.quality.trees import trees_library
+    from ziggurat.training.evaluation.evaluate import versus_trees
+
+    if trees is None and not trees_library():
+        return "trees were not tried: no library is installed (pip install lightgbm, or scikit-learn)"
+    text = ""
+    if trees is not None:
+        reached = trees.test if split == "test" else trees.valid
+        text = versus_trees(ours, reached, metric=metric, library=trees.library)
+    return text or f"trees were not tried: there are no validation rows to stop by, or they have no {metric}"
 
 
 def recipes(options: argparse.Namespace, rest: list[str]) -> int:

@@ -6,7 +6,7 @@
     DLRM ────────────────┼───────────── each ─────────────┴─► best by validation ─► FOLDER   its whole training
     DLRM, penalised ─────┤
     DCNv2 ───────────────┘
-    gradient-boosted trees   where a library is installed: compared, and never kept (`trees.py`)
+    gradient-boosted trees   where a library is installed: compared, and never kept (`runs/quality/trees.py`)
 
 Who takes part follows the table: with lists that are read one by one DIN and BST, beside models that sum these lists;
 where most validation rows have an id that training never saw, a DLRM that does without this feature; a single feature
@@ -56,8 +56,8 @@ from ziggurat.recipes.catalogue import table_model, table_run
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
 from ziggurat.runs.quality.baselines import pooled_schema
-from ziggurat.studies.trees import NAME as TREES
-from ziggurat.studies.trees import TreesResult, boosted_trees, trees_library
+from ziggurat.runs.quality.trees import NAME as TREES
+from ziggurat.runs.quality.trees import TreesResult, boosted_trees, trees_library
 from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.evaluation.evaluate import PairsGain
 from ziggurat.training.hooks.hook import Hook

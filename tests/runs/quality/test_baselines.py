@@ -30,9 +30,10 @@ from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.quality.baselines import baseline_config, check_baseline, train_baseline
 from ziggurat.runs.quality.paired import paired_differences
-from ziggurat.training.evaluation.evaluate import versus_baseline
+from ziggurat.training.evaluation.evaluate import versus_baseline, versus_trees
 from ziggurat.training.metrics.accumulator import MetricAccumulator
-from ziggurat.training.records.run_folder import EVALUATION, VERSUS, RunFolder
+from ziggurat.training.records.run_folder import EVALUATION, TREES, VERSUS, RunFolder
+from ziggurat.training.report.page import write_report
 
 SCHEMA = ziggurat.Schema(
     features=(
@@ -77,6 +78,14 @@ def test_a_run_and_its_baseline(
         assert words in page
         assert words in shown
     assert f"<td class=n>{theirs['metrics']['log_loss']:.5f}" in page
+    grown = TREES.read(RunFolder(Path("runs/a")).trees)
+    trees = versus_trees(ours["metrics"], grown["test"], metric="auc", library=grown["library"])
+    assert f"trees {grown['test']:.5f}" in trees
+    assert trees in page
+    assert trees in shown
+    RunFolder(Path("runs/a")).trees.unlink()
+    write_report(Path("runs/a"))
+    assert "trees were not tried" in Path("runs/a/report.html").read_text()
     assert "precision differs (bf16; fp32)" in page
     assert "threads differs" not in page
 
@@ -109,7 +118,11 @@ def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> 
     half = {"auc": 0.008, "gauc": 0.005, "calibration": 0.01, "log_loss": 0.01}
     line = versus_baseline(ours, theirs, metric="auc", name="logistic regression", half_widths=half)
     assert "(+0.00764 ± 0.00800, no difference that these rows can show" in line
-    assert line.endswith("; worse by gauc -0.02000 ± 0.00500")
+    assert line.endswith("; worse by gauc -0.02000 ± 0.00500, calibration 1.20000 instead of 1.00000")
+    ours |= {"log_loss": 0.4, "calibration": 0.9}
+    half["auc"] = 0.001
+    line = versus_baseline(ours, theirs | {"calibration": 0.8}, metric="auc", name="a", half_widths=half)
+    assert line.endswith("better); better by calibration, log_loss too; worse by gauc -0.02000 ± 0.00500")
     assert "better" in versus_baseline(
         ours, theirs, metric="auc", name="logistic regression", half_widths={"auc": 0.001}
     )

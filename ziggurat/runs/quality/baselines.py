@@ -1,5 +1,7 @@
 """Baselines: what popularity alone reaches, and what a sum of weights does. A trained model is shown beside them.
 
+Gradient-boosted trees are grown beside it, where a library is installed (`trees.py`).
+
 Logistic regression knows every feature and no two of them together, so what a model is better than it is what its
 interactions and layers have learned; a model that is not better has learned no more than a sum of weights.
 
@@ -42,10 +44,11 @@ from ziggurat.runs.data_record import refuse_other_data
 from ziggurat.runs.execute import prepare_run, raw_files, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.quality.paired import paired_differences
+from ziggurat.runs.quality.trees import TreesResult, boosted_trees
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator, auc, metric_names
-from ziggurat.training.records.run_folder import VERSUS, RunFolder
+from ziggurat.training.records.run_folder import TREES, VERSUS, RunFolder
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 
@@ -102,6 +105,7 @@ class Baseline:
         epochs: passes over the training rows, in all.
         seconds: of this call; a finished baseline is only evaluated again.
         half_widths: by split and metric, half of the 95 % interval of the run's metric minus the baseline's.
+        trees: what gradient-boosted trees reach; None without a library, or where they have no part in the metric.
     """
 
     name: str
@@ -109,6 +113,7 @@ class Baseline:
     epochs: float
     seconds: float
     half_widths: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    trees: TreesResult | None = None
 
 
 def train_baseline(
@@ -146,6 +151,7 @@ def train_baseline(
     result = train_run(wanted, folder=place.path, resume=started, progress=quiet)
     half_widths = _half_widths(run, place, models=models, progress=quiet)
     VERSUS.write(run.versus, half_widths)
+    trees = _grown_trees(config, wanted, run=run, progress=quiet)
     write_report(run.path)
     steps_per_epoch = -(-prepared.train.num_rows // wanted.training.loader.batch_size)
     return Baseline(
@@ -154,7 +160,29 @@ def train_baseline(
         epochs=result.fit.steps / max(1, steps_per_epoch),
         seconds=time.perf_counter() - begin,
         half_widths=half_widths,
+        trees=trees,
     )
+
+
+def _grown_trees(config: RunConfig, linear: RunConfig, *, run: RunFolder, progress: Progress) -> TreesResult | None:
+    """Grow trees by the metric that decides in a run, and keep what they reach beside it.
+
+    Args:
+        config: of the run.
+        linear: of its baseline, whose lists are pooled: trees read no sequences.
+        run: its folder.
+        progress: shows phases.
+    """
+    metric = config.stop_metric()
+    prepared = prepare_run(linear, progress=progress, fitted=load_preprocessing(RunFolder(run.baseline).preprocessing))
+    progress.begin("grow trees", total=None)
+    grown = boosted_trees(prepared, metric=metric, threads=config.training.threads, seed=config.training.seed)
+    progress.end()
+    if grown is None:
+        run.trees.unlink(missing_ok=True)
+    else:
+        TREES.write(run.trees, grown.to_json(metric=metric))
+    return grown
 
 
 def _half_widths(

@@ -233,7 +233,7 @@ def versus_baseline(
         metric: to compare by.
         name: of the linear model, by `linear_model_name`.
         half_widths: by metric, half of the 95 % interval of the difference; what is smaller is no difference. With it
-            the line also names metrics that are worse.
+            the line also names the other metrics that are better and worse.
     """
     known = half_widths or {}
     ours = metrics.get(metric, math.nan)
@@ -248,20 +248,52 @@ def versus_baseline(
         verdict = "better" if gain > 0 else "worse than a sum of weights"
     bar = f" ± {half_width:.5f}" if metric in known and math.isfinite(half_width) else ""
     line = f"{metric} {ours:.5f}, {name} {theirs:.5f} ({ours - theirs:+.5f}{bar}, {verdict})"
-    worse = [
-        f"{other} {metrics[other] - baseline[other]:+.5f} ± {half:.5f}"
-        for other, half in known.items()
-        if other != metric and _is_worse(other, metrics, baseline, half_width=half)
-    ]
+    better: list[str] = []
+    worse: list[str] = []
+    for other, half in known.items():
+        gain = _gain(other, metrics, baseline)
+        if other == metric or not abs(gain) > half:
+            continue
+        if gain > 0:
+            better.append(other)
+        elif metric_of(other) is metric_of("calibration"):
+            worse.append(f"{other} {metrics[other]:.5f} instead of {baseline[other]:.5f}")
+        else:
+            worse.append(f"{other} {metrics[other] - baseline[other]:+.5f} ± {half:.5f}")
+    line += f"; better by {', '.join(better)} too" if better and verdict == "better" else ""
     return line + (f"; worse by {', '.join(worse)}" if worse else "")
 
 
-def _is_worse(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float], *, half_width: float) -> bool:
-    """Return whether a metric that has a direction is worse by more than the error of the difference."""
-    if not has_direction(name) or name not in metrics or name not in baseline:
-        return False
+def versus_trees(metrics: Mapping[str, float], trees: float, *, metric: str, library: str) -> str:
+    """Compare a model with gradient-boosted trees on the same rows, in a few words; "" where one has no such metric.
+
+    Args:
+        metrics: of the model.
+        trees: the metric that they reach.
+        metric: to compare by.
+        library: that grew them.
+    """
+    ours = metrics.get(metric, math.nan)
+    if not (math.isfinite(ours) and math.isfinite(trees)):
+        return ""
+    gain = ours - trees if higher_is_better(metric) else trees - ours
+    verdict = "better than trees" if gain > 0 else "worse than trees" if gain < 0 else "equal to trees"
+    return f"{metric} {ours:.5f}, trees {trees:.5f} ({ours - trees:+.5f}, {verdict}; {library}, its defaults)"
+
+
+def _gain(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> float:
+    """Return how much better a metric is, and below 0 how much worse; NaN where it has no better.
+
+    Calibration is better where it is nearer to 1.
+    """
+    if name not in metrics or name not in baseline:
+        return math.nan
+    if metric_of(name) is metric_of("calibration"):
+        return abs(baseline[name] - 1.0) - abs(metrics[name] - 1.0)
+    if not has_direction(name):
+        return math.nan
     difference = metrics[name] - baseline[name]
-    return (-difference if higher_is_better(name) else difference) > half_width
+    return difference if higher_is_better(name) else -difference
 
 
 def ordered_batches(dataset: Dataset, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:

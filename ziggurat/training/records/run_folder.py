@@ -77,6 +77,7 @@ TRAFFIC = Format(
 VERSUS = Format(
     name="ziggurat.versus_baseline", what="how far a run and its baseline differ by chance", ways_out=_WAYS_OUT
 )
+TREES = Format(name="ziggurat.trees", what="what gradient-boosted trees reach on the rows of a run", ways_out=_WAYS_OUT)
 EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
 
 
@@ -136,7 +137,7 @@ _NAMES = {
     "dispatch.json",
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
     *("quarantine", "non_finite", ".lock", "run.log", "raw", "probe"),
-    "versus_baseline.json",
+    *("versus_baseline.json", "trees.json"),
 }  # all that a run writes
 
 
@@ -242,6 +243,11 @@ class RunFolder:
     def versus(self) -> Path:
         """Error bars of the differences between the run and its baseline."""
         return self.path / "versus_baseline.json"
+
+    @property
+    def trees(self) -> Path:
+        """Metrics that gradient-boosted trees reach on the same rows."""
+        return self.path / "trees.json"
 
     @property
     def quarantine(self) -> Path:

@@ -32,10 +32,19 @@ from ziggurat.training import metrics
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import best_of
-from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline
+from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline, versus_trees
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.records.log import LogRecord, read_records
-from ziggurat.training.records.run_folder import CONFIG, STARTUP, TRAFFIC, VERSUS, Evaluated, RunFolder, read_evaluation
+from ziggurat.training.records.run_folder import (
+    CONFIG,
+    STARTUP,
+    TRAFFIC,
+    TREES,
+    VERSUS,
+    Evaluated,
+    RunFolder,
+    read_evaluation,
+)
 from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
@@ -309,7 +318,19 @@ def _baseline_text(
     notes = difference_notes([computed_with(run), computed_with(RunFolder(run.baseline))])
     quiet = "".join(f"<p class=quiet>{html.escape(note)}</p>" for note in notes)
     link = '<a href="baseline/report.html">its report</a>'
-    return f"<p>{html.escape(f'{split}: {text}; ' if text else '')}{link}</p>{quiet}"
+    trees = html.escape(f"{split}: {_trees_text(run, evaluations[split]['metrics'], split=split)}")
+    return f"<p>{html.escape(f'{split}: {text}; ' if text else '')}{link}</p><p>{trees}</p>{quiet}"
+
+
+def _trees_text(run: RunFolder, metrics: Mapping[str, float], *, split: str) -> str:
+    """Say how the run compares with gradient-boosted trees, if they were grown."""
+    if run.trees.exists():
+        found = TREES.read(run.trees)
+        trees = math.nan if found[split] is None else found[split]
+        text = versus_trees(metrics, trees, metric=found["metric"], library=found["library"])
+        if text:
+            return text
+    return "gradient-boosted trees were not tried, and may be better"
 
 
 def _slices_section(evaluations: Mapping[str, Evaluated]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +56,21 @@ class TreesResult:
     test: float
     trees: int
     seconds: float
+
+    def to_json(self, *, metric: str) -> dict[str, Any]:
+        """Return the content of a file of `TREES`; what there is not, is null.
+
+        Args:
+            metric: that decides.
+        """
+        return {
+            "metric": metric,
+            "library": self.library,
+            "valid": self.valid if math.isfinite(self.valid) else None,
+            "test": self.test if math.isfinite(self.test) else None,
+            "trees": self.trees,
+            "seconds": self.seconds,
+        }
 
 
 def trees_library() -> str:
