@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ziggurat.config import from_json
+from ziggurat.embeddings import PooledDtype
 from ziggurat.errors import ConfigError
 from ziggurat.recipes.run_config import RunConfig
 
@@ -72,7 +73,16 @@ def read_earlier(path: Path, *, benchmark: str) -> EarlierReport:
 
 def same_settings(reported: Mapping[str, Any], today: Mapping[str, Any], *, where: str) -> bool:
     """Whether two configs of a run, as plain data, are one; what one of them does not name has its default."""
-    return from_json(RunConfig, reported, where=where) == from_json(RunConfig, today, where=where)
+    return _on_a_cpu(from_json(RunConfig, reported, where=where)) == _on_a_cpu(from_json(RunConfig, today, where=where))
+
+
+def _on_a_cpu(config: RunConfig) -> RunConfig:
+    """Return a config with pooled fields in FP32 where they follow the device: these reports are of CPUs."""
+    embedding = config.model.embedding
+    if embedding.pooled is not PooledDtype.AUTO:
+        return config
+    model = replace(config.model, embedding=replace(embedding, pooled=PooledDtype.FP32))
+    return replace(config, model=model)
 
 
 def _refused(benchmark: str, found: str, *, where: str, expected: str) -> ConfigError:
