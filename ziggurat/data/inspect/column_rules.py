@@ -4,7 +4,7 @@ The rules, in the order in which they are tried (first match wins):
 
     nothing, one value                       left out: constant
     every row its own value                  left out: a row id (whole numbers in steps, or text)
-    list of numbers, all of one length       vector
+    list of numbers, all of one length       vector; so is text like "[0.1, 0.2]"
     list of ids, or text like "a|b|c"        sequence if its name says history or ids repeat in a list, else multi-hot
     true/false, text                         categorical (long, nearly unique text is left out)
     whole numbers                            by name (…_id, …_count); below zero: a number; counts (small values are the
@@ -26,6 +26,7 @@ import polars as pl
 
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent, short_number
 from ziggurat.data.preprocess.values.list_ends import find_padding, has_spaces
+from ziggurat.data.preprocess.values.written_vectors import length_of_vectors
 from ziggurat.features.schema import (
     Categorical,
     Dense,
@@ -87,6 +88,10 @@ def words(name: str) -> list[str]:
 
 def guess_feature(facts: ColumnFacts) -> FeatureGuess:
     """The feature that a column most likely is."""
+    length = length_of_vectors(facts.present) if facts.kind is Values.TEXT else 0
+    if length and facts.num_distinct > 1:
+        why = f"every text is {length} numbers ({percent(facts.null_share)} null)"
+        return FeatureGuess(Vector(name=facts.name, dim=length), why)
     left_out = _useless(facts)
     if left_out:
         return FeatureGuess(None, left_out)

@@ -15,7 +15,9 @@ from ziggurat.typed import Dim, checked
 @dataclass(frozen=True, kw_only=True)
 @functools.partial(checked, error=SchemaError)
 class Vector(Feature):
-    """A pretrained vector a row: a (fixed-size) list column of `dim` floats. Null becomes zeros.
+    """A pretrained vector a row: a (fixed-size) list column of `dim` floats, or texts of them. Null becomes zeros.
+
+    In a file of texts a vector is written "[0.1, 0.2]", "0.1 0.2", "0.1|0.2" or "0.1;0.2".
 
     Example:
         >>> zg.Vector(name="title", dim=384).dim

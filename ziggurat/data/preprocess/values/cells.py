@@ -34,6 +34,7 @@ from polars.exceptions import PolarsError
 from ziggurat.data.preprocess.values.list_ends import without_padding
 from ziggurat.data.preprocess.values.vocabulary import hash_series
 from ziggurat.data.preprocess.values.written_lists import refuse_brackets
+from ziggurat.data.preprocess.values.written_vectors import vectors_of_texts
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.written_numbers import WrittenNumbers, ways_to_read
@@ -422,13 +423,16 @@ def read_id_lists(
 
 
 def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> np.ndarray:
-    """(N, dim) float32 vectors of a list column; zeros where null.
+    """(N, dim) float32 vectors of a column of lists, or of texts of numbers; zeros where null.
 
     Faults: a list of another length, a missing or non-finite element.
 
     Raises:
-        SchemaError: not a column of lists of numbers.
+        SchemaError: not a column of lists of numbers, nor of texts.
     """
+    cells = series
+    if series.dtype == pl.String:
+        series = vectors_of_texts(series)
     dtype = series.dtype
     num_rows = len(series)
     if dtype == pl.Null:
@@ -446,7 +450,7 @@ def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> n
             column=series.name,
             reason=BadReason.WRONG_LENGTH,
             expected=f"a vector of {dim} numbers",
-            found=f"{lengths[index]} numbers",
+            found=f"{lengths[index]} numbers" + (f", {cells[index]!r}" if cells.dtype == pl.String else ""),
         )
     right = given & ~wrong
     vectors = np.zeros((num_rows, dim), dtype=np.float64)
@@ -459,7 +463,7 @@ def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> n
             column=series.name,
             reason=BadReason.NOT_FINITE,
             expected=f"a vector of {dim} finite 32-bit numbers",
-            found=series[index].to_list(),
+            found=series[index].to_list() if cells.dtype != pl.String else cells[index],
         )
     vectors[broken] = 0.0
     return vectors.astype(np.float32)
