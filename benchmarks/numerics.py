@@ -4,6 +4,7 @@
     step       a training step whose products are rounded, as a multiple of the time of an FP32 step
     dispatch   a training step by dispatch of its products, against the fastest single precision
     probe      what the statistics of products cost, as a share of a step at the interval that the hook has by default
+    scoring    a linear layer whose weights are integers in blocks, against torch's in FP32, at batches of 1 to 64
 
 Steps are those of the benchmark models (`workload.py`), 2,048 samples on one thread. All contestants of a model live in
 one process and take turns of one step, in an order that rotates; a ratio is the median over rounds. What is counted is
@@ -15,6 +16,7 @@ A part is a function that adds cases to a report, listed in `PARTS`.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import tempfile
 import time
@@ -30,6 +32,7 @@ from benchmarks.report import Report, by_round
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics import BlockFormat
+from ziggurat.numerics.linear import linear, pack_linear
 from ziggurat.numerics.qsnr import NUM_VECTORS, measure_qsnr
 from ziggurat.precision.dispatch import plan_dispatch
 from ziggurat.training.hooks.probe_products import ProbeProducts
@@ -61,6 +64,11 @@ MAX_ROUNDED_TIME = 1.6
 MIN_DISPATCH_SPEED = 0.98
 MAX_PROBE_SHARE = 0.01
 PROBED_BATCHES = 4
+SCORED = ("int8", "mx6", "mx9")
+LAYERS = ((256, 512), (512, 1024), (1024, 1024), (2048, 512))  # outputs, inputs
+SCORED_BATCHES = (1, 4, 16, 64)
+SCORING_REPEATS = 640  # of a batch of one; a turn has as many samples at any batch
+MIN_SCORING_SPEED = 1.3
 UNIT = "samples/CPU s"
 
 
@@ -196,6 +204,63 @@ def measure_probe(report: Report, options: argparse.Namespace) -> None:
         say(f"  {report.notes[-1]}")
 
 
+def measure_scoring(report: Report, options: argparse.Namespace) -> None:
+    """Measure linear layers in few bits against torch's in FP32, in turns of many repeats each.
+
+    The first product of a turn may find its weights in memory; the others find them in the nearest cache that holds
+    them, as a server does that scores with one network.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = ["| outputs × inputs | batch | FP32, µs | " + " | ".join(f"`{name}`" for name in SCORED) + " |"]
+    rows.append("|---|---:|---:" + "|---:" * len(SCORED) + "|")
+    for outputs, inputs in LAYERS:
+        weight = torch.randn(outputs, inputs, generator=generator)
+        bias = torch.randn(outputs, generator=generator)
+        packed = {name: pack_linear(weight, BlockFormat.named(name), bias=bias) for name in SCORED}
+        for batch in SCORED_BATCHES:
+            x = torch.randn(batch, inputs, generator=generator)
+            products: dict[str, Callable[[], object]] = {
+                "fp32": functools.partial(torch.nn.functional.linear, x, weight, bias)
+            }
+            for name, map in packed.items():
+                products[name] = functools.partial(linear, x, map)
+            repeats = max(1, SCORING_REPEATS // batch)
+            with torch.inference_mode():
+                rates = rates_of_products(products, batch=batch, repeats=repeats, rounds=options.rounds)
+            speeds = []
+            for name in SCORED:
+                case = by_round(
+                    f"scoring_{name}_{outputs}x{inputs}_batch{batch}",
+                    ours=(name, rates[name]),
+                    peer=("fp32", rates["fp32"]),
+                    goal=MIN_SCORING_SPEED,
+                    unit=UNIT,
+                )
+                report.cases.append(case)
+                speeds.append(f"{case.ratio:.2f}")
+            fp32_us = batch / statistics.median(rates["fp32"]) * 1e6
+            rows.append(f"| {outputs} × {inputs} | {batch} | {fp32_us:.0f} | {' | '.join(speeds)} |")
+            say(f"  {rows[-1]}")
+    report.tables.append("\n".join(rows))
+
+
+def rates_of_products(
+    products: Mapping[str, Callable[[], object]], *, batch: int, repeats: int, rounds: int
+) -> dict[str, list[float]]:
+    """Return samples a CPU second of products, by round; they take turns of as many repeats as they are told."""
+
+    def repeated(product: Callable[[], object], count: int) -> float:
+        for _ in range(count * repeats):
+            product()
+        return 0.0
+
+    actions = {name: functools.partial(repeated, product) for name, product in products.items()}
+    rates = rates_in_turns(actions, rounds=rounds)
+    # Those rates are of the batches of training steps.
+    factor = repeats * batch / Workload().batch_size
+    return {name: [rate * factor for rate in each] for name, each in rates.items()}
+
+
 def workload_of(model: str) -> Workload:
     """Return what a model trains on: few batches and small tables, since all contestants live in one process."""
     return Workload(model=ModelKind(model), num_batches=4, num_rows=20_000)
@@ -245,4 +310,5 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "step": measure_steps,
     "dispatch": measure_dispatch,
     "probe": measure_probe,
+    "scoring": measure_scoring,
 }

@@ -50,3 +50,22 @@ def test_a_contestant_trains_by_the_kernels_that_were_chosen_for_its_model(tmp_p
     assert "kernels of products" in report.notes[0]
     dispatched = OurContestant(workload, {"precision": "dispatch", "dispatch": str(path), "compile": "off"})
     assert dispatched.run(1) == pytest.approx(trained.run(1), rel=0.05)
+
+
+def test_products_are_counted_in_samples_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(numerics.time, "process_time", lambda: float(next(clock)))
+    calls = list[int]()
+    rates = numerics.rates_of_products({"one": lambda: calls.append(1)}, batch=16, repeats=5, rounds=2)
+    assert rates == {"one": [80.0, 80.0]}  # 5 products of 16 samples in a second
+    assert len(calls) == 15
+
+
+def test_every_layer_batch_and_format_of_scoring_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "LAYERS", ((16, 32),))
+    monkeypatch.setattr(numerics, "SCORED_BATCHES", (1, 2))
+    report = Report(benchmark="numerics", claim="", command="")
+    numerics.measure_scoring(report, numerics.parse_options(["--rounds", "1"]))
+    names = {case.name for case in report.cases}
+    assert names == {f"scoring_{name}_16x32_batch{batch}" for name in numerics.SCORED for batch in (1, 2)}
+    assert len(report.tables[0].splitlines()) == 4
