@@ -27,8 +27,8 @@ from ziggurat.recipes.catalogue import (
     DATA_DLRM,
     FEW_BATCH,
     FEW_ROWS,
-    HALF_MILLION_BATCH,
     MEDIUM_ROWS,
+    MILLION_BATCH,
     MOST_SUMMED,
     SMALL_BATCH,
     SMALL_DCN_V2,
@@ -60,13 +60,13 @@ def sizes_of(config: RunConfig) -> ModelConfig:
 def test_few_rows_get_small_sizes_and_many_rows_large_ones(tmp_path: Path) -> None:
     few = fit_to_rows(run_on(tmp_path / "few.parquet", rows=SMALL_ROWS))
     assert (sizes_of(few), few.training.loader.batch_size) == (SMALL_DLRM, SMALL_BATCH)
-    assert sizes_text(few) == "those for up to 500,000 rows"
+    assert sizes_text(few) == "those for up to 1,000,000 rows"
     crossed = fit_to_rows(run_on(tmp_path / "few.parquet", rows=SMALL_ROWS, recipe="table_dcn_v2"))
     assert (sizes_of(crossed), crossed.training.loader.batch_size) == (SMALL_DCN_V2, SMALL_BATCH)
     fewest = fit_to_rows(run_on(tmp_path / "fewest.parquet", rows=FEW_ROWS))
     assert (sizes_of(fewest), fewest.training.loader.batch_size) == (SMALL_DLRM, FEW_BATCH)
     more = fit_to_rows(run_on(tmp_path / "more.parquet", rows=SMALL_ROWS + 1))
-    assert (sizes_of(more), more.training.loader.batch_size) == (SMALL_DLRM, HALF_MILLION_BATCH)
+    assert (sizes_of(more), more.training.loader.batch_size) == (SMALL_DLRM, MILLION_BATCH)
     more = fit_to_rows(run_on(tmp_path / "more.parquet", rows=SMALL_SIZES_ROWS + 1))
     assert (sizes_of(more), more.training.loader.batch_size) == (DATA_DLRM, LoaderConfig().batch_size)
     assert sizes_text(more) == "those for many rows"
@@ -98,12 +98,22 @@ def test_tables_of_few_rows_learn_by_adam_and_have_time_to_find_pairs(rows: int,
     assert (logistic.training.epochs, logistic.training.table_learning_rate) == (20, 0.2)
 
 
-@pytest.mark.parametrize("rows", [150_000, 300_000, SMALL_SIZES_ROWS + 1])
+@pytest.mark.parametrize("rows", [150_000, 300_000, 600_000, SMALL_SIZES_ROWS, SMALL_SIZES_ROWS + 1])
 def test_no_run_of_more_rows_stops_before_pairs_of_thousands_of_ids_have_shown(rows: int, tmp_path: Path) -> None:
     """On 300,000 rows validation AUC fell for four passes, 1.2 million samples, before pairs brought it up."""
     training = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=rows)).training
     assert training.early_stop.min_steps * training.loader.batch_size >= 2_500_000
     assert training.epochs * rows * 0.8 >= 2_000_000
+
+
+def test_600000_rows_are_trained_as_300000_are(tmp_path: Path) -> None:
+    """Large sizes in batches of 2,048 ended on the plateau of single features."""
+    found = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=600_000))
+    assert isinstance(found.model, DLRMConfig)
+    assert found.model.embedding_dim == SMALL_DLRM.embedding_dim
+    assert found.model.top_start is TopStart.SUM_OF_PAIRS
+    assert found.training.loader.batch_size == 512
+    assert (found.training.epochs, found.training.early_stop.patience) == (7, 3)
 
 
 @pytest.mark.parametrize("setting", [{"pooled": PooledDtype.FP32}, {"kernel": KernelChoice.TORCH}], ids=str)

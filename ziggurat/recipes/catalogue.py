@@ -67,13 +67,13 @@ SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32))
 SMALL_DEEPFM = DeepFMConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
 MOST_SUMMED = 8  # features of a small DLRM that starts with the sum of its products
 FEW_ROWS, FEW_BATCH = 10_000, 64
-SMALL_SIZES_ROWS, HALF_MILLION_BATCH = 500_000, 512
+SMALL_SIZES_ROWS, MILLION_BATCH = 1_000_000, 512
 MEDIUM_ROWS = 2_000_000
 _LEAST_STEPS, _MOST_STEPS = 1_500, 2_500  # of small data: before patience counts, and as many as the epochs amount to
 _LEAST_SAMPLES = 2_560_000  # of more rows, before patience counts: pairs of thousands of ids need as many to show
-_HALF_MILLION_STEPS = 8_000
+_MILLION_STEPS = 8_000
 _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
-_SMALL_EPOCHS, _HALF_MILLION_EPOCHS = (20, 40), (5, 20)
+_SMALL_EPOCHS, _MILLION_EPOCHS = (20, 40), (5, 20)
 _ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
 _SOFT_SAMPLES = 6  # of logistic regression: gradients of single samples that an id's accumulator starts with
 _SIZES: dict[type[ModelConfig], tuple[ModelConfig, ModelConfig]] = {
@@ -250,12 +250,12 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the settings for
     many rows. What they were chosen by stands in docs/experiments, "Which optimizer and patience for a first model of
     few rows?", "Which sizes for a table of few rows?" and "Does the training of a table of 300,000 rows stop on the
-    plateau of single features?".
+    plateau of single features?", and the same of 600,000; of more than a million rows, pairs were not measured.
 
         rows            sizes, batch               tables                          epochs, patience
         to 10,000       small, 64                  sparse Adam at 0.01             2,500 steps (20 to 40 epochs), 3
         to 100,000      small, 256                 sparse Adam at 0.01             the same
-        to 500,000      small, 512                 sparse Adam at 0.01             8,000 steps (5 to 20 epochs), 3
+        to 1,000,000    small, 512                 sparse Adam at 0.01             8,000 steps (5 to 20 epochs), 3
         to 2,000,000    large, 2,048               sparse Adam at 0.01             5, 2
         more            large, 2,048               row-wise Adagrad at 0.02        3, 1
 
@@ -322,9 +322,9 @@ def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
         patience = _MEDIUM_PATIENCE
         least_steps = _LEAST_SAMPLES // batch_size
     elif rows > SMALL_ROWS:
-        batch_size = HALF_MILLION_BATCH
-        fewest, most = _HALF_MILLION_EPOCHS
-        epochs = min(max(-(-_HALF_MILLION_STEPS * batch_size // rows), fewest), most)
+        batch_size = MILLION_BATCH
+        fewest, most = _MILLION_EPOCHS
+        epochs = min(max(-(-_MILLION_STEPS * batch_size // rows), fewest), most)
         least_steps = _LEAST_SAMPLES // batch_size
     else:
         batch_size = FEW_BATCH if rows <= FEW_ROWS else SMALL_BATCH
