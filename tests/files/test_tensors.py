@@ -75,6 +75,9 @@ def test_other_errors_are_left_to_whoever_knows_the_file(path: Path, tmp_path: P
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(SafetensorError):
         load_tensors(path)
+    own = FileError(expected="the tensors of a model", found="others", where=str(path), ways_out="restore it")
+    with pytest.raises(FileError, match="the tensors of a model"), open_tensors(_whole(tmp_path / "c.safetensors")):
+        raise own
     with pytest.raises(RuntimeError, match="of the block"), open_tensors(_whole(tmp_path / "b.safetensors")):
         raise RuntimeError("of the block")
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ziggurat.errors import FileError, MissingFileError
+from ziggurat.errors import FileError, MissingFileError, ZigguratError
 from ziggurat.files.reading import WAYS_OUT
 from ziggurat.files.system_text import text_of
 
@@ -64,6 +64,8 @@ def _refused(path: Path) -> Iterator[None]:
     expected = f"to read {path.name}"
     try:
         yield
+    except ZigguratError:  # some of ours are OSErrors as well
+        raise
     except OSError as problem:
         reason = _reason(path) or problem
         if isinstance(reason, FileNotFoundError):
