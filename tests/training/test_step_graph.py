@@ -373,9 +373,10 @@ def test_a_graph_on_a_gpu_has_the_bits_of_eager_steps(config: ModelConfig) -> No
 
 
 @pytest.mark.gpu
-def test_lists_and_dropout_in_a_graph_on_a_gpu_have_the_bits_of_eager_steps() -> None:
+@pytest.mark.parametrize("kernel", [KernelChoice.TORCH, KernelChoice.TRITON])
+def test_lists_and_dropout_in_a_graph_on_a_gpu_have_the_bits_of_eager_steps(kernel: KernelChoice) -> None:
     config = dataclasses.replace(MODEL, top=dataclasses.replace(TINY, dropout=0.3))
-    assert_same_bits(config, device=real_gpu, inputs=with_lists())
+    assert_same_bits(config, device=real_gpu, inputs=with_lists(), tables=dataclasses.replace(TABLES, kernel=kernel))
 
 
 @pytest.mark.parametrize("device", [pretend_cuda, pytest.param(real_gpu, marks=pytest.mark.gpu)])
