@@ -126,6 +126,7 @@ def of_machine(**facts: str) -> Callable[[DispatchPlan], DispatchPlan]:
     ("change", "message"),
     [
         (lambda plan: replace(plan, model="DLRM"), "a dispatch of DNN"),
+        (lambda plan: replace(plan, choices={}), "nothing would be computed otherwise"),
         (lambda plan: replace(plan, choices={"tower": plan.choices["layer"]}), "tower"),
         (of_machine(machine="another"), "measured with machine"),
         (of_machine(torch="1.0"), "measured with torch"),

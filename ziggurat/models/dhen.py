@@ -97,9 +97,9 @@ class DHENConfig:
         num_bottom_fields: fields that the bottom MLP gives.
         input_dropout: probability of zeroing a number of X₀.
         norm_eps: ε of the norms.
-        norm: after each layer and before the MLPs of `dot` and `fm`: `layer`, as published, or `batch`; see
-            `field_norm.py`. The transformer layer keeps its layer norms.
-        input_norm: of X₀: none, as published, `layer` or `batch`.
+        norm: after each layer and before the MLPs of `dot` and `fm`: `layer`, as published, `batch` or `block`;
+            see `field_norm.py` and `block_norm.py`. The transformer layer keeps its layer norms.
+        input_norm: of X₀: none, as published, `layer`, `batch` or `block`.
         head: hidden layers of the final MLP.
         heads: one final MLP for all labels, or one each.
         init: starting weights of the dense network.

@@ -127,6 +127,8 @@ class DispatchPlan:
         }
         plan = cls(model=facts["model"], machine=facts["machine"], choices=choices, missing=facts["missing"])
         where = f"{path}"
+        if not choices:
+            raise _refusal(f"kernels for products of {model}", "none: nothing would be computed otherwise", where)
         if plan.model != model or not choices.keys() <= modules:
             unknown = ", ".join(sorted(choices.keys() - modules)[:3])
             raise _refusal(f"a dispatch of {model}", f"of {plan.model}" + (f", with {unknown}" * bool(unknown)), where)
@@ -232,7 +234,20 @@ def plan_dispatch(record: ProbeRecord, *, device: torch.device, seed: int = 0) -
         record: statistics of a model's products.
         device: to measure on.
         seed: of the draws.
+
+    Raises:
+        ConfigError: the record is of no product: there is nothing to choose.
     """
+    if not record.products:
+        raise ConfigError(
+            expected="statistics of a model's dense products",
+            found=f"none: {record.num_passes} batches were looked at until step {record.step:,}",
+            where=f"the probe of a run of {record.model}",
+            ways_out=(
+                "take them now: ziggurat numerics dispatch RUN --measure --out dispatch.json",
+                "train with ProbeProducts(every=10): the hook looks at every 100th step by default",
+            ),
+        )
     fast = [kernel for kernel in ProductKernel if kernel.is_fast]
     missing = {kernel.name: lacks for kernel in fast if (lacks := kernel.available(device))}
     here = [kernel for kernel in fast if kernel.name not in missing]

@@ -110,9 +110,11 @@ class Ending:
         elif self.stop_reason:
             reason = f"ended at step {position.step:,} by a hook: {self.stop_reason}"
         else:
+            stop = self.config.early_stop
+            since = f", from step {stop.min_steps:,} on" if position.not_improved > stop.patience else ""
             reason = (
                 f"early stop at step {position.step:,}: {metric} no better in {position.not_improved} evaluations "
-                f"(patience {self.config.early_stop.patience})"
+                f"(patience {stop.patience}{since})"
             )
         if position.best_value is None:
             return reason

@@ -115,7 +115,7 @@ def test_the_verdict_follows_the_direction_of_the_metric() -> None:
 def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> None:
     ours = {"auc": 0.70764, "gauc": 0.61, "calibration": 1.2, "log_loss": 0.5}
     theirs = {"auc": 0.70, "gauc": 0.63, "calibration": 1.0, "log_loss": 0.5}
-    half = {"auc": 0.008, "gauc": 0.005, "calibration": 0.01, "log_loss": 0.01}
+    half = {"auc": 0.008, "gauc": 0.005, "calibration": 0.01, "calibration from 1": 0.01, "log_loss": 0.01}
     line = versus_baseline(ours, theirs, metric="auc", name="logistic regression", half_widths=half)
     assert "(+0.00764 ± 0.00800, no difference that these rows can show" in line
     assert line.endswith("; worse by gauc -0.02000 ± 0.00500, calibration 1.20000 instead of 1.00000")
@@ -123,6 +123,12 @@ def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> 
     half["auc"] = 0.001
     line = versus_baseline(ours, theirs | {"calibration": 0.8}, metric="auc", name="a", half_widths=half)
     assert line.endswith("better); better by calibration, log_loss too; worse by gauc -0.02000 ± 0.00500")
+    # Above and below 1 differ by 0.1 in calibration, and by nothing that these rows show in the distance from 1.
+    far = ours | {"calibration": 1.079}
+    for from_one in ({"calibration from 1": 0.13}, {}):
+        known = {"auc": 0.001, "calibration": 0.05, **from_one}
+        line = versus_baseline(far, theirs | {"calibration": 0.983}, metric="auc", name="a", half_widths=known)
+        assert "calibration" not in line
     assert "better" in versus_baseline(
         ours, theirs, metric="auc", name="logistic regression", half_widths={"auc": 0.001}
     )
@@ -147,7 +153,10 @@ def test_the_error_of_a_difference_is_that_of_models_on_the_same_groups() -> Non
             score = torch.from_numpy(each.astype(np.float32))[:, None]
             accumulator.update(score, label, None, torch.from_numpy(group))
         differences = paired_differences(*accumulators, units=group)
-        assert set(differences) == set(accumulators[0].compute())
+        metrics = accumulators[0].compute()
+        assert set(differences) == {*metrics, "calibration from 1"}
+        distances = [abs(each.compute()["calibration"] - 1.0) for each in accumulators]
+        assert differences["calibration from 1"].value == pytest.approx(distances[0] - distances[1])
         assert abs(differences["auc"].value) < 2 * differences["auc"].half_width
         found.append(differences["auc"].half_width)
     assert 0.0 < found[0] < found[1] < 0.05  # what both models know alike is no part of the error

@@ -10,6 +10,7 @@ import torch
 from tests.training.hooks.test_hooks import log_of, same, trainer_in, weights_of
 from ziggurat.errors import ConfigError
 from ziggurat.numerics.probe.record import newest_probe, probes_of
+from ziggurat.precision.dispatch import plan_dispatch
 from ziggurat.training.hooks.hook import hooks_named
 from ziggurat.training.hooks.probe_products import ProbeProducts
 
@@ -40,6 +41,17 @@ def test_resumed_probe_is_that_of_a_run_that_never_stopped(tmp_path: Path) -> No
         for first, second in ((product.left, other.left), (product.right, other.right)):
             ours, theirs = first.tensors(), second.tensors()
             assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+
+
+def test_a_run_that_is_too_short_for_the_interval_says_that_nothing_was_kept(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "short")
+    said: list[str] = []
+    trainer.progress.say = said.append
+    trainer.fit(hooks=[ProbeProducts(every=100)])
+    (line,) = [line for line in said if "probe_products" in line]
+    assert "every 100th step, and there were 8" in line
+    with pytest.raises(ConfigError, match="none: 0 batches were looked at"):
+        plan_dispatch(newest_probe(tmp_path / "short" / "probe"), device=torch.device("cpu"))
 
 
 def test_hook_is_found_by_its_name_and_refuses_no_interval() -> None:

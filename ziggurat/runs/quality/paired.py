@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
+from ziggurat.training.evaluation.evaluate import from_one, is_best_at_one
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 
@@ -51,4 +52,10 @@ def paired_differences(
 
 
 def _differences(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: value - second[name] for name, value in first.items() if name in second}
+    """Return first minus second, and of a metric that is best at 1 how much farther from it the first is."""
+    both = [name for name in first if name in second]
+    found = {name: first[name] - second[name] for name in both}
+    for name in both:
+        if is_best_at_one(name):
+            found[from_one(name)] = abs(first[name] - 1.0) - abs(second[name] - 1.0)
+    return found

@@ -232,8 +232,9 @@ def versus_baseline(
         baseline: of the linear model.
         metric: to compare by.
         name: of the linear model, by `linear_model_name`.
-        half_widths: by metric, half of the 95 % interval of the difference; what is smaller is no difference. With it
-            the line also names the other metrics that are better and worse.
+        half_widths: by metric, half of the 95 % interval of the difference, and of the differences of distances from 1
+            (`from_one`); what is smaller is no difference. With it the line also names the other metrics that are
+            better and worse.
     """
     known = half_widths or {}
     ours = metrics.get(metric, math.nan)
@@ -250,13 +251,14 @@ def versus_baseline(
     line = f"{metric} {ours:.5f}, {name} {theirs:.5f} ({ours - theirs:+.5f}{bar}, {verdict})"
     better: list[str] = []
     worse: list[str] = []
-    for other, half in known.items():
+    for other in known:
+        half = known.get(from_one(other), math.nan) if is_best_at_one(other) else known[other]
         gain = _gain(other, metrics, baseline)
         if other == metric or not abs(gain) > half:
             continue
         if gain > 0:
             better.append(other)
-        elif metric_of(other) is metric_of("calibration"):
+        elif is_best_at_one(other):
             worse.append(f"{other} {metrics[other]:.5f} instead of {baseline[other]:.5f}")
         else:
             worse.append(f"{other} {metrics[other] - baseline[other]:+.5f} ± {half:.5f}")
@@ -281,6 +283,16 @@ def versus_trees(metrics: Mapping[str, float], trees: float, *, metric: str, lib
     return f"{metric} {ours:.5f}, trees {trees:.5f} ({ours - trees:+.5f}, {verdict}; {library}, its defaults)"
 
 
+def is_best_at_one(name: str) -> bool:
+    """Return whether a metric is best at 1, and so neither higher nor lower is better: calibration."""
+    return metric_of(name) is metric_of("calibration")
+
+
+def from_one(name: str) -> str:
+    """Return the name under which differences of a metric's distances from 1 are kept."""
+    return f"{name} from 1"
+
+
 def _gain(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> float:
     """Return how much better a metric is, and below 0 how much worse; NaN where it has no better.
 
@@ -288,7 +300,7 @@ def _gain(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float]
     """
     if name not in metrics or name not in baseline:
         return math.nan
-    if metric_of(name) is metric_of("calibration"):
+    if is_best_at_one(name):
         return abs(baseline[name] - 1.0) - abs(metrics[name] - 1.0)
     if not has_direction(name):
         return math.nan

@@ -19,6 +19,7 @@ from ziggurat.numerics.probe.record import probes_of
 from ziggurat.training.hooks.hook import Hook
 
 if TYPE_CHECKING:
+    from ziggurat.training.ending import FitResult
     from ziggurat.training.judging import MadeStep
     from ziggurat.training.trainer import Trainer
 
@@ -78,6 +79,16 @@ class ProbeProducts(Hook):
         del trainer
         if made.step % self.every == 0:
             self._begun.take(made.batch)
+
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        """Say that nothing was looked at, where a run is too short for its interval."""
+        del result
+        if not self._begun.record.num_passes:
+            trainer.progress.say(
+                f"warning: the hook {self.name} looked at no batch: it looks at every {self.every:,}th step, and there "
+                f"were {trainer.position.step:,}. Of the finished run: ziggurat numerics probe RUN --measure; while it "
+                f"trains: ProbeProducts(every={max(1, trainer.position.step // 10)})"
+            )
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Write the statistics, and remove those of checkpoints that are gone."""
