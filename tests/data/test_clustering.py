@@ -108,6 +108,14 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
         cluster_by_session([tmp_path / "log.parquet"], session="sesion", out=tmp_path / "out.parquet")
     with pytest.raises(DataError, match="another one exists"):
         cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "log.parquet")
+    out = tmp_path / "whole.parquet"
+    cluster_by_session([tmp_path / "log.parquet"], session="session", out=out)
+    assert cluster_by_session([tmp_path / "log.parquet"], session="session", out=out).reused
+    content = bytearray(out.read_bytes())
+    content[100] ^= 1
+    out.write_bytes(content)
+    with pytest.raises(DataError, match="or one that is damaged"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", out=out)
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "log.parquet").read_bytes()[:-100])
     with pytest.raises(DataError):
         cluster_by_session([tmp_path / "cut.parquet"], session="session", out=tmp_path / "out.parquet")

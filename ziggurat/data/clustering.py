@@ -41,6 +41,7 @@ from ziggurat.data.column_encodings import smallest_encodings
 from ziggurat.data.preprocess.fit.work import PublishedError, Work, damaged_line
 from ziggurat.data.preprocess.values.times import is_date_column, readable_times
 from ziggurat.data.raw.dates import DateOrder, OrderSigns
+from ziggurat.data.raw.parquet_seal import is_sealed_and_whole, seal_parquet
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.session_columns import source_with_sessions
 from ziggurat.errors import DataError
@@ -131,7 +132,7 @@ def cluster_by_session(
     if counts is None:
         raise DataError(
             expected="a file that does not exist yet, or the result of the same files and settings",
-            found="another one exists",
+            found="another one exists, or one that is damaged",
             where=str(target),
             ways_out=("choose another name", "delete it"),
         )
@@ -146,7 +147,9 @@ def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
     """Return what clustering found when it made this file of the same files; None if something else made it."""
     try:
         made = json.loads((pq.read_metadata(target).metadata or {})[_MADE])
-        return made["counts"] if made["fingerprint"] == fingerprint else None
+        if made["fingerprint"] != fingerprint or not is_sealed_and_whole(target):
+            return None
+        return made["counts"]
     except (KeyError, ValueError, pa.ArrowException, OSError):
         return None
 
@@ -209,6 +212,7 @@ class _Clustering:
                 if is_mine:
                     with replacing(self._work.target, error=DataError) as path:
                         self.write([folder / name for name in spread["buckets"]], path, fingerprint)
+                        seal_parquet(path)
                     return
             self._work.wait()
 

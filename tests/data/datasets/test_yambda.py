@@ -59,7 +59,8 @@ def test_converted_events_that_were_cut_are_made_again(tmp_path: Path) -> None:
     folder = write(tmp_path / "files")
     path = fetch_yambda(source=folder, cache=tmp_path)
     whole = path.read_bytes()
-    for left in (whole[:-100], whole[: len(whole) // 2], b""):
+    flipped = bytes([*whole[:200], whole[200] ^ 1, *whole[201:]])
+    for left in (whole[:-100], whole[: len(whole) // 2], b"", flipped):
         path.write_bytes(left)
         assert fetch_yambda(source=folder, cache=tmp_path) == path
         assert path.read_bytes() == whole

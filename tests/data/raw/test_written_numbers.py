@@ -133,6 +133,19 @@ def test_settings_of_numbers_are_younger_than_prepared_data():
     assert DataConfig(signs=NumberSigns.STRIP).text.numbers == WrittenNumbers(signs=NumberSigns.STRIP)
 
 
+@pytest.mark.parametrize("mark", [" ", "'", "."])
+def test_whole_numbers_between_marks_fit_columns_with_a_decimal_comma(mark: str) -> None:
+    columns = {
+        "price": pl.Series([f"2{mark}347,56", "17,5"]),
+        "views": pl.Series([f"2{mark}323{mark}712", f"120{mark}331"]),
+    }
+    found = find_marks(columns, separator=";")
+    assert found.marked == {"price", "views"}
+    (note,) = found.warnings
+    assert "in another way" not in note
+    assert found.numbers.cast(columns["views"]).to_list() == [2_323_712.0, 120_331.0]
+
+
 def test_a_column_without_thousands_is_read_as_one_that_has_them() -> None:
     """Prices below a thousand say nothing against the point that another column has between its thousands."""
     columns = {

@@ -29,7 +29,7 @@ import polars as pl
 
 from ziggurat.cache import cache_folder
 from ziggurat.data.datasets.fetch import is_complete, require_file, write_dataset
-from ziggurat.data.raw.parquet_seal import Seal, seal_parquet
+from ziggurat.data.raw.parquet_seal import is_sealed_and_whole, seal_parquet
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
@@ -114,11 +114,8 @@ def fetch_yambda(*, source: str | os.PathLike[str] | None = None, cache: str | o
 
 
 def _is_sealed(path: Path) -> bool:
-    """Return whether converted events are there, with a seal that fits; what readers find in the body they refuse."""
-    try:
-        return path.exists() and Seal.find(path) is not None
-    except DataError:
-        return False
+    """Return whether converted events are there, as they were written: every byte is read."""
+    return path.exists() and is_sealed_and_whole(path)
 
 
 def _convert(paths: dict[str, Path], out: Path) -> None:

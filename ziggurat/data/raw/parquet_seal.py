@@ -63,6 +63,18 @@ def seal_parquet(path: str | Path) -> None:
         os.fsync(file.fileno())
 
 
+def is_sealed_and_whole(path: str | Path) -> bool:
+    """Return whether a file has a seal, and every byte is as it was written."""
+    try:
+        seal = Seal.find(Path(path))
+        if seal is None:
+            return False
+        seal.check(0, seal.body_bytes, what="the file")
+    except (DataError, OSError):
+        return False
+    return True
+
+
 @dataclass
 class Seal:
     """The verified seal of an open file; `check` verifies parts of its body on demand.

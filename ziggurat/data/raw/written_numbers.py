@@ -338,7 +338,10 @@ class _Texts:
         if marks in self.readings or marks.thousands is ThousandsMark.NONE:
             return self.readings.get(marks)
         if self.unique.str.contains(_CHARACTERS[marks.thousands]).any():
-            return None
+            if self.unique.str.contains(r"[.,]").any():
+                return None
+            # Whole numbers between spaces: it makes no difference which mark fractions would have.
+            return next((each for other, each in self.readings.items() if other.thousands is marks.thousands), None)
         return self.readings.get(replace(marks, thousands=ThousandsMark.NONE))
 
     def is_read_by(self, marks: WrittenNumbers) -> bool:
