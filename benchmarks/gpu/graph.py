@@ -53,9 +53,15 @@ from ziggurat.training.upload import Upload
 
 PARTS = ("bits", "dlrm_8192", "dlrm_65536", "models")
 LIMITS_S = {"bits": 50.0, "dlrm_8192": 45.0, "dlrm_65536": 110.0, "models": 60.0}
+_ROOT = Path(__file__).resolve().parents[2]
 _ROUNDS = 3
 _CALLS = 12  # of a contestant in a round
 _WARM = 12  # steps until a graph is recorded, and replayed
+
+
+def _traceback() -> list[str]:
+    """Return the lines of the present error's traceback; a report names no folder of a machine."""
+    return traceback.format_exc().replace(f"{_ROOT}/", "").splitlines()
 
 
 class Run:
@@ -86,7 +92,7 @@ class Run:
         except Exception as error:
             facts = {
                 "failed": f"{type(error).__name__}: {error}",
-                "traceback": traceback.format_exc().splitlines()[-40:],
+                "traceback": _traceback()[-40:],
             }
             if self.is_gpu:
                 torch.cuda.empty_cache()
@@ -224,7 +230,7 @@ def _in_turns(run: Run, name: str, contest: Mapping[str, Contestant | Tuned], *,
                 contestant.run()
             run.wait()
         except Exception as error:
-            run.say(f"{name}_{each}", failed=str(error), traceback=traceback.format_exc().splitlines()[-60:])
+            run.say(f"{name}_{each}", failed=str(error), traceback=_traceback()[-60:])
             if isinstance(contestant, Contestant):
                 _pieces(run, f"{name}_{each}", contestant)
             continue

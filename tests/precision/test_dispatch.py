@@ -66,14 +66,16 @@ def test_each_direction_computes_by_its_own_kernel() -> None:
 
 def test_operands_of_one_kernel_are_converted_once_and_give_the_same_bits() -> None:
     arithmetic = plan(forward="bf16", input_gradient="bf16", weight_gradient="bf16").arithmetic("layer")
-    left, weight = torch.randn(3, 32, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True)
+    left = torch.randn(3, 32, 16, requires_grad=True)
+    weight = torch.randn(8, 16, requires_grad=True)
     gradient = torch.randn(3, 32, 8)
     product = arithmetic.matmul(left, weight.t())
     saved = product.grad_fn.saved_tensors  # type: ignore[union-attr]
     assert {each.dtype for each in saved} == {torch.bfloat16}
     product.backward(gradient)
     multiply = ProductKernel.named("bf16").multiply
-    rows, right = left.detach(), weight.detach().t()
+    rows = left.detach()
+    right = weight.detach().t()
     assert product.equal(multiply(rows, right))
     assert left.grad is not None
     assert left.grad.dtype is torch.float32
@@ -93,7 +95,8 @@ def test_products_in_fp32_alone_stay_native_and_broadcast_gradients_are_summed()
 
 def test_a_kernel_that_does_not_take_a_shape_gives_way_to_fp32_and_says_so_once() -> None:
     arithmetic = DispatchedArithmetic({Direction.FORWARD: ProductKernel.named("int8")}, module="top.layers.0")
-    left, right = torch.randn(4, 7), torch.randn(7, 8)
+    left = torch.randn(4, 7)
+    right = torch.randn(7, 8)
     for _ in range(2):
         assert arithmetic.matmul(left, right).equal(left @ right)
     assert arithmetic.take_news() == [

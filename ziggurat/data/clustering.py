@@ -129,7 +129,8 @@ def cluster_by_session(
             except PublishedError:
                 is_there = True
     counts = _counts_of(target, fingerprint)
-    if counts is None:
+    # What was just written is not read once more.
+    if counts is None or (is_there and not is_sealed_and_whole(target)):
         raise DataError(
             expected="a file that does not exist yet, or the result of the same files and settings",
             found="another one exists, or one that is damaged",
@@ -147,9 +148,7 @@ def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
     """Return what clustering found when it made this file of the same files; None if something else made it."""
     try:
         made = json.loads((pq.read_metadata(target).metadata or {})[_MADE])
-        if made["fingerprint"] != fingerprint or not is_sealed_and_whole(target):
-            return None
-        return made["counts"]
+        return made["counts"] if made["fingerprint"] == fingerprint else None
     except (KeyError, ValueError, pa.ArrowException, OSError):
         return None
 

@@ -6,7 +6,6 @@ safetensors lets torch map a file, and torch says "unable to open file <…>: To
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterator
@@ -20,14 +19,9 @@ from torch import Tensor
 
 from ziggurat.errors import FileError, MissingFileError, ZigguratError
 from ziggurat.files.reading import WAYS_OUT
-from ziggurat.files.system_text import text_of
+from ziggurat.files.system_text import WAYS_OUT_OF_PROCESS, text_of
 
 _OF_TORCH = re.compile(r"unable to (?:open|mmap|stat|read)\b.*: (?P<text>[^:]*) \((?P<number>\d+)\)", re.DOTALL)
-_WAYS_OUT = {
-    errno.EMFILE: ("raise the limit on open files (ulimit -n), and give the same command again",),
-    errno.ENFILE: ("end other programs of this machine that hold many files open, and give the same command again",),
-    errno.ENOMEM: ("end other programs that take memory, and give the same command again",),
-}
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -72,13 +66,13 @@ def _refused(path: Path) -> Iterator[None]:
             raise MissingFileError(
                 expected=expected, found="no such file", where=str(path), ways_out=WAYS_OUT
             ) from problem
-        ways_out = _WAYS_OUT.get(reason.errno or 0, WAYS_OUT)
+        ways_out = WAYS_OUT_OF_PROCESS.get(reason.errno or 0, WAYS_OUT)
         raise FileError(expected=expected, found=text_of(reason), where=str(path), ways_out=ways_out) from problem
     except RuntimeError as problem:
         said = _OF_TORCH.search(str(problem))
         if said is None:
             raise
-        ways_out = _WAYS_OUT.get(int(said["number"]), WAYS_OUT)
+        ways_out = WAYS_OUT_OF_PROCESS.get(int(said["number"]), WAYS_OUT)
         raise FileError(expected=expected, found=said["text"].strip(), where=str(path), ways_out=ways_out) from problem
 
 

@@ -103,7 +103,7 @@ class PackedLinear:
 
     @functools.cached_property
     def c_linear(self) -> CLinear:
-        """What C++ is told; it points into these tensors."""
+        """Describe the map to C++; the struct points into these tensors."""
         return CLinear(
             codes=self.codes.data_ptr(),
             exponents=None if self.exponents is None else self.exponents.data_ptr(),

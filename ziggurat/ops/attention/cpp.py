@@ -28,12 +28,13 @@ import ctypes
 from ctypes import c_float, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from ziggurat.ops.attention.kept_inputs import AttentionCtx, keep_inputs
 from ziggurat.ops.attention.problem import (
     AttentionBias,
     AttentionMask,
@@ -44,7 +45,6 @@ from ziggurat.ops.attention.problem import (
 )
 from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
-from ziggurat.ops.function_ctx import Ctx
 from ziggurat.ops.kernel_choice import constant_when_compiled
 
 _SOURCE = CppSource(
@@ -311,29 +311,7 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 
 
-_NUM_TENSORS: Final = 11  # of the inputs of attention_op
-# Queries, keys, values and offsets are always there; what follows them depends on the layout and the biases.
-_Given = Tensor | None
-_Inputs = tuple[
-    Tensor, Tensor, Tensor, Tensor, _Given, _Given, _Given, _Given, _Given, _Given, _Given, *tuple[float | str, ...]
-]
-
-
-class _AttentionCtx(Ctx, Protocol):
-    options: tuple[float | str, ...]  # numbers and the form, behind the tensors
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]: ...
-
-
-def _keep(ctx: _AttentionCtx, inputs: _Inputs, output: tuple[Tensor, Tensor]) -> None:
-    # The logarithms are an output only because backward reads them.
-    ctx.mark_non_differentiable(output[1])
-    ctx.options = inputs[_NUM_TENSORS:]
-    ctx.save_for_backward(*inputs[:_NUM_TENSORS], *output)
-
-
-def _differentiate(ctx: _AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, out, lse = ctx.saved_tensors
     dq, dk, dv, d_pos, d_time = attention_backward_op(grad, out, lse, *inputs, *ctx.options)
     w_pos = inputs[6]
@@ -342,7 +320,7 @@ def _differentiate(ctx: _AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -
     return (dq, dk, dv, None, None, None, *of_biases, None, None, None, *[None] * len(ctx.options))
 
 
-attention_op.register_autograd(_differentiate, setup_context=_keep)
+attention_op.register_autograd(_differentiate, setup_context=keep_inputs)
 
 
 @register_flop_formula(torch.ops.ziggurat.jagged_attention, get_raw=True)

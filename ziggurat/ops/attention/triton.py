@@ -25,7 +25,7 @@ Sources: arXiv 2402.17152, section 3.2; tiles, online softmax and the recomputed
 from __future__ import annotations
 
 import functools
-from typing import Any, Final, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.attention.cpp import backward_flops, forward_flops
+from ziggurat.ops.attention.kept_inputs import AttentionCtx, keep_inputs
 from ziggurat.ops.attention.launches import HOPPER_BYTES, AttentionLaunch, AttentionPart, kind_of, launch_of
 from ziggurat.ops.attention.problem import (
     AttentionBias,
@@ -44,7 +45,6 @@ from ziggurat.ops.attention.problem import (
     check_problem,
 )
 from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_limits
-from ziggurat.ops.function_ctx import Ctx
 from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.to_device import to_device
 
@@ -490,28 +490,7 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 
 
-_NUM_TENSORS: Final = 11  # of the inputs of attention_triton_op
-# Queries, keys, values and offsets are always there; what follows them depends on the layout and the biases.
-_Given = Tensor | None
-_Inputs = tuple[
-    Tensor, Tensor, Tensor, Tensor, _Given, _Given, _Given, _Given, _Given, _Given, _Given, *tuple[float | str, ...]
-]
-
-
-class _AttentionCtx(Ctx, Protocol):
-    options: tuple[float | str, ...]  # numbers and the form, behind the tensors
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]: ...
-
-
-def _keep(ctx: _AttentionCtx, inputs: _Inputs, output: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(output[1])
-    ctx.options = inputs[_NUM_TENSORS:]
-    ctx.save_for_backward(*inputs[:_NUM_TENSORS], *output)
-
-
-def _differentiate(ctx: _AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, out, lse = ctx.saved_tensors
     dq, dk, dv, d_pos, d_time = attention_triton_backward_op(grad, out, lse, *inputs, *ctx.options)
     w_pos = inputs[6]
@@ -520,6 +499,6 @@ def _differentiate(ctx: _AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -
     return (dq, dk, dv, None, None, None, *of_biases, None, None, None, *[None] * len(ctx.options))
 
 
-attention_triton_op.register_autograd(_differentiate, setup_context=_keep)
+attention_triton_op.register_autograd(_differentiate, setup_context=keep_inputs)
 register_flop_formula(torch.ops.ziggurat.jagged_attention_triton, get_raw=True)(forward_flops)
 register_flop_formula(torch.ops.ziggurat.jagged_attention_triton_backward, get_raw=True)(backward_flops)

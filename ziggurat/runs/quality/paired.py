@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from ziggurat.training.evaluation.evaluate import from_one, is_best_at_one
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
+from ziggurat.training.metrics.metric import from_one, is_best_at_one
 
 
 @dataclass(frozen=True, kw_only=True)

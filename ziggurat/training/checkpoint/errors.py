@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ziggurat.errors import CheckpointError
+from ziggurat.files.system_text import WAYS_OUT_OF_PROCESS
 
 STEP_NAME = re.compile(r"step-([0-9]{12})")
 _WAYS_OUT = {
@@ -24,12 +25,6 @@ _WAYS_OUT = {
     errno.EACCES: ("give this user write access to the folder", "choose another checkpoint folder"),
     errno.EPERM: ("give this user write access to the folder", "choose another checkpoint folder"),
     errno.EIO: ("look for disk errors in the system log (dmesg)", "choose a checkpoint folder on another disk"),
-}
-
-_OF_THIS_PROCESS = {
-    errno.EMFILE: ("raise the limit on open files (ulimit -n), and give the same command again",),
-    errno.ENFILE: ("end other programs of this machine that hold many files open, and give the same command again",),
-    errno.ENOMEM: ("end other programs that take memory, and give the same command again",),
 }
 
 
@@ -86,11 +81,11 @@ def reading(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except OSError as error:
-        if error.errno in _OF_THIS_PROCESS:  # the file may be as it was written: no older checkpoint is to be taken
+        if error.errno in WAYS_OUT_OF_PROCESS:  # the file may be as it was written: no older checkpoint is to be taken
             raise CheckpointError(
                 expected="to read the checkpoint",
                 found=error.strerror or str(error),
                 where=str(path),
-                ways_out=_OF_THIS_PROCESS[error.errno],
+                ways_out=WAYS_OUT_OF_PROCESS[error.errno],
             ) from error
         raise damaged(path, expected="a readable file", found=error.strerror or str(error)) from error

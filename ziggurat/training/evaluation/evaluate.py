@@ -32,7 +32,7 @@ from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.full_ranking import answered_instead
-from ziggurat.training.metrics.metric import has_direction, higher_is_better, metric_of
+from ziggurat.training.metrics.metric import from_one, has_direction, higher_is_better, is_best_at_one, metric_of
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
 
@@ -281,16 +281,6 @@ def versus_trees(metrics: Mapping[str, float], trees: float, *, metric: str, lib
     gain = ours - trees if higher_is_better(metric) else trees - ours
     verdict = "better than trees" if gain > 0 else "worse than trees" if gain < 0 else "equal to trees"
     return f"{metric} {ours:.5f}, trees {trees:.5f} ({ours - trees:+.5f}, {verdict}; {library}, its defaults)"
-
-
-def is_best_at_one(name: str) -> bool:
-    """Return whether a metric is best at 1, and so neither higher nor lower is better: calibration."""
-    return metric_of(name) is metric_of("calibration")
-
-
-def from_one(name: str) -> str:
-    """Return the name under which differences of a metric's distances from 1 are kept."""
-    return f"{name} from 1"
 
 
 def _gain(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> float:

@@ -59,6 +59,7 @@ class _Calibration(Metric):
     name = "calibration"
     in_few_bits = True
     higher_is_better = None
+    is_best_at_one = True
     is_first_look = True
 
     def compute(self, judged: Judged) -> float:

@@ -84,6 +84,7 @@ class Metric(Specification, kind="metric"):
         shown: what people call it; its name where this is left out.
         task: of the labels that it judges.
         higher_is_better: None for one that is best in the middle: nothing is chosen by it.
+        is_best_at_one: neither higher nor lower is better, but what is nearer to 1.
         needs_groups: it looks at the samples of each group (a user) for themselves.
         has_places: it looks at the first k places, and its name says how many.
         ranks_all: it is of a full ranking of all items (`full_ranking.py`), not of scored samples.
@@ -103,6 +104,7 @@ class Metric(Specification, kind="metric"):
     shown: ClassVar[str] = ""
     task: ClassVar[Task] = USUAL
     higher_is_better: ClassVar[bool | None] = True
+    is_best_at_one: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
     has_places: ClassVar[bool] = False
     ranks_all: ClassVar[bool] = False
@@ -269,6 +271,17 @@ def _first(task: Task, has: Callable[[Metric], bool], *, what: str) -> Metric:
             ways_out=("judged_like = Task.REGRESSION in the task", f"a Metric with task = Task.{task.name.upper()}"),
         )
     return found
+
+
+def is_best_at_one(name: str) -> bool:
+    """Return whether a metric is a known one that is better the nearer it is to 1, as calibration is."""
+    metric = metric_of(name)
+    return metric is not None and metric.is_best_at_one
+
+
+def from_one(name: str) -> str:
+    """Return the name under which differences of a metric's distances from 1 are kept."""
+    return f"{name} from 1"
 
 
 def has_direction(name: str) -> bool:
