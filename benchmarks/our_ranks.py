@@ -216,9 +216,10 @@ def timed_phases(variant: OurVariant, clock: PhaseClock) -> Iterator[None]:
         (Tensor, "backward", "backward: compute, dense gradients"),
     ]
     hops: list[tuple[str, BlockExchange]] = [("hop", embeddings.hop)]  # type: ignore[list-item]
-    if model.towers is not None:
-        hops = [("intra-group all-to-all", embeddings.hop), ("inter-group all-to-all", model.towers.hop)]  # type: ignore[list-item]
-        places.append((model.towers, "forward", "tower modules"))
+    transform = variant.parallel.fields.towers
+    if transform is not None:
+        hops = [("intra-group all-to-all", embeddings.hop), ("inter-group all-to-all", transform.hop)]  # type: ignore[list-item]
+        places.append((transform, "_run", "tower modules"))
     for name, hop in hops:
         places += [
             (hop, "send_values", f"{name} forward, send"),

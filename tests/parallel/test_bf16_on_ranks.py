@@ -63,7 +63,7 @@ def gradient_on_ranks(rank: int, plan_json: Any, num_parts: int) -> dict[str, An
         pipeline.step(local, loss_of=share_of_loss, autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
         parallel.table_optimizer(model).step(GLOBAL_BATCH)
         gradient = None if shard is None or before is None else (before - tables.part(shard)).numpy()
-        lines = rank_sections(model, parallel, overlaps=[], compute=torch.bfloat16)["Ranks"]
+        lines = rank_sections(parallel, overlaps=[], compute=torch.bfloat16)["Ranks"]
         sent = {row["purpose"]: row["bytes"] for row in parallel.traffic.report()}
         reports[name] = {"gradient": gradient, "sent": sent, "lines": lines}
     return reports
@@ -100,8 +100,8 @@ def test_a_default_wire_under_bf16_loses_nothing(num_parts: int) -> None:
 
 def test_stochastic_gradients_are_said() -> None:
     wire = WireConfig(between_towers=WireFormat.BF16, backward_rounding=Rounding.STOCHASTIC)
-    model, parallel = parallel_model(placed(1, Placement.TABLE_WISE, TOWERS, 1), wire)
-    lines = rank_sections(model, parallel, overlaps=[], compute=torch.float32)["Ranks"]
+    _, parallel = parallel_model(placed(1, Placement.TABLE_WISE, TOWERS, 1), wire)
+    lines = rank_sections(parallel, overlaps=[], compute=torch.float32)["Ranks"]
     assert lines["wire between towers"] == "bf16: 2 bytes a number, rounded, gradients stochastic"
 
 

@@ -1,6 +1,6 @@
 """parallelize: a model that was written for one device becomes parallel, and no number changes. All on one page.
 
-    plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group
+    plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group (`SpreadFields`)
                  ─► attention over histories spread over the ranks of a context group
                  ─► dense network replicated or sharded over all ranks
 
@@ -38,11 +38,11 @@ from ziggurat.parallel.dense import (
     ShardedNetwork,
     check_dense,
     parallel_dense,
-    replicate,
 )
 from ziggurat.parallel.exchange.hierarchical import ReductionRoute
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
+from ziggurat.parallel.fields import SpreadFields
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
 from ziggurat.parallel.prioritised.making import prioritise
@@ -51,7 +51,7 @@ from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings, SpreadE
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.repeated import Deduplicated
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
-from ziggurat.parallel.topology import Axis, Lane, Topology
+from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import TowerTransform
 from ziggurat.plan import Plan
 from ziggurat.typed import checked
@@ -99,6 +99,7 @@ class Parallel:
         traffic: what this rank has sent.
         embeddings: of the model, as it calls them.
         spread: the tables of this rank behind them, and the exchange of batches without slices.
+        fields: what the model calls for lookup and towers, and a pipeline starts ahead.
         prioritised: what looks ahead between both; None: nothing does.
         cost: what a sample costs by its lengths, counted before the model was spread (`models/costs/length_cost.py`).
         cost_source: how that was found.
@@ -110,6 +111,7 @@ class Parallel:
     traffic: Traffic
     embeddings: SpreadEmbeddings
     spread: ShardedEmbeddings
+    fields: SpreadFields
     prioritised: PrioritisedExchange | None = None
     cost: SampleCost = field(default_factory=SampleCost)
     cost_source: str = _NOT_COUNTED
@@ -186,32 +188,23 @@ def parallelize(
     deduplicated = Deduplicated(
         prioritised or spread, spread=spread, towers=plan.towers, topology=topology, traffic=traffic
     )
-    # Kept before the slot is filled: the transform is made of the towers of one device.
-    layer = model.towers
     model.embeddings = with_innermost(model.embeddings, deduplicated)
+    embeddings = cast(SpreadEmbeddings, model.embeddings)
+    transform = None
     if plan.towers is not None:
         transform = TowerTransform(
-            layer,
+            model.towers,
             towers=plan.towers,
             embeddings=spread,
             field_dims=field_dims,
             topology=topology,
             wire=config.wire,
+            reduction=config.reduction,
             traffic=traffic,
             flow=flow,
         )
-        # Ranks of a tower group have the same towers: gradients of tower modules are summed there, not by all.
-        transform.replicate(
-            lambda modules: replicate(
-                modules,
-                group=topology.lane(Axis.TOWER, Lane.DENSE),
-                reduction=config.reduction,
-                traffic=traffic,
-                purpose="tower module gradients",
-            )
-        )
-        # It is no `TowerLayer`, but takes the same pooled fields and has the same names of weights.
-        model.towers = transform  # type: ignore[assignment]
+    fields = SpreadFields(model, embeddings, towers=transform)
+    model.slots.fields = fields
     if topology.context.size > 1:
         spread_stack(model, topology=topology, traffic=traffic, passing=config.passing)
     dense = DenseNetwork(model)
@@ -235,8 +228,9 @@ def parallelize(
         topology=topology,
         config=config,
         traffic=traffic,
-        embeddings=cast(SpreadEmbeddings, model.embeddings),
+        embeddings=embeddings,
         spread=spread,
+        fields=fields,
         prioritised=prioritised,
         cost=cost,
         cost_source=cost_source,

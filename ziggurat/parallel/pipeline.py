@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +27,9 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
-from ziggurat.parallel.dense import Reduction, unreduced
-from ziggurat.parallel.exchange.collectives import start_sum
+from ziggurat.parallel.dense import unreduced
 from ziggurat.parallel.exchange.in_flight import InFlight
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.parallel.topology import Axis, Lane
-from ziggurat.parallel.towers import TowerTransform
 
 
 @dataclass
@@ -56,7 +53,7 @@ class Pipeline:
         self._model = model
         self._parallel = parallel
         self._embeddings = parallel.embeddings
-        self._towers = model.towers if isinstance(model.towers, TowerTransform) else None
+        self._fields = parallel.fields
         is_cut = num_parts > 1 and parallel.spread.can_start and parallel.prioritised is None
         self.num_parts = num_parts if is_cut else 1
         self._ahead: tuple[Batch, list[Batch]] | None = None
@@ -78,7 +75,7 @@ class Pipeline:
         return lines
 
     def _prioritised_line(self) -> str:
-        hop = "last hop of embeddings" if self._towers is None else "hop inside a tower group"
+        hop = "last hop of embeddings" if self._fields.towers is None else "hop inside a tower group"
         return (
             f"{hop} in two rounds, where both exchanges are measured and this one is faster: rows that the step before "
             "does not touch with its backward pass, their gradients with the next forward pass"
@@ -115,7 +112,7 @@ class Pipeline:
             loss.backward()
             return loss.detach()
         with autocast():
-            started = [self._below(part) for part in parts]
+            started = [_Part(part, self._fields.start(part)) for part in parts]
         self._embeddings.send_ids()
         losses = []
         for index, part in enumerate(started):
@@ -125,16 +122,11 @@ class Pipeline:
                 losses.append(self._above(part, loss_of, autocast=autocast))
         for part in started:
             part.in_flight.backward()
-        self._reduce_towers()
+        if self._fields.towers is not None:
+            self._fields.towers.reduce_gradients()
         return torch.stack(losses).sum()
 
     # --------------------------------------------------------------------------------------------- the parts of a step
-
-    def _below(self, batch: Batch) -> _Part:
-        """Lookup, intra-group all-to-all, tower modules; sends the result over the last hop."""
-        if self._towers is None:
-            return _Part(batch, self._embeddings.start(batch))
-        return _Part(batch, self._towers.start(self._embeddings(batch)))
 
     def _above(
         self,
@@ -146,27 +138,12 @@ class Pipeline:
         """Dense network and loss, there and back; sends the gradient over the last hop."""
         values = part.in_flight.receive()
         fields = part.in_flight.join(values)
-        with autocast(), _given_fields(self._model, fields):
+        with autocast(), self._fields.arrived(fields):
             outputs = self._model.dense_outputs(self._model.embed(part.batch))
         loss = loss_of(outputs, part.batch)
         loss.backward()
         part.in_flight.send_gradients(values)
         return loss.detach()
-
-    def _reduce_towers(self) -> None:
-        """Sum the gradients of tower modules inside their group: one message, on fast links."""
-        group = self._parallel.topology.lane(Axis.TOWER, Lane.DENSE)
-        if self._towers is None or group.process_group is None:
-            return
-        gradients = [p.grad for p in self._towers.parameters() if p.grad is not None]
-        if not gradients:
-            return
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        flat = flat.to(torch.bfloat16) if self._parallel.config.reduction is Reduction.BF16 else flat
-        self._parallel.traffic.count_reduction("tower module gradients", num_bytes=flat.numel() * flat.element_size())
-        start_sum(flat, group=group, purpose="tower module gradients").wait()
-        for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
 
     def _take(self, batch: Batch) -> list[Batch]:
         """The parts of a batch; their ids are on their way already if the batch was announced."""
@@ -189,16 +166,6 @@ class Pipeline:
 
     def _cut(self, batch: Batch) -> list[Batch]:
         return cut_batch(batch, self.num_parts, coupled=self._model.coupled_in(batch))
-
-
-@contextlib.contextmanager
-def _given_fields(model: Model, fields_BX: Tensor) -> Iterator[None]:
-    """Let `embed` find the pooled fields that have arrived, instead of looking them up."""
-    model.slots.fields = fields_BX
-    try:
-        yield
-    finally:
-        model.slots.fields = None
 
 
 def cut_batch(batch: Batch, num_parts: int, *, coupled: int = 1) -> list[Batch]:

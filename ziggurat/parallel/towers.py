@@ -39,15 +39,19 @@ from torch import Tensor, nn
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.models.towers.layer import TowerLayer, pooled_towers
 from ziggurat.models.towers.modules import IdentityTower
+from ziggurat.parallel.dense import Reduction, replicate
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange
+from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.exchange.in_flight import InFlight, Message
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.tables.repeated import PooledParts
-from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.topology import Axis, Lane, Topology
 from ziggurat.parallel.tower_slices import SliceHops, TowerShape
 from ziggurat.plan import Towers
+
+_TOWER_GRADIENTS = "tower module gradients"
 
 
 class OwnTowers(nn.Module):
@@ -73,16 +77,20 @@ class OwnTowers(nn.Module):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-class TowerTransform(nn.Module):
-    """Tower modules and the inter-group all-to-all: takes the place of a model's `TowerLayer`.
+class TowerTransform:
+    """Tower modules and the inter-group all-to-all; `SpreadFields` calls it behind the lookup of many ranks.
+
+    Weights stay those of the model's layer, of which this rank keeps its own modules. Ranks of a tower group have the
+    same towers: gradients of their modules are summed there, not by all.
 
     Args:
-        layer: the towers of the model on one device; None to change only the way (identity modules, and the fields
-            come out in the flat model's order).
+        layer: the towers of the model; None to change only the way (identity modules, and the fields come out in the
+            flat model's order).
         towers: the grouping.
         embeddings: what comes before.
         topology: the ranks.
         wire: formats of the hops.
+        reduction: what gradients of tower modules travel as.
         traffic: counts messages.
         flow: sizes of the batches under way.
     """
@@ -96,11 +104,13 @@ class TowerTransform(nn.Module):
         field_dims: dict[str, int],
         topology: Topology,
         wire: WireConfig,
+        reduction: Reduction,
         traffic: Traffic,
         flow: Flow,
     ) -> None:
-        super().__init__()
         self._topology = topology
+        self._reduction = reduction
+        self._traffic = traffic
         self._flow = flow
         self.towers = towers
         pooled = pooled_towers(towers, embeddings.inputs)
@@ -110,10 +120,12 @@ class TowerTransform(nn.Module):
         if layer is not None:
             output_field_dims = [list(layer.module(t).output_field_dims) for t in range(len(towers))]
         own = topology.towers_of(topology.group_index, num_towers=len(towers))
+        if layer is not None:
+            layer.keep(own)
         modules: dict[int, nn.Module] = {
             tower: IdentityTower(input_field_dims[tower]) if layer is None else layer.module(tower) for tower in own
         }
-        own_towers = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
+        self._own = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
         # What the lookup leaves on this rank is what its towers read, no column more.
         assert sum(sum(input_field_dims[tower]) for tower in own) == embeddings.output_dim
         widths = []
@@ -147,9 +159,10 @@ class TowerTransform(nn.Module):
         self.hop = self._make_hop(widths, blocks)
         self._shape = TowerShape(towers, embeddings.inputs, pooled, output_field_dims, order, topology)
         self._slice_hops: dict[tuple[FeatureGroup, ...], SliceHops] = {}
-        self.modules_of_towers = own_towers.modules_of_towers  # the names that one device uses
-        self._own = [own_towers]  # in a list: not a second set of names
-        self._run: list[Callable[..., Tensor]] = [own_towers]
+        self._group = topology.lane(Axis.TOWER, Lane.DENSE)
+        self._run = replicate(
+            self._own, group=self._group, reduction=reduction, traffic=traffic, purpose=_TOWER_GRADIENTS
+        )
 
     def computed_dtype(self, compute: torch.dtype) -> torch.dtype:
         """Return the modules' output type where the dense network computes in `compute`, one for all towers of a model.
@@ -157,20 +170,30 @@ class TowerTransform(nn.Module):
         Every module ends with products, which autocast brings to `compute`; identity modules pass on what was looked
         up, FP32.
         """
-        is_identity = all(isinstance(module, IdentityTower) for module in self.modules_of_towers.values())
+        is_identity = all(isinstance(module, IdentityTower) for module in self._own.modules_of_towers.values())
         return torch.float32 if is_identity else compute
 
-    def replicate(self, replicated: Callable[[nn.Module], Callable[..., Tensor]]) -> None:
-        """Let a form of the modules run that reduces their gradients inside the tower group."""
-        self._run = [replicated(self._own[0])]
-
-    def forward(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Float[Tensor, "B X"]:
+    def __call__(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Float[Tensor, "B X"]:
         """Compute this group's towers for all peers' samples, and return all towers for this rank's samples."""
-        return self._start(pooled_RT, run=self._run[0]).wait()
+        return self._start(pooled_RT, run=self._run).wait()
 
     def start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> InFlight:
-        """The first half of `forward`: compute and send, without reducing gradients. See `pipeline.py`."""
-        return self._start(pooled_RT, run=self._own[0])
+        """Compute and send, the first half of a call; `reduce_gradients` follows the backward passes."""
+        return self._start(pooled_RT, run=self._own)
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients of tower modules inside their group: one message, on fast links."""
+        if self._group.process_group is None:
+            return
+        gradients = [p.grad for p in self._own.parameters() if p.grad is not None]
+        if not gradients:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat = flat.to(torch.bfloat16) if self._reduction is Reduction.BF16 else flat
+        self._traffic.count_reduction(_TOWER_GRADIENTS, num_bytes=flat.numel() * flat.element_size())
+        start_sum(flat, group=self._group, purpose=_TOWER_GRADIENTS).wait()
+        for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
     def slice_hops(self, groups: tuple[FeatureGroup, ...]) -> SliceHops:
         """The hops of batches with these groups of features that repeat, made once."""

@@ -18,7 +18,6 @@ from ziggurat.features.jagged import FeatureGroup
 from ziggurat.models import Model
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.prioritised.choice import Exchange
-from ziggurat.parallel.towers import TowerTransform
 
 _TOGETHER = (Shuffle.SESSIONS, Shuffle.SESSION_LANES)  # orders that keep the rows of a session together
 
@@ -72,10 +71,11 @@ def _users(model: Model, groups: tuple[FeatureGroup, ...], *, parallel: Parallel
     if parallel is not None:
         used.append("exchange between ranks")
     lines = {"repeats are used by": ", ".join(used)}
-    if not isinstance(model.towers, TowerTransform):
+    transform = None if parallel is None else parallel.fields.towers
+    if transform is None:
         return lines
-    towers = len(model.towers.towers)
-    on_slices = model.towers.slice_hops(groups).towers_on_slices()
+    towers = len(transform.towers)
+    on_slices = transform.slice_hops(groups).towers_on_slices()
     numbers = ", ".join(map(str, on_slices)) or "none"
     told = f"{numbers} of {towers} (from 0) compute and send slices"
     if len(on_slices) < towers:

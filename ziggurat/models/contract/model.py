@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -149,21 +149,36 @@ for _kind in (Unpooled, Embedded, Outputs):
     pytree.register_dataclass(_kind)
 
 
+class PooledFields(Protocol):
+    """Gives the pooled fields of a batch, as the dense network reads them: lookup, then towers if there are any."""
+
+    @property
+    def field_dims(self) -> tuple[int, ...]:
+        """Numbers of each field."""
+        ...
+
+    def __call__(self, batch: Batch) -> Float[Tensor, "B X"]:
+        """Return all fields side by side; X = Σ field_dims."""
+        ...
+
+
 @dataclass
 class Slots:
     """Stand-ins for parts of a model, on many ranks; a model of one device leaves all of them empty.
 
+    `parallelize` fills `network`, `outputs` and `fields`, once.
+
     Args:
-        network: the dense network as copies or parts, called in place of `forward_dense`; `parallelize` fills it.
-        outputs: called in place of embedding and dense network where ranks divide histories; `parallelize` fills it.
-        fields: pooled fields that have arrived, read in place of a lookup; a pipeline fills it for a part of a batch.
+        network: the dense network as copies or parts, called in place of `forward_dense`.
+        outputs: called in place of embedding and dense network where ranks divide histories.
+        fields: called in place of lookup and towers.
         expands_lists: gives one list a sample where the model would read slices; a step whose network is compiled fills
             it, because a graph has no room for slices, whose number differs from batch to batch.
     """
 
     network: Callable[[Embedded], Outputs] | None = None
     outputs: Callable[[Batch], Outputs] | None = None
-    fields: Float[Tensor, "B X"] | None = None
+    fields: PooledFields | None = None
     expands_lists: bool = False
 
 
@@ -213,6 +228,8 @@ class Model(nn.Module, ABC):
     @property
     def field_dims(self) -> tuple[int, ...]:
         """Numbers of each field in `Embedded.fields`: outputs of the towers, or pooled embeddings."""
+        if self.slots.fields is not None:
+            return self.slots.fields.field_dims
         return self.embeddings.field_dims if self.towers is None else self.towers.field_dims
 
     @property
@@ -304,12 +321,8 @@ class Model(nn.Module, ABC):
         pipeline on many ranks starts exactly this part ahead, so an `embed` of your own asks for fields here.
         """
         if self.slots.fields is not None:
-            return self.slots.fields
-        device = batch.dense.device.type
-        is_rounded = self.rounds_pooled and _computes_in_bf16(device)
-        # Tables stay FP32: autocast would round what a lookup sums.
-        with torch.autocast(device, enabled=False):
-            pooled_BT = self.embeddings(batch, dtype=torch.bfloat16) if is_rounded else self.embeddings(batch)
+            return self.slots.fields(batch)
+        pooled_BT = look_up_pooled(self, batch)
         return pooled_BT if self.towers is None else self.towers(pooled_BT)
 
     def unpooled(self, batch: Batch, name: str) -> Unpooled:
@@ -353,6 +366,18 @@ class Model(nn.Module, ABC):
     def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
         """`LossSums.weight` of a batch before its forward pass, so that the sum over ranks travels meanwhile."""
         return labelled_weight(batch.labels, batch.weights, inputs=self.inputs)
+
+
+def look_up_pooled(model: Model, batch: Batch) -> Float[Tensor, "B T"]:
+    """Return what a model's embeddings give of all pooled features, before its towers.
+
+    On many ranks with towers this is what `TowerTransform` takes.
+    """
+    device = batch.dense.device.type
+    is_rounded = model.rounds_pooled and _computes_in_bf16(device)
+    # Tables stay FP32: autocast would round what a lookup sums.
+    with torch.autocast(device, enabled=False):
+        return model.embeddings(batch, dtype=torch.bfloat16) if is_rounded else model.embeddings(batch)
 
 
 def _computes_in_bf16(device: str) -> bool:

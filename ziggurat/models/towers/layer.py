@@ -6,8 +6,9 @@
 The order of towers, and of features inside one, is part of the model: it is the order of what the interaction sees. On
 many hosts a tower lives on one of them, and its output is all that leaves it; `parallel/` computes the very same.
 
-A rank builds the modules of its own towers alone, so the weights of tower t depend on (seed, t) and on the tower's own
-features, never on how the others look: `build_tower_module` is the one place that makes them.
+On many ranks a model keeps its layer, of which each rank holds the modules of its own towers alone (`TowerLayer.keep`).
+The weights of tower t depend on (seed, t) and on the tower's own features, never on how the others look:
+`build_tower_module` is the one place that makes them.
 
 With identity modules a tower model is the flat model with its fields in another order.
 
@@ -17,14 +18,14 @@ Cost: that of the modules (see `modules.py`), and one copy of the input where a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.errors import PlanError
+from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import initialise
 from ziggurat.models.towers.modules import (
@@ -117,7 +118,8 @@ class TowerLayer(nn.Module):
 
     Attributes:
         towers: as given.
-        modules_of_towers: one `TowerModule` a tower, in order.
+        modules_of_towers: one `TowerModule` a tower, in order, by the number of the tower; on many ranks those of this
+            rank alone.
         field_dims: numbers of every output field, tower after tower.
         dim: D, numbers of an output field (N with identity modules, whose fields may differ).
 
@@ -145,10 +147,11 @@ class TowerLayer(nn.Module):
         self.dim = config.output_dim(dim)
         self._columns = _columns(inputs, field_dims=field_dims, towers=towers)
         self._slices = [_merged(columns) for columns in self._columns]
-        self.modules_of_towers = nn.ModuleList(
-            build_tower_module(config, field_dims=[len(each) for each in columns], dim=dim, tower=tower, seed=seed)
-            for tower, columns in enumerate(self._columns)
-        )
+        modules = {}
+        for tower, columns in enumerate(self._columns):
+            dims = [len(each) for each in columns]
+            modules[str(tower)] = build_tower_module(config, field_dims=dims, dim=dim, tower=tower, seed=seed)
+        self.modules_of_towers = nn.ModuleDict(modules)
         self.field_dims = tuple(size for tower in range(len(towers)) for size in self.module(tower).output_field_dims)
         self.output_dim = sum(self.field_dims)
 
@@ -158,17 +161,31 @@ class TowerLayer(nn.Module):
         Args:
             pooled_BT: pooled embeddings of all fields, in the order of `inputs.fields`.
         """
-        outputs = [
-            module(_take(pooled_BT, slices))
-            for module, slices in zip(self.modules_of_towers, self._slices, strict=True)
-        ]
+        outputs = [self.module(tower)(_take(pooled_BT, slices)) for tower, slices in enumerate(self._slices)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def module(self, tower: int) -> TowerModule:
-        """The module of one tower."""
-        module = self.modules_of_towers[tower]
+        """Return the module of one tower.
+
+        Raises:
+            ConfigError: this rank let it go.
+        """
+        if str(tower) not in self.modules_of_towers:
+            raise ConfigError(
+                expected=f"a tower of this rank: {', '.join(self.modules_of_towers)}",
+                found=f"tower {tower}, whose module lives on the ranks of another tower group",
+                where="the towers of a model after parallelize",
+                ways_out=("ask before parallelize", "model.fields(batch), on all ranks: what all towers give"),
+            )
+        module = self.modules_of_towers[str(tower)]
         assert isinstance(module, TowerModule)
         return module
+
+    def keep(self, towers: Collection[int]) -> None:
+        """Hold the modules of these towers from now on, and let go of the others, which live on other ranks."""
+        for tower in range(len(self.towers)):
+            if tower not in towers:
+                del self.modules_of_towers[str(tower)]
 
     def columns(self, tower: int) -> tuple[range, ...]:
         """Columns of the pooled (B, T) that a tower takes: one range a feature, in the order of its features."""

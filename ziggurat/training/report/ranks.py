@@ -9,14 +9,12 @@ from collections import defaultdict
 
 import torch
 
-from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism, route_line
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.process_groups import copy_engines_line
 from ziggurat.parallel.topology import Axis, Topology
-from ziggurat.parallel.towers import TowerTransform
 
 _DENSE = {
     DenseParallelism.DDP: "copied on every rank, gradients all-reduced in buckets during the backward pass",
@@ -25,13 +23,10 @@ _DENSE = {
 }
 
 
-def rank_sections(
-    model: Model, parallel: Parallel, *, overlaps: list[str], compute: torch.dtype
-) -> dict[str, dict[str, str]]:
+def rank_sections(parallel: Parallel, *, overlaps: list[str], compute: torch.dtype) -> dict[str, dict[str, str]]:
     """Sections of the start-up report: ranks, links, overlap, and the plan.
 
     Args:
-        model: made parallel.
         parallel: what `parallelize` returned.
         overlaps: what travels while something is computed.
         compute: what the dense network and tower modules compute in.
@@ -46,8 +41,8 @@ def rank_sections(
         "dense network": f"{config.dense.value}: {_DENSE[config.dense]}; reduced as {config.reduction.value}",
         **route_line(config.reduction_route, how=config.dense, topology=topology),
     }
-    towers = model.towers
-    if isinstance(towers, TowerTransform):
+    towers = parallel.fields.towers
+    if towers is not None:
         lines["wire in a tower group"] = spread.hop.describe(torch.float32)
         lines["wire between towers"] = towers.hop.describe(towers.computed_dtype(compute))
     else:

@@ -282,7 +282,7 @@ def _tables_text(sizes: Collection[TableSize]) -> str:
 def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:
     if step.parallel is None:
         return {}
-    sections = rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=step.precision.dtype)
+    sections = rank_sections(step.parallel, overlaps=step.overlaps(), compute=step.precision.dtype)
     sections["Ranks"] |= {} if step.exchange is None else step.exchange.lines()
     return sections
 
