@@ -20,7 +20,6 @@ import functools
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from benchmarks.harness import chosen, percentiles, say
 from benchmarks.ours import OurContestant
 from benchmarks.report import Report, by_round
 from benchmarks.workload import ModelKind, Workload
+from ziggurat.models.dispatch_times import seconds_of_plans
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.linear import linear, pack_linear
@@ -276,11 +276,19 @@ def plan_of(trained: OurContestant, path: Path, *, report: Report) -> Path:
     probe = ModelProbe(trained.model)
     for label_sets in trained.batches[:PROBED_BATCHES]:
         probe.take(label_sets[0])
-    plan = plan_dispatch(probe.record, device=torch.device("cpu"))
-    kernels = Counter(choice.kernel for found in plan.choices.values() for choice in found.values())
-    chosen_kernels = ", ".join(f"{name} in {count}" for name, count in kernels.items())
+    batches = [label_sets[0] for label_sets in trained.batches[:PROBED_BATCHES]]
+    plan = plan_dispatch(
+        probe.record,
+        device=torch.device("cpu"),
+        seconds_of=lambda plans: seconds_of_plans(trained.model, plans, batches=batches),
+    )
+    chosen_kernels = ", ".join(f"{name} in {count}" for name, count in plan.counts().items())
     missing = "; ".join(f"{name}: {why}" for name, why in plan.missing.items()) or "none"
-    report.notes.append(f"{plan.model}: kernels of products and directions: {chosen_kernels}; missing: {missing}")
+    report.notes.append(
+        f"{plan.model}: whole {plan.whole.precision} ({plan.whole.reason}); kernels of products and directions: "
+        f"{chosen_kernels}; missing: {missing}"
+    )
+    say(f"  {report.notes[-1]}")
     return plan.write(path)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.files import digest_of
 from ziggurat.numerics.probe import Direction, ProbeRecord, ProductStatistics
 from ziggurat.precision import NATIVE
 from ziggurat.precision.choice import machine_facts
@@ -19,10 +22,12 @@ from ziggurat.precision.dispatch import (
     DispatchedArithmetic,
     DispatchPlan,
     KernelMeasured,
+    Whole,
     choose,
     plan_dispatch,
 )
 from ziggurat.precision.kernels import ProductKernel
+from ziggurat.precision.product_errors import measure_errors
 
 CPU = torch.device("cpu")
 
@@ -44,9 +49,108 @@ def test_fastest_safe_kernel_is_chosen(found: dict[str, KernelMeasured], wanted:
     assert choose(found).kernel == wanted
 
 
-def plan(**kernels: str) -> DispatchPlan:
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (measured(fp32=(0.0, 0.5), bf16=(0.01, 1.0), int8=(0.1, 1.2)), "int8"),
+        (measured(fp32=(0.0, 0.5), bf16=(0.01, 1.0), int8=(0.1, 1.04)), "bf16"),
+        (measured(fp32=(0.0, 0.5), bf16=(0.01, 1.0), int8=(0.2, 1.2)), "bf16"),
+        (measured(fp32=(0.0, 0.5), bf16=(0.2, 1.0), int8=(0.3, 1.2)), "fp32"),
+        (measured(fp32=(0.0, 1.2), bf16=(0.01, 1.0)), "fp32"),
+    ],
+)
+def test_between_bf16_activations_a_kernel_has_to_beat_bf16(found: dict[str, KernelMeasured], wanted: str) -> None:
+    assert choose(found, activations="bf16").kernel == wanted
+
+
+def test_an_overflow_is_told_in_words() -> None:
+    rows, weight = torch.full((64, 16), 1e15), torch.full((16, 8), 3.2e25)
+    found = measure_errors(product_of(rows, weight), Direction.FORWARD, [ProductKernel.named("bf16")], device=CPU)
+    assert found["bf16"].error == math.inf
+    assert "overflows bf16: operands up to 3.2e+25, the format holds 3.4e+38" in found["bf16"].why
+    # Squares of these overflow the statistics themselves.
+    rows = torch.randn(64, 16) * 1e25
+    unknown = measure_errors(product_of(rows, weight), Direction.FORWARD, [ProductKernel.named("bf16")], device=CPU)
+    assert unknown["bf16"].error == math.inf
+    assert "too large for statistics in FP32" in unknown["bf16"].why
+    choice = choose({"bf16": KernelMeasured(error=math.inf, speedup=2.0, why=found["bf16"].why)})
+    assert "overflows bf16" in choice.reason
+    assert "inf" not in choice.reason
+
+
+def product_of(rows: Tensor, weight: Tensor, *, name: str = "layer") -> ProductStatistics:
+    """Return the statistics of a product with a weight."""
+    shapes = (tuple(rows.shape), tuple(weight.shape))
+    product = ProductStatistics.of(name, rows, weight, weights=(False, True), shapes=shapes)
+    product.update(rows, weight)
+    product.update_gradient(torch.randn(len(rows), weight.shape[1]))
+    return product
+
+
+def plan(*, whole: str = "fp32", **kernels: str) -> DispatchPlan:
     choices = {Direction(each): Choice(kernel=kernel, reason="") for each, kernel in kernels.items()}
-    return DispatchPlan(model="DNN", machine=machine_facts(CPU), choices={"layer": choices}, missing={})
+    return DispatchPlan(
+        model="DNN",
+        machine=machine_facts(CPU),
+        choices={"layer": choices},
+        missing={},
+        whole=Whole(precision=whole, reason=""),
+    )
+
+
+def test_network_in_bf16_keeps_products_native_that_bf16_computes_and_gives_bf16() -> None:
+    alone = {"forward": "bf16", "input_gradient": "bf16", "weight_gradient": "bf16"}
+    assert plan(whole="bf16", **alone).arithmetic("layer") is NATIVE
+    # Without autocast torch's own product would be FP32.
+    scored = plan(whole="bf16", **alone).arithmetic("layer", is_scored=True)
+    rows, weight = torch.randn(32, 16), torch.randn(8, 16, requires_grad=True)
+    bf16 = ProductKernel.named("bf16")
+    assert scored.linear(rows, weight).equal(bf16.multiply(rows, weight.t()))
+    mixed = plan(whole="bf16", **alone | {"weight_gradient": "fp32"}).arithmetic("layer")
+    bias = torch.randn(8, requires_grad=True)
+    given = rows.bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = mixed.linear(given, weight, bias)
+    assert product.dtype is torch.bfloat16
+    assert product.equal(given @ weight.bfloat16().t() + bias.bfloat16())
+    gradient = torch.randn(32, 8).bfloat16()
+    product.backward(gradient)
+    assert weight.grad is not None
+    assert given.grad is not None
+    assert weight.grad.equal((given.detach().float().t() @ gradient.float()).t())
+    assert given.grad.dtype is torch.bfloat16
+    assert given.grad.equal(gradient @ weight.detach().bfloat16())
+
+
+@pytest.mark.parametrize(("fastest", "wanted"), [("bf16", "bf16"), ("fp32", "fp32")])
+def test_the_fastest_whole_network_decides_about_activations(fastest: str, wanted: str) -> None:
+    record = ProbeRecord(model="DNN", products={"layer": product_of(torch.randn(64, 16), torch.randn(16, 8))})
+
+    def seconds_of(plans: Sequence[DispatchPlan]) -> list[float]:
+        return [1.0 if plan.whole.precision == fastest else 2.0 for plan in plans]
+
+    found = plan_dispatch(record, device=CPU, seconds_of=seconds_of)
+    assert found.whole.precision == wanted
+    assert "activations fp32" in found.whole.reason
+    assert "1000.0 ms" in found.whole.reason
+
+
+def test_activations_stay_fp32_where_an_error_is_not_known() -> None:
+    record = ProbeRecord(model="DNN", products={"layer": product_of(torch.randn(64, 16), torch.randn(16, 8))})
+    record.left_out["own"] = "Attention multiplies past an arithmetic"
+    found = plan_dispatch(record, device=CPU, seconds_of=lambda plans: [0.0] * len(plans))
+    assert found.whole == Whole(precision="fp32", reason="errors of 1 products in BF16 are not known (own)")
+
+
+def test_a_file_of_before_activations_were_chosen_has_them_in_fp32(tmp_path: Path) -> None:
+    path = plan(forward="bf16").write(tmp_path / "dispatch.json")
+    facts = json.loads(path.read_text())
+    del facts["whole"], facts["choices"]["layer"]["forward"]["error"], facts["sha256"]
+    facts["version"] = 1
+    path.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
+    read = DispatchPlan.read(path, model="DNN", modules={"layer"}, device=CPU)
+    assert read.whole.precision == "fp32"
+    assert read.choices == plan(forward="bf16").choices
 
 
 def test_each_direction_computes_by_its_own_kernel() -> None:
@@ -109,11 +213,7 @@ def test_a_kernel_that_does_not_take_a_shape_gives_way_to_fp32_and_says_so_once(
 def test_plan_measures_every_product_and_is_read_as_written(tmp_path: Path) -> None:
     record = ProbeRecord(model="DNN")
     for name in ("layer", "layer#2"):
-        rows, weight = torch.randn(64, 16), torch.randn(16, 8)
-        product = ProductStatistics.of(name, rows, weight, weights=(False, True), shapes=((64, 16), (16, 8)))
-        product.update(rows, weight)
-        product.update_gradient(torch.randn(64, 8))
-        record.products[name] = product
+        record.products[name] = product_of(torch.randn(64, 16), torch.randn(16, 8), name=name)
     found = plan_dispatch(record, device=CPU)
     assert list(found.choices) == ["layer"]
     assert all("error" in choice.reason or "no kernel" in choice.reason for choice in found.choices["layer"].values())

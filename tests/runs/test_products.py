@@ -16,7 +16,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.numerics.probe import Direction
 from ziggurat.precision import DenseProducts
 from ziggurat.precision.choice import machine_facts
-from ziggurat.precision.dispatch import DISPATCH, Choice, DispatchPlan
+from ziggurat.precision.dispatch import DISPATCH, Choice, DispatchPlan, Whole
 from ziggurat.precision.precision import Precision
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.load import load_run
@@ -56,10 +56,11 @@ def test_probe_prints_errors_and_writes_them(
             assert error["fp32"] <= error["mx9"] <= error["mx4"]
 
 
-def test_dispatch_writes_choices_with_reasons(folder: Path, tmp_path: Path) -> None:
+def test_dispatch_writes_choices_with_reasons(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "dispatch.json"
     assert main(["numerics", "dispatch", str(folder), "--out", str(file)]) == 0
     found = DISPATCH.read(file)
+    assert f"whole: {found['whole']['precision']} (the fastest whole network" in capsys.readouterr().out
     assert found["model"] == "DNN"
     for directions in found["choices"].values():
         assert list(directions) == ["forward", "input_gradient", "weight_gradient"]
@@ -71,14 +72,20 @@ def test_run_without_a_probe_names_the_ways_out(folder: Path, capsys: pytest.Cap
     assert "--measure" in capsys.readouterr().err
 
 
-def write_plan(folder: Path, file: Path, *, kernel: str) -> Path:
+def write_plan(folder: Path, file: Path, *, kernel: str, whole: str = "fp32") -> Path:
     """Write a dispatch of all products of a run by one kernel."""
     choices = {
         name: {each: Choice(kernel=kernel, reason="") for each in Direction}
         for name, module in load_run(folder).model.named_modules()
         if isinstance(module, DenseProducts)
     }
-    plan = DispatchPlan(model="DNN", machine=machine_facts(torch.device("cpu")), choices=choices, missing={})
+    plan = DispatchPlan(
+        model="DNN",
+        machine=machine_facts(torch.device("cpu")),
+        choices=choices,
+        missing={},
+        whole=Whole(precision=whole, reason=""),
+    )
     return plan.write(file)
 
 
@@ -108,6 +115,19 @@ def test_run_trains_by_the_kernels_of_a_file(folder: Path, tmp_path: Path) -> No
         assert not torch.equal(by_kernels(batch), load_run(tmp_path / "dispatched").model(batch))
     with pytest.raises(ConfigError, match="keeps its kernels"):
         load_run(tmp_path / "mx9", precision=Precision.DISPATCH)
+
+
+def test_whole_network_in_bf16_trains_to_the_bits_of_precision_bf16(folder: Path, tmp_path: Path) -> None:
+    file = write_plan(folder, tmp_path / "dispatch.json", kernel="bf16", whole="bf16")
+    zg.train_run(changed(folder, precision=Precision.BF16, dispatch=""), folder=tmp_path / "bf16")
+    zg.train_run(changed(folder, precision=Precision.DISPATCH, dispatch=str(file)), folder=tmp_path / "dispatched")
+    assert "activations in bf16" in (tmp_path / "dispatched" / "startup.json").read_text()
+    wanted = load_run(tmp_path / "bf16").model.state_dict()
+    found = load_run(tmp_path / "dispatched").model.state_dict()
+    zg.train_run(changed(folder, precision=Precision.FP32, dispatch=""), folder=tmp_path / "fp32")
+    fp32 = load_run(tmp_path / "fp32").model.state_dict()
+    assert all(found[name].equal(each) for name, each in wanted.items())
+    assert not all(fp32[name].equal(each) for name, each in wanted.items())
 
 
 def test_resumed_run_goes_on_by_the_dispatch_that_it_kept(folder: Path, tmp_path: Path) -> None:

@@ -108,7 +108,9 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
     return Converted(modules={name: module.arithmetic.name for name, module in reached.items()}, native=native)
 
 
-def take_precision(model: Model, precision: Precision, *, is_parallel: bool = False, dispatch: str = "") -> str:
+def take_precision(
+    model: Model, precision: Precision, *, is_parallel: bool = False, dispatch: str = "", is_scored: bool = False
+) -> str:
     """Convert a model to the arithmetic of a precision, where it has one and the model does not compute in it yet.
 
     Args:
@@ -117,6 +119,7 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
         precision: of the run.
         is_parallel: whether `parallelize` was there before.
         dispatch: file of the kernels, for a precision that is dispatched.
+        is_scored: the model is scored, without autocast, and not trained.
 
     Returns:
         A line for reports; "" where products are torch's own.
@@ -126,7 +129,7 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
             machine.
     """
     if precision.is_dispatched:
-        return _take_dispatch(model, dispatch, is_parallel=is_parallel)
+        return _take_dispatch(model, dispatch, is_parallel=is_parallel, is_scored=is_scored)
     products = [module for module in model.modules() if isinstance(module, DenseProducts)]
     if precision.arithmetic is None:
         names = Counter(module.arithmetic.name for module in products if not module.arithmetic.is_native)
@@ -147,13 +150,14 @@ def take_precision(model: Model, precision: Precision, *, is_parallel: bool = Fa
     return convert(model, precision.arithmetic).line()
 
 
-def _take_dispatch(model: Model, path: str, *, is_parallel: bool) -> str:
+def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: bool) -> str:
     """Let each module of a model multiply by the kernels of a file, before it is parallel."""
+    activations = "" if is_scored else f"activations in {DispatchPlan.activations_of(path)}; "
     modules = {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
     if is_parallel:
         counts = Counter(module.arithmetic.name for module in modules.values())
-        if DispatchedArithmetic.name in counts or not DispatchPlan.takes_fast_kernels(path):
-            return ", ".join(f"{name} in {count} modules" for name, count in counts.items())
+        if DispatchedArithmetic.name in counts or not DispatchPlan.exchanges_products(path):
+            return activations + ", ".join(f"{name} in {count} modules" for name, count in counts.items())
         raise ConfigError(
             expected="a model whose products were converted before it was made parallel",
             found="a parallel model that computes them natively",
@@ -166,10 +170,10 @@ def _take_dispatch(model: Model, path: str, *, is_parallel: bool) -> str:
         )
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     plan = DispatchPlan.read(path, model=type(model).__name__, modules=set(modules), device=device)
-    converted = convert(model, lambda name, module: plan.arithmetic(name))
+    converted = convert(model, lambda name, module: plan.arithmetic(name, is_scored=is_scored))
     for arithmetic in dispatched_arithmetics(model):
         arithmetic.take_news()  # of the trial products of the conversion
-    return converted.line()
+    return activations + converted.line()
 
 
 def dispatched_arithmetics(model: Model) -> list[DispatchedArithmetic]:

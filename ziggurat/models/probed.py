@@ -15,7 +15,7 @@ multiply past their arithmetic.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -31,6 +31,7 @@ from ziggurat.models.converted import unreached_products
 from ziggurat.numerics.probe import ProbeRecord, ProductStatistics
 from ziggurat.numerics.probe.product import Shape
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
+from ziggurat.precision.precision import Precision
 from ziggurat.precision.products import DenseProducts
 
 # A prime: of the dims of an operand, the multiple of it is the one that grows with the batch.
@@ -83,32 +84,51 @@ class ModelProbe:
         part = batch.rows(0, num_samples)
         weights = {each.untyped_storage().data_ptr() for each in self.model.parameters()}
         watch = _Watch(self.record, num_samples=num_samples, batch_size=batch.batch_size, weights=weights)
-        with _left_as_it_is(self.model), self._watched(watch), torch.enable_grad():
+        with left_as_it_is(self.model), exchanged(self._modules, lambda name: _Watched(name, watch)):
             with torch.no_grad():
                 embedded = self.model.embed(part)
-            leaves = pytree.tree_map_only(torch.Tensor, _wants_gradient, embedded)
-            outputs = self.model.forward_dense(_with_inputs_of(leaves, embedded))
-            loss = self._loss(outputs, part).mean()
-            inputs = [*self.model.parameters(), *pytree.tree_leaves(leaves)]
-            wanted = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
-            if loss.requires_grad and wanted:
-                torch.autograd.grad(loss, wanted, allow_unused=True)  # leaves `.grad` alone
+            dense_pass(self.model, embedded, part, loss=self._loss)
         self.record.num_passes += 1
 
-    @contextmanager
-    def _watched(self, watch: _Watch) -> Iterator[None]:
-        own = {name: module.__dict__.get("arithmetic") for name, module in self._modules.items()}
-        for name, module in self._modules.items():
-            module.arithmetic = _Watched(name, watch)
-        try:
-            yield
-        finally:
-            for name, module in self._modules.items():
-                arithmetic = own[name]
-                if arithmetic is None:
-                    del module.arithmetic
-                else:
-                    module.arithmetic = arithmetic
+
+def dense_pass(
+    model: Model, embedded: Embedded, batch: Batch, *, loss: Loss, activations: Precision = Precision.FP32
+) -> None:
+    """Run the dense network forward and backward, and leave gradients of weights alone.
+
+    Args:
+        model: whose `forward_dense` is run.
+        embedded: of the batch; what was looked up is given a gradient.
+        batch: with labels.
+        loss: from outputs and batch.
+        activations: what the network computes in between its products, as a step does.
+    """
+    with torch.enable_grad():
+        leaves = pytree.tree_map_only(torch.Tensor, _wants_gradient, embedded)
+        with activations.autocast(batch.labels.device):
+            outputs = model.forward_dense(_with_inputs_of(leaves, embedded))
+        mean = loss(outputs, batch).mean()
+        inputs = [*model.parameters(), *pytree.tree_leaves(leaves)]
+        wanted = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
+        if mean.requires_grad and wanted:
+            torch.autograd.grad(mean, wanted, allow_unused=True)
+
+
+@contextmanager
+def exchanged(modules: Mapping[str, DenseProducts], arithmetic_of: Callable[[str], Arithmetic]) -> Iterator[None]:
+    """Let modules compute in other arithmetics within, by their name."""
+    own = {name: module.__dict__.get("arithmetic") for name, module in modules.items()}
+    for name, module in modules.items():
+        module.arithmetic = arithmetic_of(name)
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            arithmetic = own[name]
+            if arithmetic is None:
+                del module.arithmetic
+            else:
+                module.arithmetic = arithmetic
 
 
 class _Watch:
@@ -196,7 +216,7 @@ def _with_inputs_of(leaves: Embedded, embedded: Embedded) -> Embedded:
 
 
 @contextmanager
-def _left_as_it_is(model: Model) -> Iterator[None]:
+def left_as_it_is(model: Model) -> Iterator[None]:
     """Give random numbers and buffers back as they were."""
     buffers = [buffer for buffer in model.buffers() if buffer.numel()]
     before = [buffer.clone() for buffer in buffers]

@@ -13,7 +13,8 @@ which a product sums, multiplied, and the sum is kept in FP32. Backward has two 
     Y = q(X) q(W)        ∂X = q(∂Y) q(W)ᵀ        ∂W = q(X)ᵀ q(∂Y)
 
 Each q rounds along the dim that its own product sums over, so a format whose numbers share a scale in blocks rounds
-X and W differently forward and backward.
+X and W differently forward and backward. It is one `ArithmeticByDirection`: these three products stand once, in
+`_Product`, and an arithmetic says how each is multiplied.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ziggurat.errors import ConfigError
+from ziggurat.numerics.probe import Direction
 from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.specification import answer_of
 
@@ -52,7 +54,7 @@ class Arithmetic(ABC):
     ) -> Float[Tensor, "*B o"]:
         """Compute x Wᵀ + b."""
         outputs = self.matmul(inputs.flatten(0, -2), weight.t()).unflatten(0, inputs.shape[:-1])
-        return outputs if bias is None else outputs + bias
+        return outputs if bias is None else outputs + bias.to(outputs.dtype)
 
     def take_overflow(self) -> str:
         """Return which operand was no number of this arithmetic since the last call, for messages; "" for none."""
@@ -86,7 +88,41 @@ class NativeArithmetic(Arithmetic):
 NATIVE = NativeArithmetic()
 
 
-class RoundedArithmetic(Arithmetic):
+class ArithmeticByDirection(Arithmetic):
+    """Computes the forward product and both products of the backward pass each in a way of its own."""
+
+    @abstractmethod
+    def multiply(
+        self,
+        direction: Direction,
+        left: Float[Tensor, "*B m k"],
+        right: Float[Tensor, "*B k n"],
+        *,
+        dtype: torch.dtype,
+    ) -> Float[Tensor, "*B m n"]:
+        """Multiply the matrices of a direction.
+
+        Args:
+            direction: which of the three products.
+            left: operand.
+            right: operand; leading dims are broadcast.
+            dtype: of the result.
+        """
+
+    def prepared(self, operand: Tensor, first: Direction, second: Direction) -> Tensor:
+        """Return an operand in the form that `multiply` makes of it in two directions, so that it is made once."""
+        return operand
+
+    def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
+        """Multiply matrices; leading dims are broadcast."""
+        return self.product(left, right, dtype=left.dtype)
+
+    def product(self, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Multiply by `multiply`, forward and backward; the result has a dtype, and gradients that of their operand."""
+        return _Product.apply(left, right, self, dtype)
+
+
+class RoundedArithmetic(ArithmeticByDirection):
     """Rounds the operands of each product, forward and backward, and sums in the dtype of the operands."""
 
     @abstractmethod
@@ -98,35 +134,47 @@ class RoundedArithmetic(Arithmetic):
             dim: over which the product sums, -1 or -2.
         """
 
-    def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
-        """Multiply rounded matrices; leading dims are broadcast."""
-        return _RoundedProduct.apply(left, right, self)
+    def multiply(self, direction: Direction, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Multiply rounded matrices, in the dtype that they have or autocast says; leading dims are broadcast."""
+        # Rounded as it lies in memory: code from outside sees operands, and never a transposed one.
+        if direction is Direction.INPUT_GRADIENT:
+            return torch.matmul(_rounded(self, left, dim=-1), _rounded(self, right.mT, dim=-1).mT)
+        if direction is Direction.WEIGHT_GRADIENT:
+            return torch.matmul(_rounded(self, left.mT, dim=-2).mT, _rounded(self, right, dim=-2))
+        return torch.matmul(_rounded(self, left, dim=-1), _rounded(self, right, dim=-2))
 
 
-class _RoundedCtx(SavedCtx, Protocol):
-    arithmetic: RoundedArithmetic
+class _ProductCtx(SavedCtx, Protocol):
+    arithmetic: ArithmeticByDirection
+    dtypes: tuple[torch.dtype, torch.dtype]
 
 
-class _RoundedProduct(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _RoundedCtx, left: Tensor, right: Tensor, arithmetic: RoundedArithmetic) -> Tensor:
+    def forward(
+        ctx: _ProductCtx, left: Tensor, right: Tensor, arithmetic: ArithmeticByDirection, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.dtypes = (left.dtype, right.dtype)
+        left = arithmetic.prepared(left, Direction.FORWARD, Direction.WEIGHT_GRADIENT)
+        right = arithmetic.prepared(right, Direction.FORWARD, Direction.INPUT_GRADIENT)
         ctx.save_for_backward(left, right)
         ctx.arithmetic = arithmetic
-        return torch.matmul(_rounded(arithmetic, left, dim=-1), _rounded(arithmetic, right, dim=-2))
+        return arithmetic.multiply(Direction.FORWARD, left, right, dtype=dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _RoundedCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: _ProductCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
         left, right = ctx.saved_tensors
-        arithmetic = ctx.arithmetic
+        multiply = ctx.arithmetic.multiply
+        gradient = ctx.arithmetic.prepared(gradient, Direction.INPUT_GRADIENT, Direction.WEIGHT_GRADIENT)
         of_left = of_right = None
         if ctx.needs_input_grad[0]:
-            product = torch.matmul(_rounded(arithmetic, gradient, dim=-1), _rounded(arithmetic, right, dim=-1).mT)
+            product = multiply(Direction.INPUT_GRADIENT, gradient, right.mT, dtype=ctx.dtypes[0])
             of_left = product.sum_to_size(left.shape)  # a matrix that was broadcast has the sum of all its gradients
         if ctx.needs_input_grad[1]:
-            product = torch.matmul(_rounded(arithmetic, left, dim=-2).mT, _rounded(arithmetic, gradient, dim=-2))
+            product = multiply(Direction.WEIGHT_GRADIENT, left.mT, gradient, dtype=ctx.dtypes[1])
             of_right = product.sum_to_size(right.shape)
-        return of_left, of_right, None
+        return of_left, of_right, None, None
 
 
 def _rounded(arithmetic: RoundedArithmetic, operand: Tensor, *, dim: int) -> Tensor:

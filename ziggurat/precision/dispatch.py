@@ -3,10 +3,20 @@
     probe of a run ─► errors and times of kernels, here ─► dispatch.json ─► --training.dispatch FILE
 
 Forward product, input gradient and weight gradient choose apart: the fastest kernel of those with an error below
-`MAX_ERROR` and a speed-up above `MIN_SPEEDUP`, else FP32 (LoKA, arXiv 2605.10886, "Dispatch"). A module with several
-products chooses once for all of them: the largest error counts, and the smallest speed-up. Times are those of single
-products, conversion of operands included; a fused kernel of the module, which another kernel than FP32 takes away, is
-not among them.
+`MAX_ERROR` and a speed-up above `MIN_SPEEDUP`, else that of the activations (LoKA, arXiv 2605.10886, "Dispatch"). A
+module with several products chooses once for all of them: the largest error counts, and the smallest speed-up.
+
+Activations between products are chosen too, for the whole network, because a kernel that is given FP32 and gives FP32
+pays two conversions that neighbours in BF16 do not pay. There are up to three plans:
+
+    fp32              activations FP32; a kernel converts its operands, and its result is FP32
+    bf16              BF16 autocast; products are torch's own, but in FP32 where BF16's error is not below `MAX_ERROR`
+    bf16, and others  the same, with other kernels where they are faster than BF16's product of BF16 operands
+
+The fastest one of them, as the whole network's forward and backward pass is timed (`models/dispatch_times.py`), goes to
+the file with the times. A fused kernel of a module, which a kernel of one product takes away, counts there. "bf16"
+with no product in FP32 is what `--precision bf16` computes, to the bit. BF16 activations need a known error of every
+product.
 
 Times hold for one machine and errors for one model, so the file names both, and the versions; another is refused.
 """
@@ -14,23 +24,23 @@ Times hold for one machine and errors for one model, so the file names both, and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format
 from ziggurat.numerics.probe import Direction, ProbeRecord
-from ziggurat.ops.function_ctx import SavedCtx
-from ziggurat.precision.arithmetic import NATIVE, Arithmetic
+from ziggurat.precision.arithmetic import NATIVE, Arithmetic, ArithmeticByDirection
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.kernels import ProductKernel
+from ziggurat.precision.precision import Precision
 from ziggurat.precision.product_errors import measure_errors, measure_speedups
 
 MAX_ERROR = 0.2
@@ -39,7 +49,25 @@ _WAYS_OUT = (
     "make one here: ziggurat numerics dispatch RUN --out dispatch.json",
     "--training.precision fp32, without --training.dispatch",
 )
-DISPATCH = Format(name="ziggurat.dispatch", what="a dispatch of dense products", ways_out=_WAYS_OUT, error=ConfigError)
+
+
+def _with_fp32_activations(facts: Any) -> Any:
+    whole = {"precision": "fp32", "reason": "version 1 of the file had no other"}
+    choices = {
+        module: {each: choice | {"error": None} for each, choice in found.items()}
+        for module, found in facts["choices"].items()
+    }
+    return facts | {"whole": whole, "choices": choices}
+
+
+DISPATCH = Format(
+    name="ziggurat.dispatch",
+    what="a dispatch of dense products",
+    version=2,
+    migrations={1: _with_fp32_activations},
+    ways_out=_WAYS_OUT,
+    error=ConfigError,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +75,18 @@ class KernelMeasured:
     """A kernel in one direction of a module.
 
     Args:
-        error: mean relative error; infinite where it cannot multiply the shapes.
-        speedup: over FP32.
+        error: mean relative error; infinite where it overflows or cannot multiply the shapes.
+        speedup: over the kernel of the activations, FP32 or BF16.
+        why: the error is infinite; "" where it is not.
     """
 
     error: float
     speedup: float
+    why: str = ""
+
+    def text(self) -> str:
+        """Say error and time, or why there are none."""
+        return self.why or f"error {self.error:.2g}, {self.speedup:.2f} times as fast"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +96,28 @@ class Choice:
     Args:
         kernel: its name.
         reason: for people.
+        error: that was measured; None where none was.
     """
 
     kernel: str
     reason: str
+    error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """What the network computes in between its products.
+
+    Args:
+        precision: name of a precision without an arithmetic of its own: "fp32" or "bf16".
+        reason: for people.
+    """
+
+    precision: str
+    reason: str
+
+
+FP32_ACTIVATIONS = Whole(precision="fp32", reason="whole networks were not timed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,34 +129,63 @@ class DispatchPlan:
         machine: facts that times hold for, by name.
         choices: by module and direction.
         missing: kernels that are not here, and why.
+        whole: what the network computes in between its products.
     """
 
     model: str
     machine: dict[str, str]
     choices: dict[str, dict[Direction, Choice]]
     missing: dict[str, str]
+    whole: Whole = FP32_ACTIVATIONS
 
-    def arithmetic(self, module: str) -> Arithmetic:
-        """Return the arithmetic of a module: torch's own, where all directions are FP32."""
+    def arithmetic(self, module: str, *, is_scored: bool = False) -> Arithmetic:
+        """Return the arithmetic of a module: torch's own, where all directions are as the activations.
+
+        Args:
+            module: its name.
+            is_scored: the network runs without autocast, so that BF16 products of a network in BF16 need their kernel.
+        """
         kernels = {each: ProductKernel.named(choice.kernel) for each, choice in self.choices.get(module, {}).items()}
-        if all(kernel is ProductKernel.FP32 for kernel in kernels.values()):
+        of_activations = ProductKernel.FP32.name if is_scored else self.whole.precision
+        if all(kernel.name == of_activations for kernel in kernels.values()):
             return NATIVE
-        return DispatchedArithmetic(kernels, module=module)
+        errors = [choice.error for choice in self.choices[module].values() if choice.error is not None]
+        return DispatchedArithmetic(kernels, module=module, error=max(errors, default=math.inf))
+
+    def counts(self) -> Counter[str]:
+        """Return in how many directions of products there is which kernel."""
+        return Counter(choice.kernel for found in self.choices.values() for choice in found.values())
 
     def write(self, path: str | Path) -> Path:
         """Write a file."""
         choices = {
-            module: {each.value: {"kernel": choice.kernel, "reason": choice.reason} for each, choice in found.items()}
+            module: {
+                each.value: {"kernel": choice.kernel, "reason": choice.reason, "error": choice.error}
+                for each, choice in found.items()
+            }
             for module, found in self.choices.items()
         }
-        facts = {"model": self.model, "machine": self.machine, "missing": self.missing, "choices": choices}
+        whole = {"precision": self.whole.precision, "reason": self.whole.reason}
+        facts = {
+            "model": self.model,
+            "machine": self.machine,
+            "whole": whole,
+            "missing": self.missing,
+            "choices": choices,
+        }
         return DISPATCH.write(path, facts)
 
     @staticmethod
-    def takes_fast_kernels(path: str | Path) -> bool:
-        """Return whether a file lets any product be computed by another kernel than FP32."""
-        choices = DISPATCH.read(path)["choices"].values()
-        return any(each["kernel"] != ProductKernel.FP32.name for found in choices for each in found.values())
+    def activations_of(path: str | Path) -> Precision:
+        """Return the precision of a file's activations."""
+        return Precision(DISPATCH.read(path)["whole"]["precision"])
+
+    @staticmethod
+    def exchanges_products(path: str | Path) -> bool:
+        """Return whether a file lets any product be computed by another kernel than that of the activations."""
+        facts = DISPATCH.read(path)
+        of_activations = facts["whole"]["precision"]
+        return any(each["kernel"] != of_activations for found in facts["choices"].values() for each in found.values())
 
     @classmethod
     def read(cls, path: str | Path, *, model: str, modules: set[str], device: torch.device) -> DispatchPlan:
@@ -125,7 +206,13 @@ class DispatchPlan:
             module: {Direction(each): Choice(**choice) for each, choice in found.items()}
             for module, found in facts["choices"].items()
         }
-        plan = cls(model=facts["model"], machine=facts["machine"], choices=choices, missing=facts["missing"])
+        plan = cls(
+            model=facts["model"],
+            machine=facts["machine"],
+            choices=choices,
+            missing=facts["missing"],
+            whole=Whole(**facts["whole"]),
+        )
         where = f"{path}"
         if not choices:
             raise _refusal(f"kernels for products of {model}", "none: nothing would be computed otherwise", where)
@@ -138,19 +225,25 @@ class DispatchPlan:
         return plan
 
 
-class DispatchedArithmetic(Arithmetic):
+class DispatchedArithmetic(ArithmeticByDirection):
     """Computes each direction by a kernel of its own.
+
+    Under autocast operands may have its dtype, and products get it.
 
     Args:
         kernels: by direction; FP32 where there is none.
         module: whose products these are, for messages.
+        error: the largest of its kernels' errors that was measured.
     """
 
     name = "dispatch"
 
-    def __init__(self, kernels: Mapping[Direction, ProductKernel], *, module: str = "") -> None:
+    def __init__(
+        self, kernels: Mapping[Direction, ProductKernel], *, module: str = "", error: float = math.inf
+    ) -> None:
         self._kernels = {each: kernels.get(each, ProductKernel.FP32) for each in Direction}
-        self._module = module
+        self.module = module
+        self.error = error
         self._said = set[str]()
         self._news = list[str]()
 
@@ -160,15 +253,15 @@ class DispatchedArithmetic(Arithmetic):
         self._news = []
         return news
 
-    def multiply(self, direction: Direction, left: Tensor, right: Tensor) -> Tensor:
+    def multiply(self, direction: Direction, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Multiply by the kernel of a direction, or in FP32 where it does not take the shapes (a last, small batch)."""
         kernel = self._kernels[direction]
         if why := kernel.refuses(tuple(left.shape), tuple(right.shape)):
             # What is compiled may change nothing outside of itself.
             if not torch.compiler.is_compiling():
-                self._say(f"{self._module}, {direction.value.replace('_', ' ')}: FP32 in place of {kernel}, {why}")
+                self._say(f"{self.module}, {direction.value.replace('_', ' ')}: FP32 in place of {kernel}, {why}")
             kernel = ProductKernel.FP32
-        return kernel.multiply(left, right)
+        return kernel.product(left, right, dtype=dtype)
 
     def prepared(self, operand: Tensor, first: Direction, second: Direction) -> Tensor:
         """Return an operand as the kernel of both directions takes it, converted once; as it is where they differ."""
@@ -183,57 +276,56 @@ class DispatchedArithmetic(Arithmetic):
 
     def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
         """Multiply matrices; leading dims are broadcast."""
-        return _DispatchedProduct.apply(left, right, self)
+        device = left.device.type
+        if not torch.is_autocast_enabled(device):
+            return self.product(left, right, dtype=left.dtype)
+        dtype = torch.get_autocast_dtype(device)
+        # Autocast would let a kernel in FP32 multiply numbers of its own dtype.
+        with torch.autocast(device, enabled=False):
+            return self.product(left, right, dtype=dtype)
 
 
-class _DispatchedCtx(SavedCtx, Protocol):
-    arithmetic: DispatchedArithmetic
+def choose(measured: Mapping[str, KernelMeasured], *, activations: str = "fp32") -> Choice:
+    """Choose the fastest kernel that is accurate enough; that of the activations where none is, or FP32.
 
-
-class _DispatchedProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _DispatchedCtx, left: Tensor, right: Tensor, arithmetic: DispatchedArithmetic) -> Tensor:
-        left = arithmetic.prepared(left, Direction.FORWARD, Direction.WEIGHT_GRADIENT)
-        right = arithmetic.prepared(right, Direction.FORWARD, Direction.INPUT_GRADIENT)
-        ctx.save_for_backward(left, right)
-        ctx.arithmetic = arithmetic
-        return arithmetic.multiply(Direction.FORWARD, left, right)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _DispatchedCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
-        left, right = ctx.saved_tensors
-        multiply = ctx.arithmetic.multiply
-        gradient = ctx.arithmetic.prepared(gradient, Direction.INPUT_GRADIENT, Direction.WEIGHT_GRADIENT)
-        of_left = of_right = None
-        if ctx.needs_input_grad[0]:
-            of_left = multiply(Direction.INPUT_GRADIENT, gradient, right.mT).sum_to_size(left.shape)
-        if ctx.needs_input_grad[1]:
-            of_right = multiply(Direction.WEIGHT_GRADIENT, left.mT, gradient).sum_to_size(right.shape)
-        return of_left, of_right, None
-
-
-def choose(measured: Mapping[str, KernelMeasured]) -> Choice:
-    """Choose the fastest kernel that is accurate enough; FP32 where there is none."""
+    Args:
+        measured: by name of the kernel, speed-ups over the kernel of the activations.
+        activations: name of the kernel that multiplies them as they are, "fp32" or "bf16".
+    """
+    fp32 = ProductKernel.FP32.name
     safe = {name: each for name, each in measured.items() if each.error < MAX_ERROR and each.speedup > MIN_SPEEDUP}
-    told = ", ".join(
-        f"{name}: error {each.error:.2g}, {each.speedup:.2f} times as fast"
-        for name, each in measured.items()
-        if name != ProductKernel.FP32.name
-    )
-    if not safe:
-        return Choice(kernel=ProductKernel.FP32.name, reason=f"no kernel is safe and faster ({told or 'none is here'})")
-    best = max(safe, key=lambda name: safe[name].speedup)
-    return Choice(kernel=best, reason=f"the fastest with an error below {MAX_ERROR} ({told})")
+    told = ", ".join(f"{name}: {each.text()}" for name, each in measured.items() if name not in (fp32, activations))
+    told = told or "none is here"
+    if safe:
+        best = max(safe, key=lambda name: safe[name].speedup)
+        reason = f"the fastest with an error below {MAX_ERROR} ({told})"
+        return Choice(kernel=best, reason=reason, error=_finite(safe[best].error))
+    own = measured.get(activations)
+    if activations != fp32 and own is not None and own.error >= MAX_ERROR:
+        reason = f"the error of {activations} is not below {MAX_ERROR} ({own.why or f'{own.error:.2g}'}; {told})"
+        return Choice(kernel=fp32, reason=reason, error=0.0)
+    error = 0.0 if own is None else _finite(own.error)
+    return Choice(kernel=activations, reason=f"no kernel is safe and faster ({told})", error=error)
 
 
-def plan_dispatch(record: ProbeRecord, *, device: torch.device, seed: int = 0) -> DispatchPlan:
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
+
+
+def plan_dispatch(
+    record: ProbeRecord,
+    *,
+    device: torch.device,
+    seed: int = 0,
+    seconds_of: Callable[[Sequence[DispatchPlan]], Sequence[float]] | None = None,
+) -> DispatchPlan:
     """Measure fast kernels in all products of a record, and choose.
 
     Args:
         record: statistics of a model's products.
         device: to measure on.
         seed: of the draws.
+        seconds_of: times the whole network by each of a few plans; None: activations stay FP32.
 
     Raises:
         ConfigError: the record is of no product: there is nothing to choose.
@@ -251,24 +343,86 @@ def plan_dispatch(record: ProbeRecord, *, device: torch.device, seed: int = 0) -
     fast = [kernel for kernel in ProductKernel if kernel.is_fast]
     missing = {kernel.name: lacks for kernel in fast if (lacks := kernel.available(device))}
     here = [kernel for kernel in fast if kernel.name not in missing]
-    measured = dict[str, dict[Direction, dict[str, KernelMeasured]]]()
+    why_no_bf16 = _why_no_bf16_activations(record, missing)
+    by_activations: dict[str, _Measured] = {"fp32": {}}
+    if seconds_of is not None and not why_no_bf16:
+        by_activations["bf16"] = {}
     for product in record.products.values():
-        module = measured.setdefault(product.name.partition("#")[0], {each: {} for each in Direction})
-        for direction, found in module.items():
+        for direction in Direction:
             errors = measure_errors(product, direction, here, device=device, seed=seed)
-            speedups = measure_speedups(product.shapes(direction), here, device=device)
-            for kernel in here:
-                error = errors[kernel.name].error if kernel.name in errors else math.inf
-                each = KernelMeasured(error=error, speedup=speedups.get(kernel.name, 0.0))
-                before = found.get(kernel.name, each)
-                found[kernel.name] = KernelMeasured(
-                    error=max(before.error, each.error), speedup=min(before.speedup, each.speedup)
-                )
-    choices = {
-        module: {direction: choose(found) for direction, found in directions.items()}
+            shapes = product.shapes(direction)
+            for activations, measured in by_activations.items():
+                dtype = Precision(activations).dtype
+                speedups = measure_speedups(shapes, here, device=device, dtype=dtype)
+                module = measured.setdefault(product.name.partition("#")[0], {each: {} for each in Direction})
+                found = module[direction]
+                for kernel in here:
+                    if kernel.name in errors:
+                        error, why = errors[kernel.name].error, errors[kernel.name].why
+                    else:
+                        error, why = math.inf, "it does not take matrices of drawn operands"
+                    speedup = speedups.get(kernel.name, 0.0)
+                    why = kernel.refuses(*shapes) or why
+                    before = found.get(kernel.name, KernelMeasured(error=error, speedup=speedup))
+                    found[kernel.name] = KernelMeasured(
+                        error=max(before.error, error), speedup=min(before.speedup, speedup), why=before.why or why
+                    )
+    plans = [
+        DispatchPlan(
+            model=record.model,
+            machine=machine_facts(device),
+            choices=_choices(measured, activations=activations),
+            missing=missing,
+            whole=Whole(precision=activations, reason=""),
+        )
+        for activations, measured in by_activations.items()
+    ]
+    if "bf16" in by_activations:
+        alone = _without_others(plans[-1], by_activations["bf16"])
+        if alone.choices != plans[-1].choices:
+            plans.append(alone)
+    if seconds_of is None or len(plans) == 1:
+        why = why_no_bf16 if seconds_of is not None else FP32_ACTIVATIONS.reason
+        return replace(plans[0], whole=Whole(precision="fp32", reason=why))
+    seconds = seconds_of(plans)
+    told = "; ".join(f"{_title(plan)} {1e3 * each:.1f} ms" for plan, each in zip(plans, seconds, strict=True))
+    best = plans[min(range(len(plans)), key=lambda index: seconds[index])]
+    reason = f"the fastest whole network, forward and backward ({told})"
+    return replace(best, whole=Whole(precision=best.whole.precision, reason=reason))
+
+
+_Measured = dict[str, dict[Direction, dict[str, KernelMeasured]]]
+
+
+def _choices(measured: _Measured, *, activations: str) -> dict[str, dict[Direction, Choice]]:
+    return {
+        module: {direction: choose(found, activations=activations) for direction, found in directions.items()}
         for module, directions in measured.items()
     }
-    return DispatchPlan(model=record.model, machine=machine_facts(device), choices=choices, missing=missing)
+
+
+def _without_others(plan: DispatchPlan, measured: _Measured) -> DispatchPlan:
+    """Return a plan whose products are all BF16, or FP32 where that is not accurate enough."""
+    kernels = (ProductKernel.FP32.name, "bf16")
+    bf16_alone = {
+        module: {each: {name: found[name] for name in kernels} for each, found in directions.items()}
+        for module, directions in measured.items()
+    }
+    return replace(plan, choices=_choices(bf16_alone, activations="bf16"))
+
+
+def _why_no_bf16_activations(record: ProbeRecord, missing: Mapping[str, str]) -> str:
+    if "bf16" in missing:
+        return f"BF16 is not here ({missing['bf16']})"
+    if record.left_out:
+        names = ", ".join(list(record.left_out)[:3])
+        return f"errors of {len(record.left_out)} products in BF16 are not known ({names})"
+    return ""
+
+
+def _title(plan: DispatchPlan) -> str:
+    kernels = ", ".join(f"{name} in {count}" for name, count in plan.counts().items())
+    return f"activations {plan.whole.precision}, products {kernels}:"
 
 
 def _refusal(expected: str, found: str, where: str) -> ConfigError:

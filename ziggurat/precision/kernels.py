@@ -8,6 +8,7 @@
     mx9, mxfp8, …    each precision in blocks: operands are rounded, the product is FP32: an error, and no speed
 
 A kernel takes FP32 matrices and gives an FP32 matrix, so its time holds the conversion of operands, as a step has it.
+Between products whose activations are BF16 (`product`), operands and results are BF16 instead.
 A kernel of one's own derives from `ProductKernel` and is listed by `ProductKernel.add`; dispatch then measures it.
 """
 
@@ -21,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.precision.arithmetic import RoundedArithmetic
+from ziggurat.precision.in_blocks import BlockArithmetic
 from ziggurat.precision.precision import Precision
 from ziggurat.specification import Specification
 
@@ -33,10 +35,12 @@ class ProductKernel(Specification, kind="product kernel"):
 
     Attributes:
         is_fast: its time is that of the format; False: operands are only rounded, to know the error.
+        holds: which magnitudes its format holds, for people.
     """
 
     FP32: ClassVar[ProductKernel]
     is_fast: ClassVar[bool] = True
+    holds: str = "the format holds 3.4e+38, as its FP32 sums do"
 
     def available(self, device: torch.device) -> str:
         """Return what a device lacks to run it; "" if it can."""
@@ -57,6 +61,10 @@ class ProductKernel(Specification, kind="product kernel"):
     def multiply(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
         """Multiply; leading dims are broadcast."""
 
+    def product(self, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Multiply operands that may be BF16, and return a matrix of a dtype."""
+        return self.multiply(left.float(), right.float()).to(dtype)
+
 
 class _FP32(ProductKernel):
     name = "fp32"
@@ -73,6 +81,10 @@ class _BF16(ProductKernel):
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.matmul(left.bfloat16(), right.bfloat16()).float()
+
+    def product(self, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Multiply operands that may be BF16, and return a matrix of a dtype."""
+        return torch.matmul(left.bfloat16(), right.bfloat16()).to(dtype)
 
 
 class _TwoDims(ProductKernel):
@@ -101,6 +113,7 @@ class _TwoDims(ProductKernel):
 class _Int8(_TwoDims):
     name = "int8"
     multiple = 8
+    holds = "the format holds 127 times an FP32 scale"
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         left_scales = _scales(left, dim=1, most=_INT8_MAX)
@@ -113,6 +126,7 @@ class _Int8(_TwoDims):
 class _Fp8Tensorwise(_TwoDims):
     name = "fp8_tensorwise"
     multiple = 16
+    holds = "the format holds 448 times an FP32 scale"
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         left_scale = _scales(left, dim=None, most=_E4M3_MAX)
@@ -123,6 +137,7 @@ class _Fp8Tensorwise(_TwoDims):
 class _Fp8Rowwise(_TwoDims):
     name = "fp8_rowwise"
     multiple = 16
+    holds = "the format holds 448 times an FP32 scale"
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         left_scales = _scales(left, dim=1, most=_E4M3_MAX)
@@ -140,6 +155,10 @@ class _InBlocks(ProductKernel):
     def __init__(self, arithmetic: RoundedArithmetic, *, name: str) -> None:
         self.name = name
         self._arithmetic = arithmetic
+        if isinstance(arithmetic, BlockArithmetic):
+            largest = arithmetic.format.element.largest
+            scaled = " times a scale" if arithmetic.format.has_scale else ""
+            self.holds = f"the format holds {largest:.4g}{scaled}"
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.matmul(self._arithmetic.rounded(left, dim=-1), self._arithmetic.rounded(right, dim=-2))

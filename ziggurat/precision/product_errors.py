@@ -3,8 +3,9 @@
     error    MERE = mean over elements of |out − ref| / |ref|     drawn operands, reference in FP64
     speedup  median over turns of FP32's time / the kernel's      matrices of the shapes of a step
 
-An element whose reference is 0 is left out of the mean; one that is not finite makes the error infinite. Operands are
-drawn from the statistics of a probe; `normal_error` is what N(0, 1) operands of the same shapes would have shown.
+An element whose reference is 0 is left out of the mean; one that is not finite makes the error infinite, and `why`
+says how large the numbers were. Operands are drawn from the statistics of a probe; `normal_error` is what N(0, 1)
+operands of the same shapes would have shown.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class KernelError:
     Args:
         error: on operands drawn from a probe.
         normal_error: on N(0, 1) operands of the same shapes.
+        why: the error is infinite; "" where it is not.
     """
 
     error: float
     normal_error: float
+    why: str = ""
 
 
 def relative_error(kernel: ProductKernel, left: Tensor, right: Tensor) -> float:
@@ -49,6 +52,15 @@ def relative_error(kernel: ProductKernel, left: Tensor, right: Tensor) -> float:
     if not bool(counted.any()):
         return 0.0
     return float(((found - exact)[counted] / exact[counted]).abs().mean())
+
+
+def overflow_of(kernel: ProductKernel, left: Tensor, right: Tensor) -> str:
+    """Say why a product of finite matrices is not finite in a kernel; "" where it is."""
+    if bool(kernel.multiply(left, right).isfinite().all()):
+        return ""
+    largest = max(float(left.abs().max()), float(right.abs().max()))
+    of_product = float((left.double() @ right.double()).abs().max())
+    return f"overflows {kernel}: operands up to {largest:.2g}, {kernel.holds}; their product up to {of_product:.2g}"
 
 
 def measure_errors(
@@ -70,6 +82,9 @@ def measure_errors(
         num_pairs: of operands; the error is their mean.
         seed: of the draws.
     """
+    if not product.is_finite:
+        why = "operands or gradients are too large for statistics in FP32, in which their squares overflow"
+        return {kernel.name: KernelError(error=math.inf, normal_error=math.nan, why=why) for kernel in kernels}
     generator = torch.Generator().manual_seed(seed)
     drawn = list[tuple[Tensor, Tensor]]()
     normal = list[tuple[Tensor, Tensor]]()
@@ -81,49 +96,69 @@ def measure_errors(
         left, right = drawn[0]
         if kernel.refuses(tuple(left.shape), tuple(right.shape)):
             continue
+        error = statistics.mean(relative_error(kernel, *pair) for pair in drawn)
+        why = "" if math.isfinite(error) else next(filter(None, (overflow_of(kernel, *pair) for pair in drawn)), "")
         found[kernel.name] = KernelError(
-            error=statistics.mean(relative_error(kernel, *pair) for pair in drawn),
+            error=error,
             normal_error=statistics.mean(relative_error(kernel, *pair) for pair in normal),
+            why=why,
         )
     return found
 
 
 def measure_speedups(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], kernels: Sequence[ProductKernel], *, device: torch.device
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    kernels: Sequence[ProductKernel],
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, float]:
-    """Measure how many times as fast as FP32 kernels multiply matrices of two shapes, in turns."""
-    fp32 = ProductKernel.FP32
-    others = [kernel for kernel in kernels if kernel is not fp32]
+    """Measure how many times as fast as the kernel of their own dtype kernels multiply matrices, in turns.
+
+    Args:
+        shapes: of both matrices.
+        kernels: that run on the device.
+        device: where.
+        dtype: of operands and of the product: FP32, against the kernel fp32, or BF16, against bf16.
+    """
+    base = ProductKernel.named("bf16") if dtype is torch.bfloat16 else ProductKernel.FP32
+    others = [kernel for kernel in kernels if kernel is not base]
     fast = [kernel for kernel in others if kernel.is_fast and not kernel.refuses(*shapes)]
-    left, right = (torch.randn(shape, device=device) for shape in shapes)
+    left, right = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
     times_s = dict[str, list[float]]()
     begin = time.perf_counter()
     for turn in range(1 + _TURNS):
-        for kernel in (fp32, *fast):
+        for kernel in (base, *fast):
             seconds = _seconds(kernel, left, right)
             if turn:  # the first warms up
                 times_s.setdefault(kernel.name, []).append(seconds)
         if turn >= 3 and time.perf_counter() - begin > _TURN_BUDGET_S:
             break
-    return {fp32.name: 1.0} | {kernel.name: _median_ratio(times_s, kernel.name) for kernel in fast}
+    return {base.name: 1.0} | {kernel.name: _median_ratio(times_s, kernel.name, base=base.name) for kernel in fast}
 
 
 def _seconds(kernel: ProductKernel, left: Tensor, right: Tensor) -> float:
-    _wait(left.device)
-    begin = time.perf_counter()
-    kernel.multiply(left, right)
-    _wait(left.device)
-    return time.perf_counter() - begin
+    begin_s = time_on(left.device)
+    kernel.product(left, right, dtype=left.dtype)
+    return time_on(left.device) - begin_s
 
 
-def _wait(device: torch.device) -> None:
+def time_on(device: torch.device) -> float:
+    """Return a time in seconds, after all that a device was given to do.
+
+    One thread on a CPU counts its own time, since on a core that is shared the clock tells the time of others; several
+    threads wait for one another, which the clock alone sees.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif torch.get_num_threads() == 1:
+        return time.thread_time()
+    return time.perf_counter()
 
 
-def _median_ratio(times_s: Mapping[str, Sequence[float]], name: str) -> float:
-    pairs = zip(times_s[ProductKernel.FP32.name], times_s[name], strict=True)
-    return statistics.median(fp32 / other for fp32, other in pairs)
+def _median_ratio(times_s: Mapping[str, Sequence[float]], name: str, *, base: str) -> float:
+    pairs = zip(times_s[base], times_s[name], strict=True)
+    return statistics.median(of_base / other for of_base, other in pairs)
 
 
 def _on(device: torch.device, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -506,7 +506,7 @@ def load_run(
     how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
     model = build_model(settings, inputs, seed=config.training.seed, **how)
     model.to(place)  # before its tables take memory; the checkpoint fills them
-    take_precision(model, precision, dispatch=str(run.dispatch))  # before it is parallel
+    take_precision(model, precision, dispatch=str(run.dispatch), is_scored=True)  # before it is parallel
     store = checkpoints_of(run, config)
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ziggurat.features.batch import Batch
 from ziggurat.files import Format
 from ziggurat.models.build import ModelConfig
+from ziggurat.models.dispatch_times import seconds_of_plans
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics.probe import Direction, ProbeRecord
 from ziggurat.numerics.probe.record import newest_probe
+from ziggurat.precision.dispatch import DispatchPlan, plan_dispatch
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.product_errors import KernelError, measure_errors
-from ziggurat.runs.load import load_run
+from ziggurat.runs.load import Run, load_run
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.records.run_folder import RunFolder
 
 PRODUCT_ERRORS = Format(name="ziggurat.product_errors", what="errors of formats in the products of a run")
 MEASURED_BATCHES = 16
+TIMED_BATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,7 @@ class ProductErrors:
                 product: {
                     direction.value: {
                         kernel: {"error": f"{each.error:.6g}", "normal_error": f"{each.normal_error:.6g}"}
+                        | ({"why": each.why} if each.why else {})
                         for kernel, each in found.items()
                     }
                     for direction, found in directions.items()
@@ -84,16 +90,52 @@ def probe_of_run(folder: str | Path, *, measure: bool = False, models: Sequence[
     if not measure:
         return newest_probe(RunFolder(Path(folder)).probe)
     run = load_run(folder, models=models)
+    return _measured(run, _batches_of(run))
+
+
+def dispatch_of_run(
+    folder: str | Path, *, measure: bool = False, models: Sequence[type[ModelConfig]] = ()
+) -> DispatchPlan:
+    """Choose kernels for the products of a run, and what its network computes in between them.
+
+    Args:
+        folder: of the run, with its rows: whole networks are timed on batches of them.
+        measure: take statistics of products now, also where the run has kept some. Nothing is written.
+        models: as of `load_run`.
+
+    Raises:
+        MissingFileError: the run kept no statistics, and they are not to be measured.
+    """
+    record = None if measure else newest_probe(RunFolder(Path(folder)).probe)
+    run = load_run(folder, models=models)
+    batches = _batches_of(run)
+    if record is None:
+        record = _measured(run, batches)
+    timed = batches[:TIMED_BATCHES]
+    return plan_dispatch(
+        record,
+        device=_device_of(run),
+        seconds_of=lambda plans: seconds_of_plans(run.model, plans, batches=timed),
+    )
+
+
+def _measured(run: Run, batches: Sequence[Batch]) -> ProbeRecord:
     probe = ModelProbe(run.model)
-    device = next((each.device for each in run.model.parameters()), torch.device("cpu"))
-    size = run.config.training.loader.batch_size
-    batches = ordered_batches(run.own_rows("train"), batch_size=size)
-    for index, batch in enumerate(batches.batches(epoch=0)):
-        if index == MEASURED_BATCHES:
-            break
-        probe.take(batch.to(device))
+    for batch in batches:
+        probe.take(batch)
     probe.record.step = run.step
     return probe.record
+
+
+def _batches_of(run: Run) -> list[Batch]:
+    """Return batches of the training rows of a run, on the device of its model."""
+    size = run.config.training.loader.batch_size
+    batches = ordered_batches(run.own_rows("train"), batch_size=size).batches(epoch=0)
+    return [batch.to(_device_of(run)) for batch in itertools.islice(batches, MEASURED_BATCHES)]
+
+
+def _device_of(run: Run) -> torch.device:
+    return next((each.device for each in run.model.parameters()), torch.device("cpu"))
 
 
 def product_errors(
@@ -119,4 +161,6 @@ def product_errors(
 
 
 def _cell(error: KernelError | None) -> str:
-    return "-" if error is None else f"{error.error:.2g} ({error.normal_error:.2g})"
+    if error is None:
+        return "-"
+    return f"{'overflows' if error.why else f'{error.error:.2g}'} ({error.normal_error:.2g})"

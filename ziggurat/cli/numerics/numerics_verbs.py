@@ -40,7 +40,9 @@ examples:
 _DISPATCH_SUMMARY = "choose the fastest kernel that is accurate enough, for every product of a run and each direction"
 _DISPATCH_EPILOG = """Errors are measured on operands drawn from statistics of the run (see ziggurat numerics probe),
 times in turns on matrices of a step's shapes, on this machine. Of the kernels with an error below 0.2 and a speed-up
-above 1.05 the fastest is taken, else FP32. The file has the reasons, and holds for this model, machine and version.
+above 1.05 the fastest is taken, else FP32. Then the whole network is timed on batches of the run's rows, with FP32 and
+with BF16 between its products, and the faster plan is taken: whole bf16 with products in bf16 alone is what --precision
+bf16 computes. The file has the reasons, and holds for this model, machine and version.
 examples:
   ziggurat numerics dispatch runs/first --out dispatch.json
   ziggurat numerics dispatch runs/first --measure --out dispatch.json"""
@@ -103,13 +105,9 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _dispatch(options: argparse.Namespace) -> int:
     """Print and write the kernels of a run's products."""
-    import torch
+    from ziggurat.runs.products import dispatch_of_run
 
-    from ziggurat.precision.dispatch import plan_dispatch
-    from ziggurat.runs.products import probe_of_run
-
-    record = probe_of_run(options.run, measure=options.measure, models=own_models(options))
-    plan = plan_dispatch(record, device=torch.device("cpu"))
+    plan = dispatch_of_run(options.run, measure=options.measure, models=own_models(options))
     rows = [
         [module, direction.value, choice.kernel, choice.reason]
         for module, found in plan.choices.items()
@@ -118,6 +116,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     print_table(["module", "direction", "kernel", "reason"], rows)
     for name, lacks in plan.missing.items():
         print_line(f"{name}: not here ({lacks})")
+    print_line(f"whole: {plan.whole.precision} ({plan.whole.reason})")
     print_line(str(plan.write(options.out)))
     return 0
 

@@ -83,6 +83,12 @@ class ProductStatistics:
         batch = torch.broadcast_shapes(self.left_shape[:-2], self.right_shape[:-2])
         return (*batch, self.left_shape[-2], self.right_shape[-1])
 
+    @property
+    def is_finite(self) -> bool:
+        """True if all statistics are finite, so that operands can be drawn; squares of large numbers overflow."""
+        kept = [*self.left.tensors().values(), *self.right.tensors().values(), *self.gradient.tensors().values()]
+        return all(bool(each.isfinite().all()) for each in kept)
+
     def fits(self, left: Tensor, right: Tensor) -> bool:
         """Return whether operands have the widths that the statistics are of."""
         return _fits(self.left, left) and _fits(self.right, right.mT if isinstance(self.right, Moments) else right)

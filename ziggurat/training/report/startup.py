@@ -268,7 +268,9 @@ def _pooled_line(step: TrainStep) -> str:
     """Say what pooled fields are written as, and why not BF16 where it was asked for, or would be taken."""
     if not step.model.rounds_pooled:
         return "fp32: on many ranks the formats of wires say what travels (--wire bf16)"
-    return "bf16" if step.precision.dtype is torch.bfloat16 else f"fp32: the network computes in {step.precision.value}"
+    if step.activations.dtype is torch.bfloat16:
+        return "bf16"
+    return f"fp32: the network computes in {step.precision.value}"
 
 
 def _tables_text(sizes: Collection[TableSize]) -> str:
@@ -282,7 +284,7 @@ def _tables_text(sizes: Collection[TableSize]) -> str:
 def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:
     if step.parallel is None:
         return {}
-    sections = rank_sections(step.parallel, overlaps=step.overlaps(), compute=step.precision.dtype)
+    sections = rank_sections(step.parallel, overlaps=step.overlaps(), compute=step.activations.dtype)
     sections["Ranks"] |= {} if step.exchange is None else step.exchange.lines()
     return sections
 

@@ -41,6 +41,7 @@ from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.precision import DenseProducts
 from ziggurat.precision.choice import resolve_precision
+from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
 from ziggurat.training.step.compiled import compiled_dense
 from ziggurat.training.step.exchange import StepExchange
@@ -62,6 +63,7 @@ class TrainStep:
         loss: minimised instead of `model.loss`; see `own_loss.py`.
 
     Attributes:
+        activations: precision of what lies between products: that of the run, or of the file of a dispatch.
         late: what decides on the device, on one GPU.
         graph: makes steps of full batches by one CUDA graph; None where `no_graph` says why not.
 
@@ -90,6 +92,9 @@ class TrainStep:
         self.products = take_precision(
             model, self.precision, is_parallel=parallel is not None, dispatch=config.dispatch
         )
+        self.activations = self.precision
+        if self.precision.is_dispatched:
+            self.activations = DispatchPlan.activations_of(config.dispatch)
         self._dispatched = dispatched_arithmetics(model)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         if isinstance(model.slots.network, ShardedNetwork):
@@ -386,7 +391,7 @@ class TrainStep:
         return "loss" if not math.isfinite(loss) else OVERFLOW
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        return self.precision.autocast(self.device)
+        return self.activations.autocast(self.device)
 
 
 class _FullBatches:

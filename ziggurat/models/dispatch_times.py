@@ -1,0 +1,70 @@
+"""Time the dense network of a model by each of a few dispatch plans, in turns.
+
+    batch ─► lookup, towers ─► dense network, loss, their backward pass        the clock runs from the network on
+                               by plan 1, by plan 2, …, by plan 1, …
+
+A plan that is best product by product need not be best as a whole: conversions between products, norms and activations
+in BF16 or FP32, and fused kernels that a dispatched product takes away stand in no table of kernels. So the plans of
+`precision/dispatch.py` are compared here, on batches of the run's own rows. Nothing of the model changes.
+
+The median of all turns counts; optimizers and tables, which compute the same in all plans, are not among them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from ziggurat.features.batch import Batch
+from ziggurat.models.contract.model import Model
+from ziggurat.models.probed import dense_pass, exchanged, left_as_it_is
+from ziggurat.precision.dispatch import DispatchPlan
+from ziggurat.precision.precision import Precision
+from ziggurat.precision.product_errors import time_on
+from ziggurat.precision.products import DenseProducts
+
+_TURNS = 9
+_TURN_BUDGET_S = 20.0  # of all turns; at least three are made
+
+
+def seconds_of_plans(model: Model, plans: Sequence[DispatchPlan], *, batches: Sequence[Batch]) -> list[float]:
+    """Return the median time of the dense network's forward and backward pass, by plan.
+
+    Args:
+        model: on one device.
+        plans: of its products.
+        batches: on the device of the model, as large as those of training.
+    """
+    times_s: list[list[float]] = [[] for _ in plans]
+    was_training = model.training
+    model.train()
+    begin = time.perf_counter()
+    try:
+        with left_as_it_is(model):
+            for turn in range(1 + _TURNS):
+                batch = batches[turn % len(batches)]
+                for index in range(len(plans)):
+                    which = (index + turn) % len(plans)
+                    seconds = _seconds(model, plans[which], batch)
+                    if turn:  # the first warms up
+                        times_s[which].append(seconds)
+                if turn >= 3 and time.perf_counter() - begin > _TURN_BUDGET_S:
+                    break
+    finally:
+        model.train(was_training)
+    return [statistics.median(each) for each in times_s]
+
+
+def _seconds(model: Model, plan: DispatchPlan, batch: Batch) -> float:
+    modules = {name: each for name, each in model.named_modules() if isinstance(each, DenseProducts)}
+    device = batch.labels.device
+    activations = Precision(plan.whole.precision)
+    with exchanged(modules, plan.arithmetic):
+        with torch.no_grad(), activations.autocast(device):
+            embedded = model.embed(batch)
+        begin_s = time_on(device)
+        dense_pass(model, embedded, batch, loss=model.loss, activations=activations)
+        return time_on(device) - begin_s
