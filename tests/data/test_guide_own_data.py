@@ -64,7 +64,9 @@ def test_every_command_prints_what_the_guide_shows(tmp_path: Path):
         )
         fails = any(line.endswith("Error") for line in shown)
         assert done.returncode == (2 if fails else 0), f"$ {command}\n{done.stdout}"
-        assert _agrees(shown, done.stdout), f"$ {command}\n{done.stdout}"
+        # A busy machine takes long to compile, and says so.
+        printed = "".join(each for each in done.stdout.splitlines(keepends=True) if "is being compiled" not in each)
+        assert _agrees(shown, printed), f"$ {command}\n{done.stdout}"
     scoring = _blocks("python")[2]  # of the run that the commands have made
     done = subprocess.run([sys.executable, "-c", scoring], cwd=tmp_path, env=environment, text=True, timeout=300)
     assert done.returncode == 0
