@@ -50,47 +50,49 @@ from ziggurat.training.upload import Upload
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Fed:
-    """A batch on its way into a step.
-
-    Args:
-        batch: to train on, on the device.
-        upcoming: the batch after it, if it is known by now.
-        num_rows: samples of the step, over all ranks.
-        row_ids: of the samples of the data in the batch; of one that is in pieces, on the rank that has its end.
-        is_last: whether the epoch has no batch after it.
-    """
-
-    batch: Batch
-    upcoming: Batch | None
-    num_rows: int
-    row_ids: Int64[Tensor, "B"]
-    is_last: bool
-
-
 @dataclass
-class _Taken:
-    """A batch that was taken from the source for a later step.
+class Fed:
+    """A batch from the source to its step.
 
     Args:
-        batch: as the source made it; None: no rank has one.
+        given: as the source made it; None: no rank has one, and the epoch is over.
         num_rows: samples over all ranks.
         state: of the source after it.
         is_done: whether this rank's source has no more.
         landed: gives the batch on the device, once it is on its way.
+        following: what the source gave after it, known when it is trained.
     """
 
-    batch: Batch | None
+    given: Batch | None
     num_rows: int
     state: dict[str, Any]
     is_done: bool
     landed: Callable[[], Batch] | None = None
+    following: Fed | None = None
 
+    @property
+    def batch(self) -> Batch:
+        """The batch to train on, on the device."""
+        assert self.landed is not None, "it is on its way when it is trained"
+        return self.landed()
 
-def trained_rows(batch: Batch) -> Int64[Tensor, "B"]:
-    """The row ids that a step on this batch trains; pieces of histories that have none are left out."""
-    return batch.row_ids[batch.row_ids >= 0] if PIECE_STARTS in batch.extras else batch.row_ids
+    @property
+    def upcoming(self) -> Batch | None:
+        """The batch after it on the device, if it can be made before this one was trained."""
+        following = self.following
+        return None if following is None or following.landed is None else following.landed()
+
+    @property
+    def row_ids(self) -> Int64[Tensor, "B"]:
+        """The rows that a step on it trains; pieces of histories that have none are left out."""
+        given = self.given
+        assert given is not None, "the end of an epoch is not trained"
+        return given.row_ids[given.row_ids >= 0] if PIECE_STARTS in given.extras else given.row_ids
+
+    @property
+    def is_last(self) -> bool:
+        """True if the epoch has no batch after it."""
+        return self.following is not None and self.following.given is None
 
 
 class Gather(Protocol):
@@ -210,9 +212,11 @@ class Feed:
         self._has_rows = growing is None
         upload = Upload(device, is_beside=self._world_size == 1 and growing is None)
 
-        def made(batch: Batch, step: int) -> Callable[[], Batch]:
-            batch = batch if negatives is None else negatives.extended(batch, step=step)
-            return upload.start(batch if growing is None else growing.admitted(batch, step=step + 1))
+        def send(fed: Fed, step: int) -> None:
+            if fed.landed is not None or fed.given is None:
+                return
+            batch = fed.given if negatives is None else negatives.extended(fed.given, step=step)
+            fed.landed = upload.start(batch if growing is None else growing.admitted(batch, step=step + 1))
 
         def may_make(step: int) -> bool:
             return growing is None and (negatives is None or not negatives.is_due(step))
@@ -222,30 +226,26 @@ class Feed:
         # A rank whose epoch is over has no batch of its own: empty ones, until the others are done, too.
         taken = self._balanced(self._taken(iter(()) if waits else iter(self.source), empty, step=step))
         current = next(taken)
-        line = deque[_Taken]()
-        batch = None if current.batch is None else made(current.batch, step)()
+        line = deque[Fed]()
+        send(current, step)
         try:
-            while current.batch is not None and batch is not None:
-                row_ids = trained_rows(current.batch)
-                while len(line) < upload.depth and not (line and line[-1].batch is None):
+            while current.given is not None:
+                while len(line) < upload.depth and not (line and line[-1].given is None):
                     line.append(next(taken))
                 step += 1
                 for number, coming in enumerate(line, start=step):
                     if not may_make(number):
                         break
-                    if coming.landed is None and coming.batch is not None:
-                        coming.landed = made(coming.batch, number)
+                    send(coming, number)
                 following = line.popleft()
-                ahead = None if following.landed is None else following.landed()
+                current.following = following
                 # At the end the state behind it, so that the next `iter` begins the next epoch; else the one after this
                 # batch.
                 is_done = following.is_done
                 self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
-                yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)
-                batch = ahead
-                if batch is None and following.batch is not None:
-                    # It had to wait for the step, which is over now.
-                    batch = made(following.batch, step)()
+                yield current
+                # One that had to wait for the step, which is over now.
+                send(following, step)
                 current = following
         finally:
             upload.close()
@@ -262,46 +262,47 @@ class Feed:
         if self.balancer is not None:
             self.balancer.drain()
 
-    def _taken(self, iterator: Iterator[Batch], empty: Batch, *, step: int) -> Iterator[_Taken]:
+    def _taken(self, iterator: Iterator[Batch], empty: Batch, *, step: int) -> Iterator[Fed]:
         """The batches of the epoch as the source makes them, changed by `shortened`; the last one is None."""
         while True:
-            taken = _Taken(*self._following(iterator, empty))
-            if taken.batch is not None and self._shortened is not None:
-                taken = replace(taken, batch=self._shortened(taken.batch, draw=StepDraw(self._config.seed, step)))
+            taken = self._following(iterator, empty)
+            if taken.given is not None and self._shortened is not None:
+                taken.given = self._shortened(taken.given, draw=StepDraw(self._config.seed, step))
             step += 1
             yield taken
-            if taken.batch is None:
+            if taken.given is None:
                 return
 
-    def _balanced(self, taken: Iterator[_Taken]) -> Iterator[_Taken]:
+    def _balanced(self, taken: Iterator[Fed]) -> Iterator[Fed]:
         """The same with the samples that this rank trains, each begun when the one before it is taken away."""
         if self.balancer is None:
             yield from taken
             return
         current = next(taken)
-        if current.batch is not None:
-            self.balancer.start(current.batch)
-        while current.batch is not None:
+        if current.given is not None:
+            self.balancer.start(current.given)
+        while current.given is not None:
             following = next(taken)
-            ready = replace(current, batch=self.balancer.finish())
-            if following.batch is not None:
-                self.balancer.start(following.batch)
-            yield ready
+            current.given = self.balancer.finish()
+            if following.given is not None:
+                self.balancer.start(following.given)
+            yield current
             current = following
         yield current
 
-    def _following(self, iterator: Iterator[Batch], empty: Batch) -> tuple[Batch | None, int, dict[str, Any], bool]:
-        """The next batch (empty where only other ranks have one), its rows, the state; whether this rank is done."""
+    def _following(self, iterator: Iterator[Batch], empty: Batch) -> Fed:
+        """The next batch of the source, empty where only other ranks have one."""
         batch = next(iterator, None)
         # Before another batch is taken: a checkpoint goes on right behind this one.
         state = self.source.state_dict()
         if batch is not None and not isinstance(self.source, LoaderSource):
             self._check(batch)
         if isinstance(self.source, LoaderSource):
-            return batch, self.source.step_rows, state, batch is None
+            return Fed(batch, self.source.step_rows, state, is_done=batch is None)
         said = self._gather(None if batch is None else batch.batch_size)
         sizes = [size for size in said if size is not None]
-        return empty if batch is None and sizes else batch, sum(sizes), state, batch is None
+        given = empty if batch is None and sizes else batch
+        return Fed(given, sum(sizes), state, is_done=batch is None)
 
     def _check(self, batch: object) -> None:
         """Refuse what a source of the user's own may give, before a step makes numbers of it."""

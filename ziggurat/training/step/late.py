@@ -18,9 +18,11 @@ stands under its own step. Two things differ. A run that stops at such a step ha
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from jaxtyping import Float32
 from torch import Tensor, nn
 
 from ziggurat.embeddings import TableOptimizer
@@ -31,7 +33,7 @@ from ziggurat.embeddings.tables import whole_tables
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.step.results import LateResult, Verdict, first_bad_of
+from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import WeightAverage
 
 
@@ -118,7 +120,7 @@ class LateStep:
             self._factor = factor
 
     def decide(self, loss: Tensor, *, saved: Sequence[Tensor]) -> Tensor:
-        """Guard, clip and update; return a packed `Verdict`. What differs from step to step is on the device.
+        """Guard, clip and update; return the message to the host. What differs from step to step is on the device.
 
         Args:
             loss: of the batch, detached.
@@ -150,14 +152,16 @@ class LateStep:
             buffer.copy_(torch.where(applies, buffer, before))
         if self._average is not None:
             self._average.update_where(applies)
-        return Verdict.packed(loss, applies=applies, fault=self._faults.flag, tables=tables, norms_W=norms_W)
+        # One tensor of all, so that one copy takes them to the host; `_settle` reads them in this order.
+        flags = torch.stack([loss.float(), applies.float(), self._faults.flag.float(), tables.float()])
+        return torch.cat([flags, norms_W.float()])
 
     def send(self, numbers: Tensor, batch: Batch) -> LateResult:
-        """Count a step that was decided on, and send its verdict to the host.
+        """Count a step that was decided on, and send its message to the host.
 
         Args:
             numbers: what `decide` gave; may be written again by the next step.
-            batch: of the step; kept until the verdict is read.
+            batch: of the step; kept until the message is read.
         """
         if self._table_optimizer is not None:
             # As if it applied; `_settle` takes the count back where it did not.
@@ -167,7 +171,7 @@ class LateStep:
         return self._last
 
     def settle(self) -> None:
-        """Read the verdict of the last step: afterwards the host knows how many steps there were."""
+        """Read the result of the last step: afterwards the host knows how many steps there were."""
         if self._last is not None:
             self._last.read()
             self._last = None
@@ -191,18 +195,37 @@ class LateStep:
         if self._table_optimizer is not None:
             self._table_optimizer.step_where(applies, lr=table_rate, scale=scale)
 
-    def _settle(self, verdict: Verdict, batch: Batch) -> str:
-        if not verdict.applies and self._table_optimizer is not None:
-            self._table_optimizer.take_back()
-        if verdict.fault:
-            raise_fault(self._tables, batch)
-        return first_bad_of(verdict, names=tuple(self._named), bad_weight="" if verdict.applies else self._bad_weight())
+    def _settle(self, numbers: Float32[Tensor, "4+W"], batch: Batch) -> StepResult:
+        """Return the result of a step whose message has arrived.
 
-    def _bad_weight(self) -> str:
+        Raises:
+            BoundsError: a row of the batch lies outside its table.
+        """
+        loss, applies, has_fault, tables, *norms = numbers.tolist()
+        if not applies and self._table_optimizer is not None:
+            self._table_optimizer.take_back()
+        if has_fault:
+            raise_fault(self._tables, batch)
+        first_bad = "" if applies else self._first_bad(loss, norms=norms, tables=bool(tables))
+        return StepResult(loss=loss, finite=bool(applies), first_bad=first_bad, busy_s=LateResult.busy_s)
+
+    def _first_bad(self, loss: float, *, norms: Sequence[float], tables: bool) -> str:
+        """Name the tensor that made a step fail.
+
+        Args:
+            loss: of the batch.
+            norms: of the gradient of each weight.
+            tables: whether gradients of the tables are finite.
+        """
         for name, parameter in self._named.items():
             if not bool(parameter.detach().isfinite().all()):
                 return f"weight {name}"
-        return ""
+        for name, norm in zip(self._named, norms, strict=True):
+            if not math.isfinite(norm):
+                return f"gradient of {name}"
+        if not tables:
+            return "gradient of the embedding tables"
+        return "loss" if not math.isfinite(loss) else OVERFLOW
 
 
 def _sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event]:

@@ -8,6 +8,16 @@
 On many ranks the same step runs on each, with its own samples: what it adds up over ranks stands in `world_sums.py`,
 gradients are summed by whatever holds the weights (`parallel/`), and every rank comes to the same verdict.
 
+A step passes through three records, each made by whoever knows the most of it, and handed on as it is:
+
+    source ──► Fed (`feed.py`)          the batch as it was given, on its way to the device, and the one after it
+                 │ TrainStep
+                 ▼
+               StepResult (`results.py`)  loss, verdict, Σ g² and busy seconds, summed over ranks; on a GPU
+                 │                        `LateResult` is its future, which the judge reads a step later
+                 ▼
+               MadeStep (`judging.py`)    both with number, epoch, time and log line, for the judge and for hooks
+
 Tables are not updated inside the backward pass: the backward records the gradient of each lookup, and the table
 optimizer applies the exact, deduplicated update afterwards. That costs nothing (the gradient exists anyway) and makes
 three promises possible: a step with a NaN touches no weight, clipping counts the tables, gradients can be accumulated.
@@ -19,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +61,7 @@ from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name, refuse_unweighted
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import weight_average
-from ziggurat.training.step.world_sums import Totals, WorldSums, local
+from ziggurat.training.step.world_sums import WorldSums, local
 
 
 class TrainStep:
@@ -183,21 +194,20 @@ class TrainStep:
         begin_s = time.thread_time()  # of this thread: it stands still while the thread waits for other ranks
         loss = float(self._forward_backward(batch, upcoming).detach())
         busy_s = time.thread_time() - begin_s if self.device.type == "cpu" else 0.0
-        totals, scale = self._guard(loss, busy_s=busy_s)
-        value = totals.loss
-        busy = totals.busy_s
+        result, scale = self._guard(loss, busy_s=busy_s)
         if self.parallel is not None:
             self.parallel.traffic.num_steps += 1
-        if not totals.finite:
-            result = StepResult(loss=value, finite=False, first_bad=self._first_bad(value), busy_s=busy)
+        if not result.finite:
+            # Before buffers and gradients go: they are what it looks at.
+            first_bad = self._first_bad(result.loss)
             if self._buffers:
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
             self.zero_grad()
-            return result
+            return replace(result, first_bad=first_bad)
         self._update(factor=factor, scale=scale)
         if self.exchange is not None:
             self.exchange.count(time.perf_counter() - start_s)
-        return StepResult(loss=value, finite=True, busy_s=busy)
+        return result
 
     def _step_late(self, late: LateStep, batch: Batch, *, factor: float, upcoming: Batch | None) -> LateResult:
         late.set_rates(factor)
@@ -335,8 +345,8 @@ class TrainStep:
             )
         self._is_weight_checked = bool(expected.any())  # a batch without samples proves nothing
 
-    def _guard(self, loss: float, *, busy_s: float) -> tuple[Totals, float]:
-        """Return the totals of all ranks, and the factor that clips the gradients."""
+    def _guard(self, loss: float, *, busy_s: float) -> tuple[StepResult, float]:
+        """Return the result of all ranks, and the factor that clips the gradients."""
         squared = float(self._world.squared_norm())
         tables = self.table_optimizer
         finite = True
@@ -347,13 +357,15 @@ class TrainStep:
             bound = tables.bound()
         if tables is not None and not self.config.clip_norm and bound is None:
             finite = tables.all_finite()
-        totals = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s, bound=bound)
-        if tables is not None and bound is not None and not totals.is_bounded:  # the sums themselves have to tell
+        result = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s, bound=bound)
+        if result is None:  # the sums themselves have to tell
+            assert tables is not None, "their gradients are bounded"
             finite = tables.all_finite()
-            totals = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s)
-        if totals.finite and self.config.clip_norm:
-            return totals, min(1.0, self.config.clip_norm / (totals.squared**0.5 + 1e-6))
-        return totals, 1.0
+            result = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s)
+            assert result is not None, "nothing is to be proved"
+        if result.finite and self.config.clip_norm:
+            return result, min(1.0, self.config.clip_norm / (result.squared**0.5 + 1e-6))
+        return result, 1.0
 
     def _update(self, *, factor: float, scale: float) -> None:
         for parameter in self._dense:  # a weight that nothing used: zero, as on many ranks, so that its state exists

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -32,25 +31,7 @@ from ziggurat.parallel.exchange.collectives import Pending, start_sum
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.process_groups import communication_device
 from ziggurat.parallel.topology import Axis, Lane
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """The findings of all ranks in one step.
-
-    Args:
-        loss: of the global batch.
-        squared: Σ g² over all weights.
-        finite: neither these, nor any gradient, is NaN or infinite.
-        busy_s: seconds that each rank computed for, by rank.
-        is_bounded: what ranks said of gradients that are still to come proves that all their sums are finite.
-    """
-
-    loss: float
-    squared: float
-    finite: bool
-    busy_s: tuple[float, ...]
-    is_bounded: bool = True
+from ziggurat.training.step.results import StepResult
 
 
 class WorldSums:
@@ -81,8 +62,8 @@ class WorldSums:
 
     def totals(
         self, *, loss: float, squared: float, finite: bool, busy_s: float, bound: tuple[float, int] | None = None
-    ) -> Totals:
-        """Loss, Σ g², verdict and busy seconds of all ranks, the same on each.
+    ) -> StepResult | None:
+        """Add up loss, Σ g², verdict and busy seconds of all ranks; return the same result on each.
 
         Args:
             loss: of this rank.
@@ -90,6 +71,10 @@ class WorldSums:
             finite: on this rank.
             busy_s: of this rank.
             bound: the largest magnitude among gradients that are still to come, and how many are added up in all.
+
+        Returns:
+            The result without its first bad tensor; None where `bound` does not prove that the sums of gradients to
+            come are finite.
         """
         busy, largest, count = [busy_s], *(bound or (0.0, 0))
         if self._world is not None and self._world.process_group is not None:
@@ -103,8 +88,9 @@ class WorldSums:
         # A NaN or an infinity of one rank is in the sums of all, so all come to one verdict.
         finite = finite and math.isfinite(loss) and math.isfinite(squared)
         # Both are sums over ranks, so the product is no less than any sum of the gradients to come.
-        bounded = largest * count < torch.finfo(torch.float32).max
-        return Totals(loss=loss, squared=squared, finite=finite, busy_s=tuple(busy), is_bounded=bounded)
+        if bound is not None and not largest * count < torch.finfo(torch.float32).max:
+            return None
+        return StepResult(loss=loss, finite=finite, squared=squared, busy_s=tuple(busy))
 
     def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
         """Start to add up a few numbers over all ranks, in place."""
