@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ziggurat.errors import PlanError, TopologyError, ZigguratError
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.lost_ranks import communicating
+from ziggurat.parallel.process_groups import meeting_group
 from ziggurat.testing.ranks import RankFailure, run_ranks
 
 
@@ -92,3 +93,18 @@ def test_only_errors_of_connections_become_topology_errors() -> None:
     with pytest.raises(RuntimeError, match="shapes") as caught, communicating("ids"):
         raise RuntimeError("shapes do not match")
     assert type(caught.value) is RuntimeError
+
+
+def meeting(rank: int) -> str:
+    try:
+        meeting_group([0], timeout_s=30.0)
+    except TopologyError as error:
+        return str(error)
+    meeting_group([0], timeout_s=30.0)  # alone on rank 0, as the way out says
+    return ""
+
+
+def test_a_rank_that_is_not_asked_to_a_meeting_is_told_so() -> None:
+    asked, other = run_ranks(meeting, 2)
+    assert asked == ""
+    assert "name this rank, too" in other

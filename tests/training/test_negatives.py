@@ -191,3 +191,12 @@ def test_what_cannot_be_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="items of its samples"):
         Trainer(model, config=TrainingConfig(precision=Precision.FP32), train=Stream(), folder=tmp_path / "run")
     assert np.isfinite(float(model.item_counts.sum()))
+
+
+def test_a_model_without_drawn_negatives_and_data_without_items_are_refused():
+    data = shop()
+    in_batch = build_model(config(NegativesKind.IN_BATCH), data.inputs, seed=0)
+    with pytest.raises(ConfigError, match=r"NegativesConfig\(kind=NegativesKind.MIXED\)"):
+        DrawnNegatives(in_batch, train=data, ranking=FullRanking(data), seed=0)
+    with pytest.raises(ConfigError, match=r"\[items\], id = "):
+        FullRanking(MemoryDataset(whole_table(data), dataclasses.replace(data.inputs, items=None)))

@@ -499,7 +499,7 @@ def test_steps_of_every_model_make_the_same_operations_and_none_waits(name: str)
         noted = []
         for _ in range(3):
             recordings.append(_Names())
-            step._on_device(batch)
+            step._on_device(step.late, batch)
             noted.append(recordings.pop().names)
         assert len(noted[0]) > 50
         assert noted[0] == noted[1] == noted[2]

@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -29,7 +28,7 @@ import torch.distributed as dist
 
 from ziggurat.errors import ConfigError, TopologyError, ZigguratError, error_from_json
 from ziggurat.parallel.lost_ranks import communicating
-from ziggurat.parallel.process_groups import end_group
+from ziggurat.parallel.process_groups import end_group, meeting_group
 
 T = TypeVar("T")
 
@@ -57,9 +56,7 @@ class Agreement:
             self.rank = dist.get_rank()
             self.world_size = dist.get_world_size()
             with communicating("meeting of all ranks"):
-                group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
-            assert isinstance(group, dist.ProcessGroup)
-            self._group = group
+                self._group = meeting_group(timeout_s=patience_s)
 
     def close(self) -> None:
         """End the group that ranks agree over, after the last agreement; all ranks do."""

@@ -24,7 +24,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, TopologyError
 
 _NCCL_PATIENCE = 2
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
@@ -88,6 +88,32 @@ def make_group(members: Sequence[int], *, backend: str = "") -> dist.ProcessGrou
     if on_gpu and group is not None:
         let_gloo_speak_first(group)
     return group
+
+
+def meeting_group(ranks: Sequence[int] | None = None, *, timeout_s: float) -> dist.ProcessGroup:
+    """A gloo group for what ranks agree on beside the step; collective over its ranks.
+
+    Args:
+        ranks: of the launcher, with this one; None: all. Ranks that are not named take no part in the call.
+        timeout_s: how long a rank waits for another one.
+
+    Raises:
+        TopologyError: this rank is none of them.
+    """
+    # Without local synchronisation torch makes every rank of the job call it, whatever ranks it is for.
+    only_these = ranks is not None
+    timeout = timedelta(seconds=timeout_s)
+    group = dist.new_group(
+        None if ranks is None else list(ranks), backend="gloo", timeout=timeout, use_local_synchronization=only_these
+    )
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    raise TopologyError(
+        expected=f"a call on the ranks {list(ranks or ())} alone, which are to meet",
+        found=f"rank {dist.get_rank()}",
+        where="a process group of some ranks",
+        ways_out=("call it on these ranks alone", "name this rank, too"),
+    )
 
 
 def end_group(group: dist.ProcessGroup) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -60,8 +61,15 @@ class _Bucket:
         *pieces, _ = self.flat.split([*sizes, num_zeros])
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         self.missing: set[int] = set()
-        self.sent: Tensor | None = None
-        self.work: Pending | HierarchicalSum | None = None
+
+
+@dataclass(frozen=True)
+class _BucketSum:
+    """The sum of a bucket over ranks, under way; what travels may be a rounded copy of the bucket."""
+
+    bucket: _Bucket
+    sent: Tensor
+    work: Pending | HierarchicalSum
 
 
 class ReplicatedNetwork:
@@ -101,6 +109,7 @@ class ReplicatedNetwork:
         self._is_reduced = True
         self._is_open = False
         self._next = 0
+        self._sums: list[_BucketSum] = []
         for index, bucket in enumerate(self._buckets):
             for position, parameter in enumerate(bucket.parameters):
                 self._place[parameter] = (index, position)
@@ -136,6 +145,7 @@ class ReplicatedNetwork:
             return
         self._is_open = True
         self._next = 0
+        self._sums.clear()  # of a backward pass that an error has cut short
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         # At the end of the whole pass: a weight without a gradient has no hook that would run.
@@ -161,32 +171,31 @@ class ReplicatedNetwork:
             _collect_all(bucket, sorted(bucket.missing))
             self._send(bucket)
         for _ in range(NUM_STAGES):
-            _advance(self._buckets)
-        for bucket in self._buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
-            if bucket.sent is not None and bucket.sent is not bucket.flat:
-                bucket.flat.copy_(bucket.sent)
-            bucket.work = bucket.sent = None
+            _advance(self._sums)
+        for each in self._sums:
+            each.work.wait()
+            if each.sent is not each.bucket.flat:
+                each.bucket.flat.copy_(each.sent)
+        self._sums.clear()
 
     def _send(self, bucket: _Bucket) -> None:
         self._next += 1
-        bucket.sent = bucket.flat.to(torch.bfloat16) if self._reduction is Reduction.BF16 else bucket.flat
+        sent = bucket.flat.to(torch.bfloat16) if self._reduction is Reduction.BF16 else bucket.flat
         if self._hierarchy is not None:
-            bucket.work = HierarchicalSum(
-                bucket.sent, hierarchy=self._hierarchy, purpose=self._purpose, traffic=self._traffic
-            )
-            _advance(self._buckets[: self._next - 1])
-            return
-        self._traffic.count_reduction(self._purpose, num_bytes=bucket.sent.numel() * bucket.sent.element_size())
-        bucket.work = start_sum(bucket.sent, group=self._group, purpose=self._purpose)
+            work = HierarchicalSum(sent, hierarchy=self._hierarchy, purpose=self._purpose, traffic=self._traffic)
+            # The first stage of this sum has started, so those before it may use the wires of their next stages.
+            _advance(self._sums)
+        else:
+            self._traffic.count_reduction(self._purpose, num_bytes=sent.numel() * sent.element_size())
+            work = start_sum(sent, group=self._group, purpose=self._purpose)
+        self._sums.append(_BucketSum(bucket, sent, work))
 
 
-def _advance(buckets: Sequence[_Bucket]) -> None:
+def _advance(sums: Sequence[_BucketSum]) -> None:
     """Let sums by stages go on by one."""
-    for bucket in buckets:
-        if isinstance(bucket.work, HierarchicalSum):
-            bucket.work.advance()
+    for each in sums:
+        if isinstance(each.work, HierarchicalSum):
+            each.work.advance()
 
 
 def _collect(bucket: _Bucket, position: int) -> None:

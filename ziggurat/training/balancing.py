@@ -13,7 +13,9 @@ from the source again, and exchanged again. The source's position, the ledger an
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -46,16 +48,17 @@ class Balancer:
         self._exchange = exchange
         self.lines = lines or {}
         self.balances = balances
-        self._thread: threading.Thread | None = None
-        self._result: BalancedBatch | BaseException | None = None
+        self._started: deque[Future[BalancedBatch]] = deque(maxlen=1)
         self._loads = np.zeros(2)  # Σ mean / max over steps, before and after
         self._steps = 0
 
     def start(self, batch: Batch) -> None:
         """Start the exchange of a batch; the one before must have been finished."""
-        assert self._thread is None, "one at a time"
-        self._thread = threading.Thread(target=self._work, args=(batch,), name="ziggurat-balance", daemon=True)
-        self._thread.start()
+        assert not self._started, "one at a time"
+        future: Future[BalancedBatch] = Future()
+        self._started.append(future)
+        # A daemon, which no executor of the library starts: a process must not wait at its end for lost ranks.
+        threading.Thread(target=self._work, args=(batch, future), name="ziggurat-balance", daemon=True).start()
 
     def finish(self) -> Batch:
         """This rank's samples of the batch that was started.
@@ -63,20 +66,14 @@ class Balancer:
         Raises:
             TopologyError: another rank is gone.
         """
-        assert self._thread is not None, "nothing was started"
-        self._thread.join()
-        self._thread = None
-        result = self._result
-        if isinstance(result, BaseException):
-            raise result
-        assert result is not None
+        result = self._started.popleft().result()
         self._steps += 1
         self._loads += straggler_share(result.loads_before), straggler_share(result.loads)
         return result.batch
 
     def drain(self) -> None:
         """Wait for what was started for a step that will not come; all ranks drain at the same step."""
-        if self._thread is not None:
+        if self._started:
             self.finish()
 
     def planned_shares(self) -> tuple[float, float]:
@@ -84,11 +81,11 @@ class Balancer:
         before, after = (self._loads / max(self._steps, 1)).tolist()
         return before, after
 
-    def _work(self, batch: Batch) -> None:
+    def _work(self, batch: Batch, future: Future[BalancedBatch]) -> None:
         try:
-            self._result = self._exchange(batch.map(lambda tensor: tensor.cpu()))
+            future.set_result(self._exchange(batch.map(lambda tensor: tensor.cpu())))
         except BaseException as error:  # raised by `finish`, in the thread that trains
-            self._result = error
+            future.set_exception(error)
 
 
 def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> Balancer | None:

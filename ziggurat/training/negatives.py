@@ -52,10 +52,22 @@ class DrawnNegatives:
         train: the training data, a data set.
         ranking: its items.
         seed: of the run.
+
+    Raises:
+        ConfigError: the model wants no negatives drawn.
     """
 
     def __init__(self, model: Model, *, train: Dataset, ranking: FullRanking, seed: int) -> None:
-        assert model.draws is not None, "asked by who makes it"
+        if model.draws is None:
+            raise ConfigError(
+                expected='a model that negatives are drawn for: two_tower with negatives.kind = "mixed" or "mined"',
+                found=f"{type(model).__name__}, which trains on the items of its batches alone",
+                where="DrawnNegatives",
+                ways_out=(
+                    "TwoTowerConfig(negatives=NegativesConfig(kind=NegativesKind.MIXED))",
+                    "train on the batches as they are",
+                ),
+            )
         self._model = model
         self._inputs = model.inputs
         self._config = model.draws
@@ -254,16 +266,21 @@ def _without_lists_of_users(items: Batch, inputs: InputSpec, *, described_by: Se
 
 def _last_of_groups(train: Dataset) -> pa.Table:
     """The last row of each user, by user; nobody's rows are left out."""
-    found: pa.Table | None = None
-    for number in range(len(train.group_sizes)):
-        table = train.read_group(number)
-        table = table if found is None else pa.concat_tables([found, table])
-        groups = table.column(GROUP_COLUMN).to_numpy()
-        # `unique` finds the first of equals, so the last in a list that is turned round.
-        _, from_the_end = np.unique(groups[::-1], return_index=True)
-        found = table.take(pa.array(len(groups) - 1 - from_the_end))
-    assert found is not None, "checked where items are looked for"
+    # There is a first row group: `FullRanking` has refused training data without an item.
+    found = _last_of_each(train.read_group(0))
+    for number in range(1, len(train.group_sizes)):
+        # Only the last rows are carried on, so memory is that of the users and of one row group.
+        found = _last_of_each(pa.concat_tables([found, train.read_group(number)]))
+    # Group 0 is that of samples without a user.
     return found.filter(pa.array(found.column(GROUP_COLUMN).to_numpy() != 0))
+
+
+def _last_of_each(table: pa.Table) -> pa.Table:
+    """Return the last row of each group, by group."""
+    groups = table.column(GROUP_COLUMN).to_numpy()
+    # `unique` finds the first of equals, so the last in a list that is turned round.
+    _, from_the_end = np.unique(groups[::-1], return_index=True)
+    return table.take(pa.array(len(groups) - 1 - from_the_end))
 
 
 def _likes(train: Dataset, ranking: FullRanking) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

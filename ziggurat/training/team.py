@@ -135,12 +135,13 @@ class Team:
 
     def train_step(self, model: Model, config: TrainingConfig, *, loss: LossFunction | None = None) -> TrainStep:
         """The step, in one precision and with one lookup kernel on all ranks."""
-        if self._agreement is None or self.parallel is None:
+        agreement = self._agreement
+        if agreement is None or self.parallel is None:
             return TrainStep(model, config, parallel=self.parallel, loss=loss)
         device = next(model.parameters()).device if any(True for _ in model.parameters()) else "cpu"
         chosen, reason = self.on_first(lambda: _named(resolve_precision(config.precision, device=torch.device(device))))
         config = dataclasses.replace(config, precision=Precision(chosen))
-        self._agree_on_kernel(model, BatchShape(batch_size=config.loader.batch_size))
+        self._agree_on_kernel(agreement, model, BatchShape(batch_size=config.loader.batch_size))
         step = TrainStep(model, config, parallel=self.parallel, loss=loss)
         step.precision_reason = reason
         step.warm_up()
@@ -244,11 +245,10 @@ class Team:
         named = [f"{text} on rank {rank}" for rank, text in enumerate(self._agreement.gather(mine)) if text != OVERFLOW]
         return named[0] if named else mine
 
-    def _agree_on_kernel(self, model: Model, shape: BatchShape) -> None:
-        assert self._agreement is not None
+    def _agree_on_kernel(self, agreement: Agreement, model: Model, shape: BatchShape) -> None:
         embeddings = model.embeddings
         embeddings.choose_kernel(shape)
-        found = self._agreement.gather([name.value for name in embeddings.kernel_names])
+        found = agreement.gather([name.value for name in embeddings.kernel_names])
         # A rank without tables names none, so the first name is that of the first rank that has some.
         self._kernels = [KernelChoice(name) for names in found for name in names]
         if self._kernels:

@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 
 from ziggurat.arguments import check_arguments
+from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.data.encoded.loader import Dataset, is_dataset
 from ziggurat.data.encoded.records import WEIGHT_COLUMN
 from ziggurat.data.source import DataSource, LoaderSource
@@ -60,6 +61,7 @@ from ziggurat.training.position import Position
 from ziggurat.training.records.log import check_record
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.records.run_lock import RunLock
+from ziggurat.training.records.shared_ledger import SharedLedger
 from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
@@ -131,7 +133,6 @@ class Trainer:
         self._pace = Pace()
         self._showing = False
         self._is_undefined_said = False
-        self._is_open = False
         self._has_begun = False
         self._is_placed = True  # the feed stands where the position of a checkpoint says
         self._is_ahead = False  # the feed has taken batches whose steps were not made
@@ -287,14 +288,15 @@ class Trainer:
         return self._steps(own)
 
     def _steps(self, own: tuple[Hook, ...]) -> Iterator[MadeStep]:
-        if self._is_open:
-            yield from self._pass()
+        if self.state.ledger is not None:
+            yield from self._pass(self.state.ledger)  # inside of `fit`, whose session it is
             return
-        with self._session((WriteMetrics(), WriteEvents(), *own), resume=self._restored is not None, is_new=False):
+        hooks = (WriteMetrics(), WriteEvents(), *own)
+        with self._session(hooks, resume=self._restored is not None, is_new=False) as ledger:
             if self.position.window > self._window:
                 return
             self.position.finished = False
-            yield from self._pass()
+            yield from self._pass(ledger)
             self.progress.end()
             self.hooks.on_end(self._result())
 
@@ -372,8 +374,10 @@ class Trainer:
         self._read(train, valid=valid)
 
     @contextlib.contextmanager
-    def _session(self, hooks: Sequence[Hook], *, resume: bool = False, is_new: bool = True) -> Iterator[None]:
-        """Hold the folder, its log and its ledger; call hooks from `on_start` to `close`.
+    def _session(
+        self, hooks: Sequence[Hook], *, resume: bool = False, is_new: bool = True
+    ) -> Iterator[Ledger | SharedLedger]:
+        """Hold the folder, its log and its ledger, which is given; call hooks from `on_start` to `close`.
 
         Args:
             hooks: of this session.
@@ -394,15 +398,16 @@ class Trainer:
             self.stop_reason = ""
             # Where no rank has a hook of the user's nobody calls `stop`, and no step pays for an agreement on it.
             self._may_be_stopped = any(self.team.gather(self.hooks.has_own))
-            self._is_open = True
             try:
-                self.hooks.on_start()
-                self.state.ledger = self.team.ledger(self.folder)
+                # Before `on_start`, in which a hook may save: a checkpoint brings the ledger to the disk.
+                ledger = self.team.ledger(self.folder)
+                self.state.ledger = ledger
                 # Steps behind the checkpoint are made again; their rows must not count twice.
-                self.state.ledger.truncate(self.position.step)
+                ledger.truncate(self.position.step)
+                self.hooks.on_start()
                 self.model.train()
                 with refusing_exits():
-                    yield
+                    yield ledger
             except GeneratorExit:  # whoever iterates has enough: no failure
                 self._close()
                 raise
@@ -415,7 +420,6 @@ class Trainer:
                 self._close()
                 self.meet_after("close")
             finally:
-                self._is_open = False
                 self._may_be_stopped = False
                 self.state.ledger = None
                 self.hooks = Hooks((), trainer=self, is_first=self.team.is_first)
@@ -509,7 +513,7 @@ class Trainer:
         for line in self.step.take_news():
             self.progress.say(line)
 
-    def _pass(self) -> Iterator[MadeStep]:
+    def _pass(self, ledger: Ledger | SharedLedger) -> Iterator[MadeStep]:
         """Make the steps that are left of a pass over the data."""
         position = self.position
         if self._is_ahead:
@@ -528,7 +532,7 @@ class Trainer:
         self._say_news()
         begin = time.perf_counter()
         for fed in batches:
-            made = self._train_on(fed, begin=begin)
+            made = self._train_on(fed, ledger=ledger, begin=begin)
             self._say_news()
             self.judge.judge(position)
             self._show(made, done=position.rows - first_row)
@@ -564,11 +568,12 @@ class Trainer:
         self.position.epoch += 1
         self.position.step_in_epoch = 0
 
-    def _train_on(self, fed: Fed, *, begin: float) -> MadeStep:
+    def _train_on(self, fed: Fed, *, ledger: Ledger | SharedLedger, begin: float) -> MadeStep:
         """Make one step.
 
         Args:
             fed: the batch, and the one after it.
+            ledger: of the session.
             begin: when it was asked for.
         """
         position = self.position
@@ -578,9 +583,8 @@ class Trainer:
         position.step_in_epoch += 1
         position.rows += fed.num_rows
         self.steps_of_pass += 1
-        assert self.state.ledger is not None
         # Behind the step: rows of one that raised were not trained.
-        self.state.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
+        ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
         seconds = time.perf_counter() - begin
         self._pace.count(seconds, rows=fed.num_rows, busy_s=result.busy_s)
         made = MadeStep(
@@ -692,7 +696,8 @@ class Trainer:
         Raises:
             CheckpointError: it, or the one before it, could not be written.
         """
-        if not self._is_open:
+        ledger = self.state.ledger
+        if ledger is None:
             hooks = (WriteMetrics(), WriteEvents())
             with self._session(hooks, resume=self._restored is not None, is_new=False):
                 self.save(pinned=pinned)
@@ -703,9 +708,8 @@ class Trainer:
         self._judge_all()
         # Before the state is put together: it has a hash of the log, whose lines must be on the disk by then.
         self.hooks.on_checkpoint()
-        assert self.state.ledger is not None
         # A checkpoint that outlives rows of its ledger, after a power cut, could not be verified.
-        self.state.ledger.flush(durable=True)
+        ledger.flush(durable=True)
         position.threads = torch.get_num_threads()
         position.world_size = self.team.world_size
         position.sources = self.feed.states()

@@ -26,6 +26,8 @@ from ziggurat.training.ending import FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.hooks.fitting import EvaluateWhenDue, RestoreBest
 from ziggurat.training.hooks.hook import Hook, hooks_named
+from ziggurat.training.hooks.probe_products import ProbeProducts
+from ziggurat.training.hooks.writers import WriteMetrics
 from ziggurat.training.judging import MadeStep
 from ziggurat.training.report.progress import LineProgress
 from ziggurat.training.trainer import Trainer
@@ -128,6 +130,34 @@ def test_a_hook_is_called_at_every_moment_of_a_run_and_changes_no_bit(tmp_path: 
     assert heard.is_closed
     logged = [line["loss"] for line in log_of(tmp_path / "a") if line["kind"] == "train"]
     assert logged == [sum(heard.losses[start : start + 2]) / 2 for start in range(0, 8, 2)]
+
+
+def test_a_hook_may_save_before_the_first_step(tmp_path: Path) -> None:
+    class SavesAtOnce(Hook):
+        def on_start(self, trainer: Trainer) -> None:
+            trainer.save()
+            self.steps = trainer.store.steps()
+
+    hook = SavesAtOnce()
+    trainer = trainer_in(tmp_path / "a", max_steps=1)
+    trainer.fit(hooks=[hook])
+    trainer.store.wait()
+    assert 0 in {*hook.steps, *trainer.store.steps()}
+
+
+@pytest.mark.parametrize("ours", [WriteMetrics, ProbeProducts])
+def test_a_hook_that_forgets_to_begin_says_what_is_missing(ours: type[Hook], tmp_path: Path) -> None:
+    class Forgets(ours):
+        def on_start(self, trainer: Trainer) -> None:
+            del trainer
+
+    class Remembers(ours):
+        def on_start(self, trainer: Trainer) -> None:
+            super().on_start(trainer)
+
+    with pytest.raises(ConfigError, match=r"Forgets that does not call(.|\n)*super\(\).on_start\(trainer\)"):
+        trainer_in(tmp_path / "a", max_steps=2).fit(hooks=[Forgets()])
+    assert trainer_in(tmp_path / "b", max_steps=2).fit(hooks=[Remembers()]).steps == 2
 
 
 def test_a_hook_of_the_users_takes_the_place_of_the_one_that_it_derives_from(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ziggurat.models import Model
 from ziggurat.models.sequence.cut import CutsHistories
 from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.partial import AttentionSettings
-from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, Spans
 from ziggurat.parallel.context.choice import ContextRates, Passing, RowWidths, choose_travelling, measure_rates
 from ziggurat.parallel.context.pieces import Histories, head_and_tail
 from ziggurat.parallel.context.spread import Spread
@@ -88,26 +88,26 @@ class ContextAttention:
         if layout.spans is None:
             return jagged_attention(q, k, v, layout=layout, form=form, scale=scale, divisor=divisor, bias=bias)
         bias = bias or AttentionBias()
-        kept = self._of(layout)
+        kept = self._of(layout, layout.spans)
         widths = row_widths(q, v, form=form)
         if widths not in kept.travelling:
             kept.travelling[widths] = self.choose(kept.spread, widths)
-        if bias.w_time is not None and not kept.times:
-            kept.times = _times_of_all(kept.spread, bias)
-        times = kept.times if bias.w_time is not None else []
+        own_times = bias.times
+        if own_times is not None and not kept.times:
+            kept.times = _times_of_all(kept.spread, *own_times)
+        times = kept.times if own_times is not None else []
         travelling = kept.travelling[widths]
         self.chosen[travelling] += 1
         work = Work(kept.spread, settings, travelling, times=times, w_pos=bias.w_pos, w_time=bias.w_time)
         return spread_attention(q, k, v, work=work)
 
-    def _of(self, layout: JaggedLayout) -> _Kept:
+    def _of(self, layout: JaggedLayout, spans: Spans) -> _Kept:
         """Return which rank has which events, found once for all layers of a pass."""
         # By identity: all layers of a pass are handed the one layout, and a new pass brings a new one.
         if self._kept is not None and self._kept.layout is layout:
             return self._kept
-        assert layout.spans is not None
         # Each history has two pieces here, heads before tails: half of the list names every history once.
-        lengths = layout.spans.lengths[: len(layout.spans.lengths) // 2].cpu()
+        lengths = spans.lengths[: len(spans.lengths) // 2].cpu()
         histories = Histories(lengths, mask=layout.rule)
         if layout.num_targets is not None:
             histories = Histories(lengths, layout.num_targets[: len(lengths)].cpu(), layout.rule)
@@ -170,15 +170,33 @@ def row_widths(q: Tensor, v: Tensor, *, form: AttentionForm) -> RowWidths:
     )
 
 
-def _times_of_all(spread: Spread, bias: AttentionBias) -> list[Times]:
+def _times_of_all(spread: Spread, query_times: Tensor, key_times: Tensor) -> list[Times]:
     """The times of the events of every rank."""
-    assert bias.query_times is not None
-    assert bias.key_times is not None
     asked = [each.num_rows for each in spread.queries]
     held = [each.num_rows for each in spread.keys]
-    queries = spread.everybody(bias.query_times, asked, purpose="times")
-    keys = spread.everybody(bias.key_times, held, purpose="times")
+    queries = spread.everybody(query_times, asked, purpose="times")
+    keys = spread.everybody(key_times, held, purpose="times")
     return [Times(*both) for both in zip(queries, keys, strict=True)]
+
+
+def that_cuts(model: Model, *, size: int) -> CutsHistories:
+    """Return a model as one that can cut histories.
+
+    Args:
+        model: to be trained.
+        size: ranks that divide the histories.
+
+    Raises:
+        ConfigError: it cannot train on pieces of histories.
+    """
+    if isinstance(model, CutsHistories):
+        return model
+    raise ConfigError(
+        expected="a model with layers over histories that trains on pieces of them: next_item, sequence_ranker",
+        found=f"{type(model).__name__}, which does not",
+        where=f"--context {size}",
+        ways_out=("--context 1: ranks then divide samples alone", "ziggurat train movielens_hstu --context N"),
+    )
 
 
 def check_context(model: Model, topology: Topology, *, num_parts: int) -> None:
@@ -195,13 +213,7 @@ def check_context(model: Model, topology: Topology, *, num_parts: int) -> None:
     size = topology.context.size
     if size == 1:
         return
-    if not isinstance(model, CutsHistories):
-        raise ConfigError(
-            expected="a model with layers over histories that trains on pieces of them: next_item, sequence_ranker",
-            found=f"{type(model).__name__}, which does not",
-            where=f"--context {size}",
-            ways_out=("--context 1: ranks then divide samples alone", "ziggurat train movielens_hstu --context N"),
-        )
+    that_cuts(model, size=size)
     if num_parts > 1:
         raise ConfigError(
             expected="batches in one part, because the ranks of a history compute it together",
@@ -222,6 +234,6 @@ def spread_stack(model: Model, *, topology: Topology, traffic: Traffic, passing:
         traffic: counts the messages.
         passing: what travels.
     """
-    assert isinstance(model, CutsHistories)
+    stack = that_cuts(model, size=topology.context.size).stack
     group = own_group(topology, Axis.CONTEXT, what="attend to histories together")
-    model.stack.attention = ContextAttention(group, traffic=traffic, passing=passing)
+    stack.attention = ContextAttention(group, traffic=traffic, passing=passing)

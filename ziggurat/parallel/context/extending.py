@@ -17,8 +17,9 @@ arXiv 2411.01783, section 3.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -91,7 +92,8 @@ def extend_spread(
     # The first rank has the ends of all histories (chunk 2N - 1).
     rows_MD = events_MD if me else torch.cat([histories.last_events[asked_anew], events_MD])
     anew = place_of_last(histories.pieces[me], histories.lengths)[0][asked_anew] if me == 0 else counts.new_zeros(0)
-    kept = _computed(stack, rows_MD, Behind(context, spread, of_all), histories, anew=anew)
+    behind = partial(Behind, context, spread, of_all)
+    kept = _computed(stack, rows_MD, behind, histories, queries=spread.queries[me], anew=anew)
     last = torch.where((counts > 0)[:, None], last_rows(events_MD, shares[me], counts), histories.last_events)
     joined = None if times is None or histories.times is None else torch.cat([histories.times, times])
     found = SpreadHistories(keys_values=kept, lengths=whole.lengths, times=joined, pieces=tuple(keys), last_events=last)
@@ -101,13 +103,13 @@ def extend_spread(
 def _computed(
     stack: SequenceStack,
     rows_MD: Float[Tensor, "M D"],
-    behind: Behind,
+    behind: Callable[[tuple[Tensor, Tensor]], Behind],
     histories: SpreadHistories,
     *,
+    queries: Pieces,
     anew: Tensor,
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Keys and values of each layer: those kept, some of them computed anew from the first rows, and of the others."""
-    queries = behind.spread.queries[behind.context.group.position]
     num_anew = len(anew)
     kept = []
     layout = JaggedLayout(offsets=queries.offsets, mask=AttentionMask())  # what is seen is in `spread`
@@ -118,7 +120,7 @@ def _computed(
             old_v = old_v.index_copy(0, anew, projected.v[:num_anew])
         new_k = projected.k[num_anew:]
         new_v = projected.v[num_anew:]
-        places = SequencePlaces(layout=layout, attention=replace(behind, kept=(old_k, old_v)))
+        places = SequencePlaces(layout=layout, attention=behind((old_k, old_v)))
         gathered = layer.attend(projected.q, new_k, new_v, places)
         kept.append((torch.cat([old_k, new_k]), torch.cat([old_v, new_v])))
         rows_MD = layer.finish(rows_MD, gathered, projected.rest)

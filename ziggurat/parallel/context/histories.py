@@ -66,10 +66,17 @@ def remember_spread(
 
     Raises:
         ConfigError: the stack does not reach over ranks.
+        DataError: the places are not those of pieces.
     """
     group = context_of(stack).group
     spans = places.layout.spans
-    assert spans is not None, "pieces of histories have spans"
+    if spans is None:
+        raise DataError(
+            expected="places of pieces of histories, with the spans of these in the whole",
+            found="places of whole histories",
+            where="histories that are spread over ranks",
+            ways_out=("stack.places_of(…, spans=…)", "stack.remember(…), on one device"),
+        )
     # Heads of all histories, then their tails: half of the list names every history once.
     lengths = spans.lengths[: len(spans.lengths) // 2]
     pieces = tuple(head_and_tail(lengths, rank=rank, num_ranks=group.size) for rank in range(group.size))
@@ -156,7 +163,6 @@ def score_spread(
         Histories(histories.lengths + counts, counts, stack.mask), rows, keys, context.group, context.traffic
     )
     times = _times(spread, histories, asked_at, [last - first for first, last in shares])
-    behind = Behind(context, spread, times)
     layout = JaggedLayout(offsets=rows[me].offsets, mask=AttentionMask())  # what is seen is in `spread`
     places = SequencePlaces(
         layout=layout,
@@ -165,7 +171,7 @@ def score_spread(
     )
     for layer, kept in zip(layers_of(stack), histories.keys_values, strict=True):
         projected = layer.project(candidates_MD)
-        own = replace(places, attention=replace(behind, kept=kept))
+        own = replace(places, attention=Behind(context, spread, times, kept))
         gathered = layer.attend(projected.q, projected.k, projected.v, own)
         candidates_MD = layer.finish(candidates_MD, gathered, projected.rest)
     return candidates_MD
@@ -185,7 +191,7 @@ class Behind:
     context: ContextAttention
     spread: Spread
     times: Sequence[Times]
-    kept: tuple[Tensor, Tensor] | None = None
+    kept: tuple[Tensor, Tensor]
 
     def __call__(
         self,
@@ -201,7 +207,6 @@ class Behind:
     ) -> Tensor:
         """Do the same as `jagged_attention`, but take what is seen from `spread`, not from the layout."""
         del layout
-        assert self.kept is not None
         bias = bias or AttentionBias()
         work = Work(
             self.spread,

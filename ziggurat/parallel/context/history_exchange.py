@@ -24,6 +24,7 @@ from ziggurat.features.batches.samples import concatenate_batches, take_samples
 from ziggurat.features.events import PIECE_HOMES, PIECE_SETS
 from ziggurat.models import Model
 from ziggurat.models.sequence.cut import Chunks, CutsHistories
+from ziggurat.parallel.context.attention import that_cuts
 from ziggurat.parallel.context.pieces import head_and_tail
 from ziggurat.parallel.exchange.samples import samples_of_ranks
 from ziggurat.parallel.exchange.traffic import Traffic
@@ -44,8 +45,7 @@ class HistoryExchange:
     """
 
     def __init__(self, model: Model, *, topology: Topology, traffic: Traffic) -> None:
-        assert isinstance(model, CutsHistories)
-        self.model: CutsHistories = model
+        self.model: CutsHistories = that_cuts(model, size=topology.context.size)
         self._traffic = traffic
         self.group = own_group(topology, Axis.CONTEXT, what="divide histories", backend="gloo")
 

@@ -48,9 +48,9 @@ class Pending:
         pieces: Callable[[], contextlib.AbstractContextManager[list[Tensor]]] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        self._receive: Callable[[], Tensor] | None = receive
+        self._receive = receive
         self._pieces = pieces
-        self._received: Tensor | None = None
+        self._has_come = False
         self._where = where
         self._traffic = traffic
 
@@ -69,12 +69,13 @@ class Pending:
         Raises:
             TopologyError: another rank ended or did not answer in time.
         """
-        if self._receive is not None:
+        if not self._has_come:
             with self._waiting():
-                self._received = self._receive()
-            self._receive = None
-        assert self._received is not None
-        return self._received
+                received = self._receive()
+            # Those who wait again, and there may be several, get the same numbers: a message is received once.
+            self._receive = lambda: received
+            self._has_come = True
+        return self._receive()
 
     @contextlib.contextmanager
     def pieces(self, sizes: Sequence[int]) -> Iterator[Sequence[Tensor]]:
@@ -91,7 +92,6 @@ class Pending:
                 found = lying.enter_context(self._pieces())
             with communicating(self._where):
                 yield found
-        self._receive = None
 
 
 def outbox(count: int, *, like: Tensor, dtype: torch.dtype, group: RankGroup) -> Tensor:

@@ -384,11 +384,9 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
     if made is not None:
         os.close(file)  # everybody who can has opened it
     failed = [i for i in range(size) if not (offers[i][3] and met[i][0])]
-    if failed:
+    if failed or made is None or controls is None:  # where this rank could not, it is among those that failed
         first = next((i for i in failed if not offers[i][3]), failed[0])
         return None, reason or f"member {first} of the group cannot share memory"
-    assert controls is not None
-    assert made is not None
     limit = time_limit_s(group) if timeout_s is None else timeout_s
     return HostMemory(made[0], controls=controls, position=position, timeout_s=limit), ""
 

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -34,6 +35,8 @@ from torch import Tensor
 
 from ziggurat.embeddings.contract import EmbeddingsWrapper, Slices
 from ziggurat.features.batch import Batch
+from ziggurat.ops.function_ctx import Ctx
+from ziggurat.parallel.exchange.collectives import Pending
 from ziggurat.parallel.prioritised.cells import NOTHING, NOW, WAITS
 from ziggurat.parallel.prioritised.collisions import RowMarks, codes_of, only_cells
 from ziggurat.parallel.prioritised.hop import CellExchange, CellTransfer
@@ -62,12 +65,14 @@ class _Present:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """The next batch, on its way."""
+    """The next batch, on its way: its cells that wait for nothing are under way."""
 
     batch: Batch
     ids: LocalIds
     transfer: CellTransfer
+    now: Pending
     lists: list[AheadList]
+    now_of_lists: list[Pending]
 
 
 @dataclass
@@ -115,7 +120,8 @@ class PrioritisedExchange(EmbeddingsWrapper):
         self._marked: LocalIds | None = None  # whose rows the first marks are
         self._present: _Present | None = None
         self._ahead: _Ahead | None = None
-        self._came: tuple[Batch, dict[str, AheadList]] | None = None  # lists of the present batch that nobody took yet
+        # Lists of the present batch that nobody took yet, and their vectors.
+        self._came: tuple[Batch, dict[str, tuple[AheadList, Tensor]]] | None = None
         self._due: list[Due] = []
         self._later: Later | None = None
         self._column_fields = _column_fields(embeddings)
@@ -133,8 +139,9 @@ class PrioritisedExchange(EmbeddingsWrapper):
     def _forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         embeddings = self._embeddings
         is_training = torch.is_grad_enabled()
-        if is_training and self._ahead is not None and self._ahead.batch is batch:
-            return self._arrive()
+        ahead = self._ahead
+        if is_training and ahead is not None and ahead.batch is batch:
+            return self._arrive(ahead)
         self.settle()
         if is_training:
             self._came = None
@@ -167,16 +174,17 @@ class PrioritisedExchange(EmbeddingsWrapper):
         size = self.cells.group.size
         transfer = CellTransfer(per_place, [num_rows] * size, [0] * size, num_rows, codes_RF)
         before = {each.feature.spec.name: each.transfer for each in present.lists}
-        self._send_codes(present, transfer, lists, before)
+        codes, codes_of_lists = self._send_codes(present, transfer, lists, before)
         with torch.no_grad():
             values = embeddings.tables.lookup(ids)
-        self.cells.receive_codes(transfer, present=present.transfer)
-        self.cells.send_now(transfer, values)
-        for each in lists:
+        self.cells.receive_codes(codes, transfer, present=present.transfer)
+        now = self.cells.send_now(transfer, values)
+        now_of_lists = []
+        for each, codes_of_list in zip(lists, codes_of_lists, strict=True):
             hop = each.feature.hop
-            hop.receive_codes(each.transfer, present=before.get(each.feature.spec.name))
-            hop.send_now(each.transfer, self.lists.look_up(each))
-        self._ahead = _Ahead(upcoming, ids, transfer, lists)
+            hop.receive_codes(codes_of_list, each.transfer, present=before.get(each.feature.spec.name))
+            now_of_lists.append(hop.send_now(each.transfer, self.lists.look_up(each)))
+        self._ahead = _Ahead(upcoming, ids, transfer, now, lists, now_of_lists)
 
     def unpooled_slices(self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32) -> Slices:
         """An un-pooled list, as it has come ahead or looked up the plain way."""
@@ -185,10 +193,9 @@ class PrioritisedExchange(EmbeddingsWrapper):
         if came is None or not is_here or dtype != torch.float32 or not torch.is_grad_enabled():
             self.settle()
             return super().unpooled_slices(batch, name, dtype=dtype)
-        each = came[1].pop(name)
-        assert each.vectors is not None
-        landing = (self, each, None, None, each.vectors)
-        vectors = _Land.apply(self._anchor, None, landing)
+        each, arrived = came[1].pop(name)
+        landing = _Landing(send=partial(self.take_list_gradient, each), columns=None)
+        vectors = _Land.apply(self._anchor, None, (landing, arrived))
         lists, inverse = batch.lists(each.feature.index)
         vectors = vectors if each.order is None else vectors[torch.argsort(each.order)]
         return vectors, lists.offsets, inverse
@@ -229,9 +236,8 @@ class PrioritisedExchange(EmbeddingsWrapper):
         self.settle()
         self.lists.drop()
         if self._ahead is not None:
-            self.cells.forget(self._ahead.transfer)
-            for each in self._ahead.lists:
-                each.feature.hop.forget(each.transfer)
+            for pending in (self._ahead.now, *self._ahead.now_of_lists):
+                pending.wait()
         self._ahead = self._present = self._came = None
         super().drain()
 
@@ -242,15 +248,16 @@ class PrioritisedExchange(EmbeddingsWrapper):
 
     # ---------------------------------------------------------------------------------------------- the optimizer
 
-    def take_gradient(self, landed: CellTransfer | AheadList, ids: LocalIds | None, gradient: Tensor) -> None:
+    def take_gradient(self, transfer: CellTransfer, ids: LocalIds, gradient: Tensor) -> None:
         """Send the gradient of cells of the present batch, the first round at once; it is recorded when it has come."""
+        lookups = pooled_lookups(ids, self._embeddings.tables)
+        before = self._num_recorded()
+        self._due.append(Due(self.cells, self.cells.send_gradient(transfer, gradient), lookups, before))
+
+    def take_list_gradient(self, landed: AheadList, gradient: Tensor) -> None:
+        """Do what `take_gradient` does, for an un-pooled list."""
         tables = self._embeddings.tables
-        before = [[len(parts) for parts in each.recorded] for each in tables.local[:2]]
-        if isinstance(landed, CellTransfer):
-            assert ids is not None
-            rounds = self.cells.send_gradient(landed, gradient)
-            self._due.append(Due(self.cells, rounds, pooled_lookups(ids, tables), before))
-            return
+        before = self._num_recorded()
         hop = landed.feature.hop
         group = landed.feature.group
         found = []
@@ -258,6 +265,10 @@ class PrioritisedExchange(EmbeddingsWrapper):
             flat, layouts = tables.local[group].flat_lookup(landed.feature.spec.table, landed.route.rows)
             found.append(DueLookup(group, slice(0, hop.mine.num_columns), flat, layouts))
         self._due.append(Due(hop, hop.send_gradient(landed.transfer, gradient), found, before))
+
+    def _num_recorded(self) -> list[list[int]]:
+        """Parts that are recorded so far, by table group and storage; copies take no part in the exchange."""
+        return [[len(parts) for parts in each.recorded] for each in self._embeddings.tables.local[:2]]
 
     @property
     def is_deferring(self) -> bool:
@@ -300,10 +311,8 @@ class PrioritisedExchange(EmbeddingsWrapper):
 
     # -------------------------------------------------------------------------------------------------- details
 
-    def _arrive(self) -> Float[Tensor, "B T"]:
+    def _arrive(self, ahead: _Ahead) -> Float[Tensor, "B T"]:
         """Look up what had to wait, and put the batch together; then let go what the update left for later."""
-        assert self._ahead is not None
-        ahead = self._ahead
         self._ahead = None
         embeddings = self._embeddings
         ids = ahead.ids
@@ -311,33 +320,38 @@ class PrioritisedExchange(EmbeddingsWrapper):
         embeddings.set_sizes(ids)
         with torch.no_grad():
             values = embeddings.tables.lookup(self._waiting(ids, transfer.codes))
-        self.cells.send_waiting(transfer, values)
+        waiting = self.cells.send_waiting(transfer, values)
+        waiting_lists = []
         for each in ahead.lists:
             keep_N = (each.transfer.codes == WAITS).flatten()
-            each.feature.hop.send_waiting(each.transfer, self.lists.look_up(each, keep_N))
+            waiting_lists.append(each.feature.hop.send_waiting(each.transfer, self.lists.look_up(each, keep_N)))
+        # All is sent before anything is waited for, and copies are looked up meanwhile.
         local = embeddings.tables.lookup_copies(ids)
-        arrived = self.cells.receive(transfer)
-        for each in ahead.lists:
-            each.vectors = each.feature.hop.receive(each.transfer)
+        arrived = self.cells.receive(transfer, now=ahead.now, waiting=waiting)
+        came = {}
+        for each, now, late in zip(ahead.lists, ahead.now_of_lists, waiting_lists, strict=True):
+            came[each.feature.spec.name] = each, each.feature.hop.receive(each.transfer, now=now, waiting=late)
         if self._later is not None:
             self._later.send_rest()
         self.send_ids()
         self._present = _Present(ids, transfer, ahead.lists)
-        self._came = ahead.batch, {each.feature.spec.name: each for each in ahead.lists}
-        landing = (self, transfer, ids, self._local_columns, arrived)
-        pooled = _Land.apply(self._anchor, local, landing)
+        self._came = ahead.batch, came
+        landing = _Landing(send=partial(self.take_gradient, transfer, ids), columns=self._local_columns)
+        pooled = _Land.apply(self._anchor, local, (landing, arrived))
         return embeddings.with_means(pooled, ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
 
     def _send_codes(
         self, present: _Present, transfer: CellTransfer, lists: list[AheadList], before: dict[str, CellTransfer]
-    ) -> None:
-        """Send all codes, and count them."""
-        self.cells.send_codes(transfer, present=present.transfer)
-        for each in lists:
-            each.feature.hop.send_codes(each.transfer, present=before.get(each.feature.spec.name))
+    ) -> tuple[Pending, list[Pending]]:
+        """Send all codes, of cells and of each list, and count them."""
+        of_cells = self.cells.send_codes(transfer, present=present.transfer)
+        of_lists = [
+            each.feature.hop.send_codes(each.transfer, present=before.get(each.feature.spec.name)) for each in lists
+        ]
         for codes in (transfer.codes, *(each.transfer.codes for each in lists)):
             self.counts.cells += int((codes != NOTHING).sum())
             self.counts.waited += int((codes == WAITS).sum())
+        return of_cells, of_lists
 
     def _mark(self, present: _Present, ids: LocalIds, lists: list[AheadList]) -> UInt8[Tensor, "R F"]:
         """Codes of the next batch's cells, and which gradients of the present batch come first."""
@@ -386,22 +400,42 @@ class PrioritisedExchange(EmbeddingsWrapper):
         return replace(ids, batches=tuple(batches))
 
 
+@dataclass(frozen=True)
+class _Landing:
+    """The way back of what has arrived.
+
+    Args:
+        send: sends its gradient.
+        columns: those that copied tables fill on this rank; None: none.
+    """
+
+    send: Callable[[Tensor], None]
+    columns: Int64[Tensor, "L"] | None
+
+
+class _LandCtx(Ctx, Protocol):
+    landing: _Landing
+
+
 class _Land(torch.autograd.Function):
     """Adds what has arrived to the graph: the backward pass sends its gradient, and waits for nothing."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, local_BL: Tensor | None, landing: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: _LandCtx, anchor: Tensor, local_BL: Tensor | None, landed: tuple[_Landing, Tensor]) -> Tensor:
         del anchor  # requires a gradient, so that every rank takes part in the backward pass
-        *ctx.landing, arrived_BT = landing
-        if local_BL is not None:
-            arrived_BT[:, ctx.landing[3]] = local_BL
+        # In a tuple, unseen by autograd: an input that is also the output would have to be marked and copied.
+        ctx.landing, arrived_BT = landed
+        if local_BL is not None and ctx.landing.columns is not None:
+            arrived_BT[:, ctx.landing.columns] = local_BL
         return arrived_BT
 
     @staticmethod
-    def backward(ctx: Any, gradient_BT: Tensor) -> tuple[None, Tensor | None, None]:  # type: ignore[override]
-        exchange, landed, ids, columns = ctx.landing
-        exchange.take_gradient(landed, ids, gradient_BT)
-        return None, gradient_BT[:, columns] if ctx.needs_input_grad[1] else None, None
+    def backward(ctx: _LandCtx, gradient_BT: Tensor) -> tuple[None, Tensor | None, None]:  # type: ignore[override]
+        landing = ctx.landing
+        landing.send(gradient_BT)
+        if landing.columns is None or not ctx.needs_input_grad[1]:
+            return None, None, None
+        return None, gradient_BT[:, landing.columns], None
 
 
 def _set(marks: list[RowMarks], ids: LocalIds) -> None:

@@ -67,9 +67,6 @@ class CellTransfer:
     firsts_came: list[UInt8[Tensor, "B F"]] | None = None
     targets: list[Int64[Tensor, "n"]] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
-    pending_codes: Pending | None = field(default=None, repr=False)
-    now: Pending | None = field(default=None, repr=False)
-    waited: Pending | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -135,7 +132,7 @@ class CellExchange:
 
     # ------------------------------------------------------------------------------------------------- there
 
-    def send_codes(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
+    def send_codes(self, transfer: CellTransfer, *, present: CellTransfer | None) -> Pending:
         """Send the codes of a batch's cells, and which gradients of the present batch are wanted first.
 
         Args:
@@ -154,44 +151,45 @@ class CellExchange:
             pieces += packed
             sent.append(sum(codes.numel() for codes in packed))
             received.append(sum(num_packed(each.rows_came[number], member.num_fields) for _, each in split))
-        transfer.pending_codes = self._send(torch.cat(pieces), sent, received, "codes", behind=True)
+        return self._send(torch.cat(pieces), sent, received, "codes", behind=True)
 
-    def receive_codes(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
+    def receive_codes(self, codes: Pending, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
         """Wait for the codes of `send_codes`."""
-        assert transfer.pending_codes is not None
         both = [transfer, *([present] if present is not None and present.firsts is not None else [])]
         members = list(enumerate(self.members))
         lengths = [num_packed(each.rows_came[at], member.num_fields) for at, member in members for each in both]
-        pieces = iter(transfer.pending_codes.wait().split(lengths))
+        pieces = iter(codes.wait().split(lengths))
         unpacked: list[list[Tensor]] = [[] for _ in both]
         for at, member in members:
             for each, found in zip(both, unpacked, strict=True):
                 found.append(unpack_codes(next(pieces), num_rows=each.rows_came[at], num_fields=member.num_fields))
         transfer.came = unpacked[0]
-        transfer.pending_codes = None
         if present is not None and len(both) == 2:
             present.firsts_came = unpacked[1]
 
-    def send_now(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> None:
+    def send_now(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> Pending:
         """Send the cells that wait for nothing."""
-        transfer.now = self._send_cells(transfer, values_RC, code=NOW, purpose="ahead", behind=True)
+        return self._send_cells(transfer, values_RC, code=NOW, purpose="ahead", behind=True)
 
-    def send_waiting(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> None:
+    def send_waiting(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> Pending:
         """Send the other cells, after the update."""
-        transfer.waited = self._send_cells(transfer, values_RC, code=WAITS, purpose="forward", behind=False)
+        return self._send_cells(transfer, values_RC, code=WAITS, purpose="forward", behind=False)
 
-    def receive(self, transfer: CellTransfer) -> Float[Tensor, "B T"]:
-        """Wait for both rounds, and put the cells of all members together."""
-        assert transfer.now is not None
-        assert transfer.waited is not None
-        now = self._received(transfer.now.wait(), transfer, code=NOW)
-        waited = self._received(transfer.waited.wait(), transfer, code=WAITS)
-        transfer.now = transfer.waited = None
-        like = now[0]
+    def receive(self, transfer: CellTransfer, *, now: Pending, waiting: Pending) -> Float[Tensor, "B T"]:
+        """Wait for both rounds, and put the cells of all members together.
+
+        Args:
+            transfer: of the batch.
+            now: what `send_now` started.
+            waiting: what `send_waiting` started.
+        """
+        early_of_members = self._received(now.wait(), transfer, code=NOW)
+        late_of_members = self._received(waiting.wait(), transfer, code=WAITS)
+        like = early_of_members[0]
         out = like.new_zeros(transfer.num_rows * self._output_units, self.unit)
         transfer.targets = []
         for member, begin, codes, early, late in zip(
-            self.members, transfer.begins, transfer.came, now, waited, strict=True
+            self.members, transfer.begins, transfer.came, early_of_members, late_of_members, strict=True
         ):
             chosen_BU = member.units(codes != NOTHING)
             samples, units = chosen_BU.nonzero(as_tuple=True)
@@ -208,12 +206,6 @@ class CellExchange:
                 values[is_late], values[~is_late] = late, early
             out.index_add_(0, targets, values)
         return out.view(transfer.num_rows, self._output_dim)
-
-    def forget(self, transfer: CellTransfer) -> None:
-        """Receive what is under way, for a step that will not come."""
-        for pending in (transfer.pending_codes, transfer.now):
-            if pending is not None:
-                pending.wait()
 
     # -------------------------------------------------------------------------------------------------- back
 
@@ -240,12 +232,12 @@ class CellExchange:
         largest = max((_largest(message) for message in messages), default=0.0)
         return GradientRounds(transfer, first, largest, messages[1], [piece.numel() for piece in rounds[1]])
 
-    def send_rest(self, rounds: GradientRounds) -> None:
-        """Send the second round; nothing where there is none, or it is sent."""
-        if rounds.is_whole or rounds.rest is not None:
-            return
-        received = self._sizes(rounds.transfer, first=False)
-        rounds.rest = self._send(rounds.second, rounds.second_sizes, received, "behind", behind=True)
+    def send_rest(self, rounds: GradientRounds) -> Pending | None:
+        """Send the second round, once; return it, None where there is none."""
+        if rounds.rest is None and not rounds.is_whole:
+            received = self._sizes(rounds.transfer, first=False)
+            rounds.rest = self._send(rounds.second, rounds.second_sizes, received, "behind", behind=True)
+        return rounds.rest
 
     def receive_first(self, rounds: GradientRounds) -> Float[Tensor, "R C"]:
         """Wait for the first round; the gradient of what was looked up, zeros where nothing came yet."""
@@ -257,10 +249,10 @@ class CellExchange:
         return gradient_RC
 
     def receive_rest(self, rounds: GradientRounds, gradient_RC: Float[Tensor, "R C"]) -> None:
-        """Wait for the second round, and complete what `receive_first` gave, in place."""
-        self.send_rest(rounds)
-        assert rounds.rest is not None
-        self._fill(gradient_RC, rounds.rest, self._chosen(rounds.transfer, first=False))
+        """Wait for the second round, where there is one, and complete what `receive_first` gave, in place."""
+        rest = self.send_rest(rounds)
+        if rest is not None:
+            self._fill(gradient_RC, rest, self._chosen(rounds.transfer, first=False))
 
     # ----------------------------------------------------------------------------------------------- details
 

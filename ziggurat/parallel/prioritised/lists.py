@@ -9,7 +9,7 @@ gradients goes the plain way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
@@ -62,15 +62,13 @@ class AheadList:
         feature: which.
         route: rows that this rank is asked for, by rank.
         order: in which this rank asked; None: as they stand in its lists.
-        transfer: of the vectors.
-        vectors: once they have arrived, in the order of asking.
+        transfer: of the vectors, which come in the order of asking.
     """
 
     feature: ListHop
     route: Route
     order: Tensor | None
     transfer: CellTransfer
-    vectors: Tensor | None = field(default=None, repr=False)
 
 
 class Lists:

@@ -286,9 +286,7 @@ class _Lists:
     def of(self, share: FieldShare, rank: int) -> Bucket:
         """Lengths and rows of a feature that a rank looks up as a list."""
         if not share.shard.placement.cuts_rows:
-            lengths, rows = self._whole(share, self._batch)
-            assert lengths is not None
-            return Bucket(lengths, rows)
+            return Bucket(*self._list(share.field.name, self._batch))
         name = share.field.name
         if name not in self._buckets:
             lengths, rows = self._whole(share, self._batch)
@@ -299,10 +297,14 @@ class _Lists:
 
     def _whole(self, share: FieldShare, batch: Batch) -> tuple[Tensor | None, Tensor]:
         """Lengths (None: one a sample) and rows of a feature."""
-        size = batch.batch_size
         if isinstance(share.field, SingleSpec):
             return None, batch.single[self._single_index[share.field.name]]
-        index = self._jagged_index[share.field.name]
+        return self._list(share.field.name, batch)
+
+    def _list(self, name: str, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Lengths and rows of a list feature."""
+        size = batch.batch_size
+        index = self._jagged_index[name]
         lengths = batch.jagged.offsets[index * size : (index + 1) * size + 1].diff()
         return lengths, batch.jagged.values[self._starts[index] : self._starts[index + 1]]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from ziggurat.errors import CheckpointError, error_from_json
 from ziggurat.parallel.agreement import all_gather_bytes
 from ziggurat.parallel.lost_ranks import communicating, silent_ranks
-from ziggurat.parallel.process_groups import end_group
+from ziggurat.parallel.process_groups import end_group, meeting_group
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 
 T = TypeVar("T")
@@ -46,12 +45,8 @@ class CheckpointRanks:
             self.world_size = dist.get_world_size(process_group)
         if self.world_size > 1:
             ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
-            local = ranks is not None
-            timeout = timedelta(seconds=timeout_s)
             with communicating("meeting of the ranks that share a checkpoint"):
-                group = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=local)
-            assert isinstance(group, dist.ProcessGroup), "not a rank of the group"
-            self._group = group
+                self._group = meeting_group(ranks, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the group that ranks agree over, after the last agreement; all ranks do.

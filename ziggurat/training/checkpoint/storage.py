@@ -130,12 +130,7 @@ class CheckpointWriter(StorageWriter):
         """Refuse what is not a tensor of a known type."""
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO or tensor_data(item).properties.dtype not in DTYPE_CODES:
-                raise CheckpointError(
-                    expected="tensors of a type that safetensors knows",
-                    found=f"{item.index.fqn!r} is not one",
-                    where=str(self._folder),
-                    ways_out="keep other objects out of the state dict; pass them as JSON in `state`",
-                )
+                raise _no_tensor(item.index.fqn, where=str(self._folder))
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -166,7 +161,8 @@ class CheckpointWriter(StorageWriter):
             for item in items:
                 starts.append(start)
                 tensor = planner.resolve_data(item)
-                assert isinstance(tensor, Tensor)
+                if not isinstance(tensor, Tensor):
+                    raise _no_tensor(item.index.fqn, where=str(self._folder))
                 assert tensor.shape == tensor_data(item).chunk.sizes, (item.index, tensor.shape)
                 for block in tensor_blocks(tensor):
                     file.write(block)
@@ -186,7 +182,8 @@ class CheckpointWriter(StorageWriter):
         files[STATE_NAME] = write_file(partial / STATE_NAME, self._state_text)
         tensors = {}
         for name, tensor in metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata), name
+            if not isinstance(tensor, TensorStorageMetadata):
+                raise _no_tensor(name, where=str(self._folder))
             chunks = [_chunk(written[name, tuple(chunk.offsets)], tuple(chunk.sizes)) for chunk in tensor.chunks]
             dtype = tensor.properties.dtype
             shape = tuple(tensor.size)
@@ -352,9 +349,23 @@ def _read_box(
 
 
 def tensor_data(item: WriteItem) -> TensorWriteData:
-    """Return what torch knows of a tensor that is to be written; a checkpoint of ours has no other items."""
-    assert item.tensor_data is not None, item.index
+    """Return what torch knows of a tensor that is to be written.
+
+    Raises:
+        CheckpointError: the item is another object.
+    """
+    if item.tensor_data is None:
+        raise _no_tensor(item.index.fqn, where="a save of a checkpoint")
     return item.tensor_data
+
+
+def _no_tensor(name: str, *, where: str) -> CheckpointError:
+    return CheckpointError(
+        expected="tensors of a type that safetensors knows",
+        found=f"{name!r} is not one",
+        where=where,
+        ways_out="keep other objects out of the state dict; pass them as JSON in `state`",
+    )
 
 
 def _entry(item: WriteItem) -> tuple[str, torch.dtype, tuple[int, ...], int]:

@@ -114,7 +114,7 @@ class FullRanking:
         before: further splits whose samples came before those that will be evaluated.
 
     Raises:
-        ConfigError: no training sample has a known item.
+        ConfigError: the schema has no items, or no training sample has a known one.
 
     Attributes:
         described_by: names of the features that describe an item.
@@ -123,7 +123,13 @@ class FullRanking:
     def __init__(self, train: Dataset, *, before: Sequence[Dataset] = ()) -> None:
         inputs = train.inputs
         items = inputs.items
-        assert items is not None, "a model that finds items has some"
+        if items is None:
+            raise ConfigError(
+                expected="data that says which feature is the item, because models are asked to find items in it",
+                found="a schema without [items]",
+                where="full ranking",
+                ways_out='name the item in the schema: [items], id = "movie_id", features = ["genres"]',
+            )
         self.inputs = inputs
         self.described_by = items.features
         self.repeats = items.repeats  # the schema's protocol for what a user had before

@@ -14,6 +14,7 @@ Evaluation, scoring and exports read a map that does not change: unknown ids the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -45,8 +46,8 @@ class GrowingTables:
     ) -> None:
         self._model = model
         self._seed = seed
-        self._gather_bytes = gather
-        self._batches = GrowingBatches(model.inputs, gather=None if gather is None else self._gather, rank=rank)
+        gather_ids = None if gather is None else partial(_gather_ids, gather=gather)
+        self._batches = GrowingBatches(model.inputs, gather=gather_ids, rank=rank)
 
     @property
     def is_any(self) -> bool:
@@ -86,16 +87,17 @@ class GrowingTables:
         """Count by table: known and unknown look-ups, new and evicted ids since the last report, and ids with a row."""
         return self._batches.report()
 
-    def _gather(self, mine: list[Ids]) -> list[list[Ids]]:
-        """Numbers of this rank's features to those of every rank: lengths, then numbers."""
-        assert self._gather_bytes is not None
-        lengths = np.array([len(each) for each in mine], dtype=np.int64)
-        numbers = np.concatenate([np.empty(0, np.int64), *mine])
-        found = []
-        for part in self._gather_bytes(lengths.tobytes() + numbers.tobytes()):
-            both = np.frombuffer(part, dtype=np.int64)
-            theirs = both[: len(mine)]
-            values = both[len(mine) :]
-            # The last end is no cut: `split` would leave an empty piece behind it.
-            found.append(np.split(values, np.cumsum(theirs)[:-1]))
-        return found
+
+def _gather_ids(mine: list[Ids], *, gather: Callable[[bytes], list[bytes]]) -> list[list[Ids]]:
+    """Numbers of this rank's features to those of every rank: lengths, then numbers."""
+    lengths = np.array([len(each) for each in mine], dtype=np.int64)
+    # The empty array gives a rank without features a type: `concatenate` refuses an empty list.
+    numbers = np.concatenate([np.empty(0, np.int64), *mine])
+    found = []
+    for part in gather(lengths.tobytes() + numbers.tobytes()):
+        both = np.frombuffer(part, dtype=np.int64)
+        theirs = both[: len(mine)]
+        values = both[len(mine) :]
+        # The last end is no cut: `split` would leave an empty piece behind it.
+        found.append(np.split(values, np.cumsum(theirs)[:-1]))
+    return found

@@ -87,6 +87,19 @@ class Hook(Specification, kind="hook"):
     def close(self) -> None:
         """Give back what is held; called last, also where training failed."""
 
+    def not_begun(self) -> ConfigError:
+        """Return the error for a moment that comes without `on_start` before it: an override left `super` out."""
+        name = type(self).__name__
+        return ConfigError(
+            expected="on_start before any other moment of a run",
+            found=f"a moment before it, or an on_start of {name} that does not call the one that it overrides",
+            where=repr(self),
+            ways_out=(
+                "def on_start(self, trainer): super().on_start(trainer)",
+                f"pass it to a run, which calls on_start first: trainer.fit(hooks=[{name}(…)])",
+            ),
+        )
+
     def try_out(self) -> None:
         """Refuse a method that no moment calls, and one that does not take what its moment gives.
 

@@ -71,7 +71,8 @@ class ProbeProducts(Hook):
 
     @property
     def _begun(self) -> ModelProbe:
-        assert self._probe is not None, "trainers call on_start first"
+        if self._probe is None:
+            raise self.not_begun()
         return self._probe
 
     def on_step(self, trainer: Trainer, made: MadeStep) -> None:

@@ -52,7 +52,8 @@ class WriteMetrics(Hook):
 
     @property
     def _open(self) -> MetricsFile:
-        assert self._file is not None, "trainers call on_start first"
+        if self._file is None:
+            raise self.not_begun()
         return self._file
 
 

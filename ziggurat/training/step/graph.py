@@ -164,9 +164,10 @@ class StepGraph:
             return self._first(batch, signature)
         if recorded.signature != signature or not recorded.has_room_for(batch):
             return None
-        if recorded.numbers is None:
+        numbers = recorded.numbers
+        if numbers is None:
             try:
-                recorded.record(self._work)
+                numbers = recorded.record(self._work)
             except Exception as error:  # a kernel or Python code that cannot be recorded: the step is still to be made
                 self._forget()
                 self._drop(f"the step could not be recorded as a CUDA graph ({type(error).__name__}: {error})", error)
@@ -178,7 +179,8 @@ class StepGraph:
                 return None
             self._mark("graph")
         self.num_replayed += 1
-        return recorded.replay(batch)
+        recorded.replay(batch)
+        return numbers
 
     def _first(self, batch: Batch, signature: Signature) -> Tensor | None:
         """Let the first steps of a shape be made eagerly, and make the one before the recording on its buffers."""
@@ -280,11 +282,12 @@ class _Recorded:
     def __init__(self, batch: Batch, signature: Signature, *, room: int, device: torch.device) -> None:
         self.signature = signature
         self.numbers: Tensor | None = None
+        self._filled = torch.zeros((), dtype=torch.int64, device=device)  # rows of lists that hold some, with `room`
         self._batch = batch.map(lambda tensor: tensor.clone() if tensor.device.type == device.type else tensor)
         if room:
             rows = torch.zeros(room, dtype=batch.jagged.values.dtype, device=device)
-            filled = torch.zeros((), dtype=torch.int64, device=device)
-            self._batch = replace(self._batch, jagged=JaggedRows(rows, self._batch.jagged.offsets, filled=filled))
+            lists = JaggedRows(rows, self._batch.jagged.offsets, filled=self._filled)
+            self._batch = replace(self._batch, jagged=lists)
         self._room = room
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
@@ -305,8 +308,8 @@ class _Recorded:
         numbers.record_stream(computing)
         return numbers
 
-    def record(self, work: Callable[[Batch], Tensor]) -> None:
-        """Record a step; nothing is computed."""
+    def record(self, work: Callable[[Batch], Tensor]) -> Tensor:
+        """Record a step; nothing is computed. Return the verdict that the graph will write."""
         computing = torch.cuda.current_stream(self._device)
         cause: Exception | None = None
         try:
@@ -317,21 +320,20 @@ class _Recorded:
                 torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 try:
-                    self.numbers = work(self._batch)
+                    numbers = work(self._batch)
                 except Exception as error:
                     cause = error
                     raise
         except Exception as error:
-            self.numbers = None
             _free_generator(self._device)
             raise (cause or error) from None  # the end of a recording that failed raises an error that says nothing
+        self.numbers = numbers
+        return numbers
 
-    def replay(self, batch: Batch) -> Tensor:
-        """Make a step by the graph."""
-        assert self.numbers is not None, "recorded before"
+    def replay(self, batch: Batch) -> None:
+        """Make a step by the graph, which writes `numbers`."""
         self._fill(batch)
         self._graph.replay()
-        return self.numbers
 
     @torch.no_grad()
     def _fill(self, batch: Batch) -> None:
@@ -342,10 +344,9 @@ class _Recorded:
         if self._room:
             num_rows = batch.jagged.values.numel()
             lists = self._batch.jagged
-            assert lists.filled is not None, "made with room"
             into |= {_ROWS_OF_LISTS: lists.values[:num_rows]} if num_rows else {}
             lists.values[num_rows:].zero_()
-            lists.filled.fill_(num_rows)
+            self._filled.fill_(num_rows)
         torch._foreach_copy_(list(into.values()), list(theirs.values()), non_blocking=True)
 
 

@@ -30,6 +30,7 @@ import contextlib
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,7 +166,7 @@ class TrainStep:
         self.graph: StepGraph | None = None
         if self.late is not None and not self.no_graph:
             self.graph = StepGraph(
-                self._on_device,
+                partial(self._on_device, self.late),
                 forget=self.zero_grad,
                 ahead=self.late.ahead,
                 device=self.device,
@@ -213,17 +214,16 @@ class TrainStep:
         late.set_rates(factor)
         numbers = None if self.graph is None else self.graph.step(batch)
         if numbers is None:
-            numbers = self._on_device(batch, upcoming)
+            numbers = self._on_device(late, batch, upcoming)
         return late.send(numbers, batch)
 
-    def _on_device(self, batch: Batch, upcoming: Batch | None = None) -> Tensor:
-        """Make the device's part of a step; return its packed verdict."""
-        assert self.late is not None, "a step that the host does not wait for"
+    def _on_device(self, late: LateStep, batch: Batch, upcoming: Batch | None = None) -> Tensor:
+        """Make the device's part of a step that the host does not wait for; return its packed verdict."""
         if self._buffers:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
-        with self.late.watching():
+        with late.watching():
             loss = self._forward_backward(batch, upcoming).detach()
-        numbers = self.late.decide(loss, saved=self._saved_buffers)
+        numbers = late.decide(loss, saved=self._saved_buffers)
         self.zero_grad()
         return numbers
 

@@ -94,12 +94,11 @@ class WorldSums:
 
     def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
         """Start to add up a few numbers over all ranks, in place."""
-        assert self._parallel is not None, "one device has no sums"
-        world = self._parallel.topology.lane(Axis.WORLD, Lane.DENSE)
-        if world.process_group is None:
+        parallel = self._parallel
+        if parallel is None or self._world is None or self._world.process_group is None:
             return Pending(lambda: numbers, where=purpose)
-        self._parallel.traffic.count_reduction(purpose, num_bytes=numbers.numel() * numbers.element_size())
-        return start_sum(numbers, group=world, purpose=purpose)
+        parallel.traffic.count_reduction(purpose, num_bytes=numbers.numel() * numbers.element_size())
+        return start_sum(numbers, group=self._world, purpose=purpose)
 
     def _counts(self, name: str, value: nn.Parameter) -> bool:
         """Return True if this rank's gradient of a weight counts in the global norm."""
@@ -107,7 +106,8 @@ class WorldSums:
             return True
         if isinstance(value, DTensor):
             coordinate = value.device_mesh.get_coordinate()
-            assert coordinate is not None
+            if coordinate is None:
+                return False  # a rank outside of the mesh holds no part of the weight
             return all(at == 0 for at, how in zip(coordinate, value.placements, strict=True) if how.is_replicate())
         topology = self._parallel.topology
         return (topology.tower.position if name.startswith("towers.") else topology.rank) == 0

@@ -164,9 +164,19 @@ def table_places(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> di
 
 
 def disk_storage(rows: StoredRows) -> DiskStorage:
-    """Return the storage of rows that `split` found on a disk."""
-    assert isinstance(rows.storage, DiskStorage)
-    return rows.storage
+    """Return the storage of rows that `split` found on a disk.
+
+    Raises:
+        CheckpointError: another storage says that it is sparse.
+    """
+    if isinstance(rows.storage, DiskStorage):
+        return rows.storage
+    raise CheckpointError(
+        expected="rows on a disk, of which a checkpoint holds those that have changed",
+        found=f"{type(rows.storage).__name__}, whose is_sparse is true",
+        where="checkpoint",
+        ways_out="is_sparse = False in the storage: a checkpoint then holds all of its rows",
+    )
 
 
 def rows_to_save(sparse: Mapping[str, TablePart], places: Mapping[str, TablePlace], *, whole: bool) -> RowsToSave:
