@@ -12,6 +12,7 @@ import torch
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.numerics.probe import Direction
 from ziggurat.precision import DenseProducts
@@ -128,6 +129,33 @@ def test_whole_network_in_bf16_trains_to_the_bits_of_precision_bf16(folder: Path
     fp32 = load_run(tmp_path / "fp32").model.state_dict()
     assert all(found[name].equal(each) for name, each in wanted.items())
     assert not all(fp32[name].equal(each) for name, each in wanted.items())
+
+
+def test_run_whose_products_went_back_to_fp32_is_scored_in_fp32(folder: Path, tmp_path: Path) -> None:
+    file = write_plan(folder, tmp_path / "dispatch.json", kernel="mx4")
+    calls = iter(range(1_000_000))
+
+    def endless_once(outputs: zg.Outputs, batch: zg.Batch) -> zg.LossSums:
+        total = torch.nn.functional.binary_cross_entropy_with_logits(outputs.logits, batch.labels, reduction="none")
+        scale = float("inf") if next(calls) == 1 else 1.0
+        return zg.LossSums(total=scale * total.sum(dim=0), weight=torch.tensor([float(len(total))]))
+
+    run = tmp_path / "run"
+    config = changed(folder, precision=Precision.DISPATCH, dispatch=str(file), epochs=2)
+    config = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, loader=LoaderConfig(batch_size=100))
+    )
+    zg.train_run(config, folder=run, loss=endless_once)
+    assert "FP32 from here on in" in (run / "run.log").read_text()
+    assert "FP32 from here on in" in (run / "report.html").read_text()
+    by_kernels = load_run(run, precision=Precision.DISPATCH).model
+    batch = random_batch(by_kernels.inputs, 8)
+    with torch.no_grad():
+        found = by_kernels(batch)
+        fp32 = load_run(run).model(batch)
+        mx4 = load_run(run, precision=Precision("mx4")).model(batch)
+    torch.testing.assert_close(found, fp32, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(mx4, fp32, rtol=1e-5, atol=1e-6)
 
 
 def test_resumed_run_goes_on_by_the_dispatch_that_it_kept(folder: Path, tmp_path: Path) -> None:

@@ -247,6 +247,15 @@ class DispatchedArithmetic(ArithmeticByDirection):
         self._said = set[str]()
         self._news = list[str]()
 
+    @property
+    def is_in_few_bits(self) -> bool:
+        """True while a direction is computed by another kernel than FP32."""
+        return any(kernel is not ProductKernel.FP32 for kernel in self._kernels.values())
+
+    def send_back(self) -> None:
+        """Compute all directions in FP32 from here on, in copies of the module too."""
+        self._kernels = dict.fromkeys(Direction, ProductKernel.FP32)
+
     def take_news(self) -> list[str]:
         """Return which products were computed in FP32 since the last call, each reason once; not those compiled."""
         news = self._news

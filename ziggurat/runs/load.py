@@ -37,7 +37,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
 from ziggurat.models import Model, build_model
 from ziggurat.models.build import ModelConfig
-from ziggurat.models.converted import take_precision
+from ziggurat.models.converted import dispatched_arithmetics, take_precision
 from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
@@ -81,6 +81,9 @@ from ziggurat.training.metrics.metric import metric_of
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.training.safety_valve import products_gone
+from ziggurat.training.state import VALVE
+from ziggurat.training.step.train_step import ACTIVATIONS
 from ziggurat.training.team import Team
 
 _log = logging.getLogger(__name__)
@@ -515,6 +518,10 @@ def load_run(
     # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
     loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
     store.close()
+    gone = products_gone(loaded.state.get(VALVE))
+    for arithmetic in dispatched_arithmetics(model):
+        if gone and (arithmetic.module in gone or ACTIVATIONS in gone):
+            arithmetic.send_back()
     if loaded.step != chosen and team.is_first:
         why = "\n".join(map(str, loaded.skipped))
         _log.warning("the best checkpoint (step %d) is lost; that of step %d is taken:\n%s", chosen, loaded.step, why)

@@ -20,6 +20,7 @@ from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress
+from ziggurat.training.safety_valve import SafetyValve
 from ziggurat.training.step.non_finite import dump_batch, has_bad_number, non_finite_error
 from ziggurat.training.step.results import LateResult, StepResult
 from ziggurat.training.team import Team
@@ -69,6 +70,7 @@ class Judge:
         progress: where to say what was skipped.
         timing: what the log says of time, asked for when a line is written.
         write: writes a record with its timing into the log.
+        valve: sends products of a dispatch back to FP32; None where there is no dispatch.
 
     Attributes:
         loss: of the step that was judged last; NaN before the first.
@@ -84,6 +86,7 @@ class Judge:
         progress: Progress,
         timing: Callable[[], dict[str, object]],
         write: Callable[[dict[str, object], dict[str, object]], None],
+        valve: SafetyValve | None = None,
     ) -> None:
         self._team = team
         self._config = config
@@ -92,6 +95,7 @@ class Judge:
         self._progress = progress
         self._timing = timing
         self._write = write
+        self._valve = valve
         self._made: deque[MadeStep] = deque()
         self._num_finite = 0
         self._first_loss = 0.0
@@ -119,6 +123,7 @@ class Judge:
             self.loss = result.loss
             if result.finite:
                 self._note_finite(result.loss)
+                self._ask_valve(made, result)
                 position.loss_sum += result.loss * made.num_rows
                 position.loss_rows += made.num_rows
             else:
@@ -136,10 +141,13 @@ class Judge:
         name = f"step_{made.step:09d}{self._team.suffix}.safetensors"
         path = dump_batch(made.batch, self._folder.non_finite / name, self._inputs)
         first_bad = self._team.first_bad(result.first_bad)
-        if self._config.non_finite is NonFinite.SKIP:
+        of_batch = False
+        if self._valve is not None or self._config.non_finite is NonFinite.STOP:
+            of_batch = any(self._team.gather(has_bad_number(made.batch)))
+        was_sent_back = not of_batch and self._ask_valve(made, result)
+        if self._config.non_finite is NonFinite.SKIP or was_sent_back:
             self._progress.say(f"step {made.step:,} skipped: {first_bad} is not finite; batch kept in {path}")
             return first_bad
-        of_batch = any(self._team.gather(has_bad_number(made.batch)))
         raise non_finite_error(
             loss=result.loss,
             first_bad=first_bad,
@@ -148,6 +156,14 @@ class Judge:
             path=path,
             can_skip=of_batch or self._is_steady,
         )
+
+    def _ask_valve(self, made: MadeStep, result: StepResult) -> bool:
+        """Let the safety valve judge a step; return whether it sent products back to FP32."""
+        done = "" if self._valve is None else self._valve.judge(result.loss, is_finite=result.finite)
+        if done:
+            self._progress.say(f"dispatch, step {made.step:,}: {done}")
+            self._write({"kind": "products", "step": made.step, "sent_back": done}, {})
+        return bool(done)
 
     def _note_finite(self, loss: float) -> None:
         if self._num_finite == 0:

@@ -11,7 +11,8 @@
 On many ranks each holds its part of it; the names, and what is stored under them, do not depend on the number of ranks,
 except those of random state.
 
-The plain data is the run's `Position`, and how much of log and ledger was written.
+The plain data is the run's `Position`, how much of log and ledger was written, and of a run by dispatch what its
+safety valve has seen and done.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from torch import Tensor
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.models import Model
 from ziggurat.parallel.tables.sharded_tables import tables_of
-from ziggurat.training.checkpoint import Checkpoint, CheckpointStore, Match, rng_state, set_rng_state
+from ziggurat.training.checkpoint import JSON, Checkpoint, CheckpointStore, Match, rng_state, set_rng_state
 from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
 from ziggurat.training.records.shared_ledger import SharedLedger
+from ziggurat.training.safety_valve import SafetyValve
 from ziggurat.training.step.train_step import TrainStep
 
 RNG = "rng."
+VALVE = "safety_valve"
 
 
 @dataclass(kw_only=True)
@@ -45,6 +48,7 @@ class TrainState:
         negatives: what was mined; None where the model draws none.
         growing: vocabularies that grow; None where there are none.
         ledger: which rows were trained; None while no run is open.
+        valve: judges losses of a run by dispatch; None where products are not dispatched.
     """
 
     step: TrainStep
@@ -52,6 +56,7 @@ class TrainState:
     negatives: DrawnNegatives | None = None
     growing: GrowingTables | None = None
     ledger: Ledger | SharedLedger | None = None
+    valve: SafetyValve | None = None
 
     def seed(self, seed: int, *, rank: int) -> None:
         """Seed torch's generators; each rank draws numbers of its own."""
@@ -72,7 +77,16 @@ class TrainState:
         checkpoint = store.load(into=into, optional=optional_names(self.step))
         restore_state(self.step, into, self.growing)
         self.position = Position.from_json(checkpoint.state.get("position"))
+        if self.valve is not None:
+            self.valve.load(checkpoint.state.get(VALVE))
         return checkpoint
+
+    def plain(self) -> dict[str, JSON]:
+        """Return the plain data of a checkpoint, but for what was written."""
+        found: dict[str, JSON] = {"position": self.position.to_json()}
+        if self.valve is not None:
+            found[VALVE] = self.valve.state()
+        return found
 
     def load_weights(self, store: CheckpointStore, step: int) -> None:
         """Load the weights of the checkpoint of a step, and what was grown; optimizers stay. Collective.

@@ -42,7 +42,7 @@ from ziggurat.models.blocks.batch_norm import refuse_lone_sample
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback
-from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError
+from ziggurat.training.checkpoint import CheckpointStore, DamagedCheckpointError
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
@@ -66,6 +66,7 @@ from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
+from ziggurat.training.safety_valve import SafetyValve
 from ziggurat.training.state import TrainState
 from ziggurat.training.step.own_loss import LossFunction, loss_name, refuse_other_loss
 from ziggurat.training.step.schedule import learning_rate_factor
@@ -120,7 +121,8 @@ class Trainer:
         self._require_same_data(config, train=train, valid=valid)
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
-        self.state = TrainState(step=self.step, position=Position(loss=loss_name(loss)))
+        valve = SafetyValve(self.step) if self.step.precision.is_dispatched else None
+        self.state = TrainState(step=self.step, position=Position(loss=loss_name(loss)), valve=valve)
         self._window = 0  # number of the window that the feed reads
         self._read(train, valid=valid)
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
@@ -150,6 +152,7 @@ class Trainer:
             progress=self.progress,
             timing=self._timing,
             write=self._log,
+            valve=valve,
         )
 
     @property
@@ -714,7 +717,7 @@ class Trainer:
         position.world_size = self.team.world_size
         position.sources = self.feed.states()
         position.shuffle = self.feed.shuffle
-        state: dict[str, JSON] = {"position": position.to_json()}
+        state = self.state.plain()
         state["written"] = self.team.on_first(self._written.marks)
         state |= self.team.context_rates(self.model)
         kept = [position.step, *(step for step in self.store.steps() if step not in self._pinned)]

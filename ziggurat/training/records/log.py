@@ -24,7 +24,7 @@ from ziggurat.errors import ConfigError, FileError
 from ziggurat.files import write_text, writing_to
 
 _SHOWN_EVERY_S = 30.0
-_OUR_KINDS = ("train", "valid", "skipped")  # of lines whose numbers reports and studies rely on
+_OUR_KINDS = ("train", "valid", "skipped", "products")  # of lines whose numbers reports and studies rely on
 
 
 # A line of the log: `kind`, `step`, and by name what its kind has, numbers most of the time.

@@ -227,7 +227,9 @@ def _summary(records: list[LogRecord], *, best: int) -> str:
     steps = max((record["step"] for record in records), default=0)
     skipped = sum(record["kind"] == "skipped" for record in records)
     text = f"{steps:,} steps" + (f", best at step {best:,}" if best else "")
-    return text + (f", {skipped} skipped because of NaN or infinity" if skipped else "")
+    text += f", {skipped} skipped because of NaN or infinity" if skipped else ""
+    sent_back = [record for record in records if record["kind"] == "products"]
+    return text + "".join(f"; dispatch, step {each['step']:,}: {each['sent_back']}" for each in sent_back)
 
 
 def _repeats_text(evaluations: Mapping[str, Evaluated], *, config: RunRecord) -> str:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -51,7 +52,7 @@ from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
-from ziggurat.precision import DenseProducts
+from ziggurat.precision import DenseProducts, Precision
 from ziggurat.precision.choice import resolve_precision
 from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
@@ -63,6 +64,9 @@ from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_nam
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import WorldSums, local
+
+ACTIVATIONS = "activations"
+"""What `TrainStep.products_in_few_bits` calls BF16 activations of a dispatch, and products that are torch's own."""
 
 
 class TrainStep:
@@ -165,14 +169,17 @@ class TrainStep:
             )
         self.graph: StepGraph | None = None
         if self.late is not None and not self.no_graph:
-            self.graph = StepGraph(
-                partial(self._on_device, self.late),
-                forget=self.zero_grad,
-                ahead=self.late.ahead,
-                device=self.device,
-                choice=config.step_graph,
-                has_room=bool(model.inputs.jagged) and not config.clip_norm,
-            )
+            self.graph = self._new_graph(self.late)
+
+    def _new_graph(self, late: LateStep) -> StepGraph:
+        return StepGraph(
+            partial(self._on_device, late),
+            forget=self.zero_grad,
+            ahead=late.ahead,
+            device=self.device,
+            choice=self.config.step_graph,
+            has_room=bool(self.model.inputs.jagged) and not self.config.clip_norm,
+        )
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult | LateResult:
         """Train on one batch.
@@ -245,6 +252,30 @@ class TrainStep:
         for arithmetic in self._dispatched:
             news += arithmetic.take_news()
         return news if self.graph is None else news + self.graph.take_news()
+
+    def products_in_few_bits(self) -> dict[str, float]:
+        """Return the products of a dispatch that are not in FP32: largest measured error by module, ∞ if unknown.
+
+        BF16 activations are one more, `ACTIVATIONS`, with the error 0: they are the last to go back.
+        """
+        found = {each.module: each.error for each in self._dispatched if each.is_in_few_bits}
+        if self.precision.is_dispatched and self.activations.dtype is not torch.float32:
+            found[ACTIVATIONS] = 0.0
+        return found
+
+    def send_back(self, names: Collection[str]) -> None:
+        """Compute products of a dispatch in FP32 from here on; call between steps, alike on all ranks.
+
+        Args:
+            names: among those of `products_in_few_bits`; others are passed over.
+        """
+        gone = [each for each in self._dispatched if each.module in names and each.is_in_few_bits]
+        for each in gone:
+            each.send_back()
+        if ACTIVATIONS in names:
+            self.activations = Precision.FP32
+        if self.late is not None and self.graph is not None and names:
+            self.graph = self._new_graph(self.late)  # the one that was recorded has the kernels of before
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
