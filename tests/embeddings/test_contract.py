@@ -209,3 +209,9 @@ def test_moved_trained_and_loaded_behind_a_wrapper() -> None:
         assert torch.equal(model.state_dict()[name], value), name
     model.load_state_dict(build(towers=None, optimizer="sgd").state_dict())
     assert not torch.equal(model.embeddings.table("user"), plain.embeddings.table("user"))
+
+
+def test_what_is_no_module_cannot_be_wrapped() -> None:
+    not_a_module: Any = object()
+    with pytest.raises(ConfigError, match=r"object, which is none(.|\n)*nn\.Module as its base class"):
+        Passed(not_a_module)

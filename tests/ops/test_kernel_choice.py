@@ -10,7 +10,8 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ziggurat.cache import compiled_code_line, keep_compiled_code
-from ziggurat.ops.kernel_choice import constant_when_compiled
+from ziggurat.errors import MissingDependencyError
+from ziggurat.ops.kernel_choice import constant_when_compiled, kernels_of
 
 
 def test_a_function_is_marked_as_constant_as_torch_marks_it() -> None:
@@ -56,3 +57,8 @@ def test_a_cache_folder_that_cannot_be_made_leaves_compilers_their_own(
         monkeypatch.setenv(variable, "")
     keep_compiled_code()
     assert os.environ["TRITON_CACHE_DIR"] == ""
+
+
+def test_kernels_that_cannot_be_imported_are_refused_with_the_reason() -> None:
+    with pytest.raises(MissingDependencyError, match="no package triton"):
+        kernels_of("ziggurat.ops.no_such_kernels")

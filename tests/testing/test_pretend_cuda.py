@@ -93,3 +93,12 @@ def test_the_machine_has_the_same_gpu_by_both_names_that_torch_asks_it_by() -> N
         assert not waits
         torch.accelerator.synchronize()
         assert [wait.what for wait in waits] == ["synchronize"]
+
+
+def test_a_tensor_of_the_gpu_refuses_the_memory_of_the_host() -> None:
+    with pretend_cuda() as cuda:
+        there = torch.zeros(2, device=cuda)
+        with pytest.raises(TypeError, match="incompatible tensor type"):
+            there.data = torch.zeros(2)
+        assert there.new_tensor([1.0]).device == there.device
+        assert there.new_tensor([1.0], device="cpu").device.type == "cpu"

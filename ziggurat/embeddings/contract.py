@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.ops.lookup import KernelChoice
@@ -217,9 +218,23 @@ class EmbeddingsWrapper(ListsOfSlices, nn.Module):
         return self._inner[0]
 
     def wrap_around(self, inner: Embeddings) -> Self:
-        """Wrap these embeddings from now on."""
-        assert isinstance(inner, nn.Module), "embeddings are modules"
+        """Wrap these embeddings from now on.
+
+        Raises:
+            ConfigError: they are no module.
+        """
+        if not isinstance(inner, nn.Module):
+            raise ConfigError(
+                expected="embeddings that are a torch.nn.Module, whose weights have names in checkpoints",
+                found=f"{type(inner).__name__}, which is none",
+                where=f"{type(self).__name__}, a wrapper of embeddings",
+                ways_out=(
+                    "EmbeddingsWrapper as its base class, which passes everything on",
+                    "nn.Module as its base class",
+                ),
+            )
         self._inner: tuple[Embeddings] = (inner,)  # in a tuple: not a submodule
+        self._inner_module: tuple[nn.Module] = (inner,)
         self._modules = inner._modules
         self._parameters = inner._parameters
         self._buffers = inner._buffers
@@ -352,9 +367,7 @@ class EmbeddingsWrapper(ListsOfSlices, nn.Module):
             del self._changed[key]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        inner = self.inner
-        assert isinstance(inner, nn.Module)
-        inner._apply(fn, recurse)
+        self._inner_module[0]._apply(fn, recurse)
         return self
 
 

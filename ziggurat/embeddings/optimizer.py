@@ -214,9 +214,9 @@ class TableOptimizer:
                 continue
             storage = self._tables.tables.storage(index)
             # Sums that somebody asked for (clipping, other ranks) are used; else the storage sums and updates at once.
-            if self._summed is not None and self._num_summed[index] == len(parts):
-                summed = self._summed[index]
-                assert summed is not None
+            is_summed = self._summed is not None and self._num_summed[index] == len(parts)
+            summed = self._summed[index] if self._summed is not None and is_summed else None
+            if summed is not None:
                 storage.apply(kernel, gradient=summed, step=step)
             else:
                 storage.update(kernel, parts=parts, step=step)

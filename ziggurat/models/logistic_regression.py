@@ -87,12 +87,16 @@ class LogisticRegression(RankingModel):
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of all weights that a sample touches."""
-        # A row is its weights, one a label: fields are added up.
-        logits_BL = fields_BX.unflatten(1, (-1, self.num_labels)).sum(dim=1) if fields_BX.shape[1] else None
-        if self.linear is None:
-            assert logits_BL is not None
-            assert self.bias is not None
-            return logits_BL + self.bias
-        numbers_BN = torch.cat([dense_BN, *(vectors[name] for name in self.vector_names)], dim=1)
-        linear_BL = self.linear(numbers_BN)
-        return linear_BL if logits_BL is None else logits_BL + linear_BL
+        parts = []
+        if fields_BX.shape[1]:
+            # A row is its weights, one a label: fields are added up.
+            parts.append(fields_BX.unflatten(1, (-1, self.num_labels)).sum(dim=1))
+        if self.linear is not None:
+            numbers_BN = torch.cat([dense_BN, *(vectors[name] for name in self.vector_names)], dim=1)
+            parts.append(self.linear(numbers_BN))
+        if self.bias is not None:
+            parts.append(self.bias)
+        logits_BL, *others = parts
+        for part in others:
+            logits_BL = logits_BL + part
+        return logits_BL

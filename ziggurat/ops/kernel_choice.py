@@ -12,12 +12,14 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ziggurat.cache import keep_compiled_code
+from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.cpp_build import CppLibrary
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -29,7 +31,7 @@ def constant_when_compiled(function: _Function) -> _Function:
     Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler for it: half as much
     again as torch itself, for processes that compile nothing.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 
@@ -75,20 +77,30 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def kernels_of(module: str) -> Any:
-    """The module with the kernels, where `why_no_triton` found no reason against it."""
+def kernels_of(module: str) -> ModuleType:
+    """The module with the kernels.
+
+    Raises:
+        MissingDependencyError: they cannot run here; `why_no_triton` says so before.
+    """
     kernels, reason = kernels_or_reason(module)
-    assert kernels is not None, reason
-    return kernels
+    if kernels is not None:
+        return kernels
+    raise MissingDependencyError(
+        expected="the package triton, which compiles the kernels of GPUs",
+        found=reason,
+        where=module,
+        ways_out=("install it: pip install triton", "choose a kernel that needs none: torch"),
+    )
 
 
-def kernels_or_reason(module: str) -> tuple[Any, str]:
+def kernels_or_reason(module: str) -> tuple[ModuleType | None, str]:
     """A module with kernels, or why they cannot run here; the import is tried once a process."""
     return _imported(module)
 
 
 @functools.cache
-def _imported(module: str) -> tuple[Any, str]:
+def _imported(module: str) -> tuple[ModuleType | None, str]:
     keep_compiled_code()  # before a first kernel is compiled, so that all lie in one place, whoever asks first
     try:
         return importlib.import_module(module), ""

@@ -102,9 +102,12 @@ def fit(
     texts = {} if settings is None else {name: str(value) for name, value in settings.items()}
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
-    found = _inspected(data, label=label) if schema is None else None
-    table_schema = schema if found is None else found.schema
-    assert table_schema is not None
+    if schema is None:
+        found = _inspected(data, label=label)
+        table_schema = found.schema
+    else:
+        found = None
+        table_schema = schema
     if schema is not None and label and label not in {each.column or each.name for each in schema.labels}:
         raise SchemaError(
             expected=f"a schema with the label {label!r}",

@@ -44,6 +44,10 @@ class PretendCuda(Tensor):
     """A tensor on a GPU that is none; torch sees a tensor of the meta device."""
 
     host: Tensor
+    # What the tensor claims. Torch's own are properties that read the meta device; those of a subclass come first.
+    device = _CUDA
+    is_cuda = True
+    is_meta = False
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> PretendCuda:
@@ -55,21 +59,6 @@ class PretendCuda(Tensor):
         return wrapper
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """The device that the tensor claims to be on."""
-        return _CUDA
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        """True, as on a GPU."""
-        return True
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        """No: it has numbers."""
-        return False
-
-    @property
     def data(self) -> Tensor:
         """The numbers without their history."""
         return self.detach()
@@ -77,7 +66,9 @@ class PretendCuda(Tensor):
     @data.setter
     def data(self, values: Tensor) -> None:
         """Share the memory of another tensor of the device: torch would share its shape, and not what is inside."""
-        assert isinstance(values, PretendCuda), "a tensor of the GPU takes the memory of another one there"
+        if not isinstance(values, PretendCuda):
+            # As torch words it on a GPU.
+            raise TypeError("incompatible tensor type: a tensor of the GPU takes the memory of another one there")
         self.host = values.host
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -90,11 +81,22 @@ class PretendCuda(Tensor):
         note_wait("tolist")
         return self.host.tolist()
 
-    def new_tensor(  # type: ignore[override]
-        self, data: object, *, dtype: torch.dtype | None = None, requires_grad: bool = False
+    def new_tensor(
+        self,
+        data: object,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
-        """Create a tensor on this device, which torch does not know."""
-        return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, requires_grad=requires_grad)
+        """Create a tensor on this device, which torch does not know, unless another one is named."""
+        return torch.tensor(
+            data,
+            dtype=dtype or self.dtype,
+            device=_CUDA if device is None else device,
+            requires_grad=requires_grad,
+            pin_memory=pin_memory,
+        )
 
     def record_stream(self, s: object) -> None:
         """Nothing: memory is given back when nobody names it."""

@@ -63,8 +63,7 @@ def shift_of(norm: nn.Module) -> nn.Parameter | None:
     """Return the β of a norm, which is added to what it has normalised; None where it has none."""
     inside = norm.norm if isinstance(norm, FieldBatchNorm) else norm
     shift = getattr(inside, "bias", None)
-    assert shift is None or isinstance(shift, nn.Parameter)
-    return shift
+    return shift if isinstance(shift, nn.Parameter) else None
 
 
 def norm_of_sum(

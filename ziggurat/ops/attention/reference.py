@@ -143,8 +143,8 @@ def added_bias(
         distance = torch.minimum(columns, history).unsqueeze(-2) - position.unsqueeze(-1)
         distance = distance.clamp(-reach + 1, reach - 1)  # no query sees what lies further
         added = added + bias.w_pos.to(like.dtype)[(distance + reach - 1).to(bias.w_pos.device)]
-    if bias.w_time is not None:
-        assert times is not None, "a bias by time has times"
+    # `AttentionBias.times` gives the times exactly where there is a bias by time, and refuses it without.
+    if bias.w_time is not None and times is not None:
         durations = times[0].unsqueeze(-1) - times[1].unsqueeze(-2)
         added = added + bias.w_time.to(like.dtype)[time_buckets(durations, num_buckets=len(bias.w_time))]
     return added

@@ -214,8 +214,9 @@ class Ways:
         stamps[places_N] = stamp_of(stamps[places_N])
 
     def remember(self, rows_N: Int64[Tensor, "N"], counts_N: Int64[Tensor, "N"]) -> None:
-        """Set the counts of rows; only for LFU."""
-        assert self.counts_R is not None
+        """Set the counts of rows, which LFU goes by; LRU counts nothing."""
+        if self.counts_R is None:
+            return
         self.counts_R[rows_N] = counts_N.to(torch.int32)
         places = self.find(rows_N)
         self._measure(places[places >= 0], rows_N[places >= 0])

@@ -84,8 +84,7 @@ def served(export: Path) -> Iterator[str]:
 
     def read() -> None:
         nonlocal address
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in process.stdout or ():  # there is one: it is a pipe
             said.append(line)
             match = _ADDRESS.search(line)
             if match and not address:

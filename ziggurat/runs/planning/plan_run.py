@@ -135,20 +135,20 @@ def _with_formats(
     whole = max(1, room * cluster.world_size)
     problem = tier_problem(config, data.inputs, list_lengths=data.list_lengths, limit_bytes=whole)
     problem = replace(problem, devices=cluster.world_size)
-    error = None
-    for pool in _pools(whole, least=smallest_rungs(problem)[1]):
+    pools = _pools(whole, least=smallest_rungs(problem)[1])
+    while True:
+        pool = pools.pop(0)
         choice = choose_rungs(replace(problem, limit_bytes=pool), way_out=way_out)
         formats = {name: rung.row_format for name, rung in choice.rungs.items()}
         limited = replace(config, tables=replace(config.tables, by_table=formats, memory_limit=""))
         try:
             # A short search tells whether tables fit; the caller plans them again with all of its time.
             plan_model(model_to_place(limited, data), cluster, settings=replace(settings, budget_s=_TRIAL_S))
-        except PlanError as short:
-            error = short
+        except PlanError:
+            if not pools:
+                raise  # not even the smallest formats fit
         else:
             return limited, rung_lines(replace(problem, limit_bytes=pool), choice)
-    assert error is not None
-    raise error
 
 
 def _pools(whole: int, *, least: int) -> list[int]:

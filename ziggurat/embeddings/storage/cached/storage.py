@@ -356,8 +356,7 @@ class CachedStorage(TableStorage):
         """The inverse of `_remembered`; rows that were held take ways if there are any, others leave theirs."""
         numbers = values.to(torch.int32)
         self._drop(rows, places, (numbers <= 0) & (places >= 0))
-        if self.ways.counts_R is not None:
-            self.ways.remember(rows, torch.where(numbers > 0, numbers - 1, -numbers))
+        self.ways.remember(rows, torch.where(numbers > 0, numbers - 1, -numbers))
         self.ways.refresh(places[(numbers > 0) & (places >= 0)])
         if self.ways.has_room:
             places = self._put(rows, places, (numbers > 0) & (places < 0))

@@ -156,17 +156,19 @@ class FactorizationMachineBlock(nn.Module):
     def _normal_products(self, fields_BFD: Tensor) -> Tensor:
         machine = self.products
         norm = self.norm
-        if not isinstance(machine, FactorizationMachine) or not _asks_for_kernel(machine, norm, fields_BFD):
+        # The fused kernel is for plain products with a layer norm; all others are computed one after the other.
+        if not isinstance(machine, FactorizationMachine) or not isinstance(norm, nn.LayerNorm):
             return norm(machine(fields_BFD).flatten(1))
-        assert isinstance(norm, nn.LayerNorm), "the fused kernel is for layer norms"
+        if not _asks_for_kernel(machine, fields_BFD):
+            return norm(machine(fields_BFD).flatten(1))
         affine = {"scale_P": norm.weight, "shift_P": norm.bias}
         return fm_norm(fields_BFD, machine.weight, **affine, eps=norm.eps, kernel=machine.kernel)
 
 
-def _asks_for_kernel(machine: FactorizationMachine, norm: nn.Module, fields_BFD: Tensor) -> bool:
-    """Return whether `fm_norm` computes products and norm: by name, or by `auto` on a GPU where layers are normed."""
+def _asks_for_kernel(machine: FactorizationMachine, fields_BFD: Tensor) -> bool:
+    """Return whether `fm_norm` computes products and layer norm: by name, or by `auto` on a GPU."""
     if not machine.arithmetic.is_native:
         return False
     if machine.kernel is FMKernel.AUTO:
-        return isinstance(norm, nn.LayerNorm) and fields_BFD.device.type == "cuda"
+        return fields_BFD.device.type == "cuda"
     return machine.kernel is FMKernel.TRITON
