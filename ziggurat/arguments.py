@@ -65,7 +65,7 @@ def _is_one_of(value: object, classes: tuple[type, ...]) -> bool:
     return is_scalar and any(issubclass(cls, numbers.Number) for cls in classes)
 
 
-def _wrong(function: typing.Callable[..., Any], name: str, value: object, classes: tuple[type, ...]) -> ConfigError:
+def _wrong(function: typing.Callable[..., object], name: str, value: object, classes: tuple[type, ...]) -> ConfigError:
     kind = type(value).__name__
     shown = quoted(value) if isinstance(value, str | int | float | list | tuple | dict | None) else ""
     words = " or ".join(dict.fromkeys(_WORDS.get(cls, f"a {cls.__name__}") for cls in classes))
@@ -79,7 +79,7 @@ def _wrong(function: typing.Callable[..., Any], name: str, value: object, classe
 
 
 @functools.cache
-def _classes_of_arguments(function: typing.Callable[..., Any]) -> dict[str, tuple[type, ...]]:
+def _classes_of_arguments(function: typing.Callable[..., object]) -> dict[str, tuple[type, ...]]:
     """The classes that each argument may be an instance of; () where that cannot be told."""
     return {name: _classes_of(hint) for name, hint in typing.get_type_hints(function).items()}
 

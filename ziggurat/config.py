@@ -21,23 +21,27 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, ZigguratError, nearest_names
+from ziggurat.plain import JSON as JSON
 from ziggurat.specification import Specification
-from ziggurat.typed import Range, Reader, hints_of
+from ziggurat.typed import Hint, Range, Reader, fields_of, hints_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 C = TypeVar("C")
+D = TypeVar("D", bound="DataclassInstance")
+N = TypeVar("N", int, float)
 _SETTINGS = ("see all settings with `ziggurat train RECIPE --settings`",)
-JSON = dict[str, "JSON"] | list["JSON"] | str | int | float | bool | None
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """The plain-data form of a config (dicts, lists, strings, numbers), ready for `json.dumps`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        entries = [entry for entry in dataclasses.fields(value) if entry.init]
-        return {entry.name: to_json(getattr(value, entry.name)) for entry in entries}
+        return {entry.name: to_json(getattr(value, entry.name)) for entry in fields_of(type(value))}
     if isinstance(value, enum.Enum | Specification):
         return value.value
     if isinstance(value, tuple | list):
@@ -50,11 +54,11 @@ def to_json(value: Any) -> Any:
 
 def from_json(
     cls: type[C],
-    data: Any,
+    data: object,
     *,
     where: str,
     error: type[ZigguratError] = ConfigError,
-    kinds: Sequence[type[Any]] = (),
+    kinds: Sequence[type] = (),
 ) -> C:
     """Rebuild a config of type `cls` from plain data.
 
@@ -73,8 +77,8 @@ def from_json(
 
 
 def override(
-    config: C, changes: Mapping[str, str], *, where: str = "command line", also: Mapping[str, str] | None = None
-) -> C:
+    config: D, changes: Mapping[str, str], *, where: str = "command line", also: Mapping[str, str] | None = None
+) -> D:
     """A copy of `config` with some values replaced by text, as the command line gives it.
 
     Args:
@@ -91,13 +95,13 @@ def override(
     return _override(config, {path: (names[path], text) for path, text in changes.items()}, where=where)
 
 
-def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+def settings(config: DataclassInstance, *, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Every leaf of a config as (dotted path with dashes, type, value), for `--help`."""
     hints = typing.get_type_hints(type(config))
     for entry in dataclasses.fields(config):
         value = getattr(config, entry.name)
         path = f"{prefix}{entry.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from settings(value, prefix=f"{path}.")
         elif entry.init and typing.get_origin(hints[entry.name]) is not Literal:
             yield path, _type_name(hints[entry.name]), _shown(value)
@@ -124,7 +128,7 @@ def flattened(value: object, *, prefix: str = "") -> dict[str, str]:
     return leaves
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ",".join(f"{name}={_shown(item)}" for name, item in value.items())
     if isinstance(value, tuple):
@@ -132,7 +136,7 @@ def _shown(value: Any) -> str:
     return value.value if isinstance(value, enum.Enum | Specification) else str(value)
 
 
-def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str) -> Any:
+def _override(config: D, changes: Mapping[str, tuple[str, str]], *, where: str) -> D:
     """All changes of one group at once, so that their order does not matter to its checks.
 
     Args:
@@ -144,9 +148,9 @@ def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str
         return config
     hints = hints_of(type(config))
     reader = Reader(where=where)
-    names = [entry.name for entry in dataclasses.fields(config) if entry.init]
+    names = [entry.name for entry in fields_of(type(config))]
     below: dict[str, dict[str, tuple[str, str]]] = {}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for path, (full, text) in changes.items():
         head, _, rest = path.replace("-", "_").partition(".")
         if head not in names:
@@ -162,14 +166,14 @@ def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str
     return reader.construct(lambda: dataclasses.replace(config, **values), full)
 
 
-def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
+def _parse(hint: Hint, text: str, *, path: str, where: str) -> object:
     """Turn command-line text into a value of the hinted type."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is Annotated:
         is_share = arguments[0] is float and any(isinstance(each, Range) and each.most == 1 for each in arguments[1:])
         if is_share and text.endswith("%"):
-            return _parse(float, text[:-1].strip(), path=path, where=where) / 100
+            return _number(float, text[:-1].strip(), path=path, where=where) / 100
         return _parse(arguments[0], text, path=path, where=where)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() == "none":
@@ -189,17 +193,21 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
         raise _wrong(path, "true or false", text, where)
     if isinstance(hint, type) and issubclass(hint, enum.Enum | Specification):
         return text  # the reader makes a member of it
-    if hint in (int, float):
-        try:
-            number = hint(text.replace("_", ""))
-        except ValueError:
-            raise _wrong(path, "a whole number" if hint is int else "a number", text, where) from None
-        if math.isinf(number) and text.strip("+- ").lower() not in ("inf", "infinity"):  # 1e400 is beyond 64 bits
-            raise _wrong(path, "a number that 64 bits hold, at most 1.8e308", text, where)
-        return number
+    if hint is int or hint is float:
+        return _number(hint, text, path=path, where=where)
     if hint is str:
         return text
     raise _group(hint, text, path=path, where=where)
+
+
+def _number(hint: type[N], text: str, *, path: str, where: str) -> N:
+    try:
+        number = hint(text.replace("_", ""))
+    except ValueError:
+        raise _wrong(path, "a whole number" if hint is int else "a number", text, where) from None
+    if math.isinf(number) and text.strip("+- ").lower() not in ("inf", "infinity"):  # 1e400 is beyond 64 bits
+        raise _wrong(path, "a number that 64 bits hold, at most 1.8e308", text, where)
+    return number
 
 
 def _group(hint: object, text: str, *, path: str, where: str) -> ConfigError:

@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+
+from ziggurat.plain import JSON, as_list, as_text
 
 _PACKAGE = Path(__file__).parent
 
@@ -52,7 +53,7 @@ class ZigguratError(Exception):
         ways = "\n".join(f"  {number}. {way}" for number, way in enumerate(self.ways_out, start=1))
         return f"expected: {self.expected}\nfound:    {self.found}\nwhere:    {self.where}\nways out:\n{ways}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
         """Write the error as plain data, for another process; `error_from_json` reads it."""
         return {
             "kind": type(self).__name__,
@@ -133,7 +134,7 @@ class NumericsError(ZigguratError, ArithmeticError):
     """A loss, gradient or metric is NaN or infinite, or undefined for the data given."""
 
 
-def error_from_json(data: Mapping[str, Any], *, more: Sequence[type[ZigguratError]] = ()) -> ZigguratError:
+def error_from_json(data: Mapping[str, JSON], *, more: Sequence[type[ZigguratError]] = ()) -> ZigguratError:
     """Read what `ZigguratError.to_json` wrote: the error of another process, of its own kind where that is known.
 
     Args:
@@ -142,10 +143,15 @@ def error_from_json(data: Mapping[str, Any], *, more: Sequence[type[ZigguratErro
     """
     kinds = {name: each for name, each in globals().items() if isinstance(each, type)}
     kinds |= {each.__name__: each for each in more}
-    kind = kinds.get(data["kind"], ZigguratError)
+    kind = kinds.get(as_text(data["kind"]), ZigguratError)
     if not issubclass(kind, ZigguratError):
         kind = ZigguratError
-    return kind(expected=data["expected"], found=data["found"], where=data["where"], ways_out=tuple(data["ways_out"]))
+    return kind(
+        expected=as_text(data["expected"]),
+        found=as_text(data["found"]),
+        where=as_text(data["where"]),
+        ways_out=[as_text(way) for way in as_list(data["ways_out"])],
+    )
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class Specification(metaclass=_Kind):
     def __deepcopy__(self: S, memo: dict[int, object]) -> S:
         return self
 
-    def __reduce__(self) -> tuple[Any, tuple[type[Specification], str]]:
+    def __reduce__(self) -> tuple[Callable[..., Specification], tuple[type[Specification], str]]:
         return _member, (type(self), self.name)
 
 

@@ -32,12 +32,15 @@ import sys
 import types
 import typing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, overload
 
 from ziggurat.errors import ConfigError, ZigguratError, nearest_names
 from ziggurat.specification import Family, Specification
 
 T = TypeVar("T")
+# An annotation as it stands at run time: a class, or one of the many forms of `typing`, which have no class in common.
+Hint: TypeAlias = object
+Check: TypeAlias = typing.Callable[[object], bool]
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def _way_out(side: str, bound: str, direction: str) -> str:
     return f"set it to a number {side}{bound}" if side in ("above ", "below ") else f"set it to {bound} {direction}"
 
 
+_ANYTHING = (Any, object)  # annotations that every value fits, so that none of a long list is looked at
 _ENDLESS = 1 << 40  # nobody looks for a bound up there
 
 
@@ -107,7 +111,7 @@ class NotANumber(enum.StrEnum):
 class Kinds:
     """Dataclasses that a dict may become where a field takes any that fulfils a protocol; `kind` tells which."""
 
-    classes: tuple[type[Any], ...]
+    classes: tuple[type, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +132,15 @@ class Reader:
     error: type[ZigguratError] = ConfigError
     ways_out: tuple[str, ...] = ()
     nan: NotANumber = NotANumber.REFUSED
-    kinds: tuple[type[Any], ...] = ()
+    kinds: tuple[type, ...] = ()
 
-    def read(self, hint: Any, data: Any, path: str = "") -> Any:
+    @overload
+    def read(self, hint: type[T], data: object, path: str = "") -> T: ...
+
+    @overload
+    def read(self, hint: Hint, data: object, path: str = "") -> object: ...
+
+    def read(self, hint: Hint, data: object, path: str = "") -> object:
         """`data` as the annotation says; returns it unchanged where it already is."""
         origin = typing.get_origin(hint)
         arguments = typing.get_args(hint)
@@ -140,7 +150,7 @@ class Reader:
                 return self._kind((*kinds[0], *self.kinds), data, path)
             value = self.read(arguments[0], data, path)
             for bounds in arguments[1:]:
-                if isinstance(bounds, Range):
+                if isinstance(bounds, Range) and isinstance(value, int | float):
                     self._check_range(value, bounds, path)
             return value
         if origin in (Union, types.UnionType):
@@ -159,18 +169,18 @@ class Reader:
             return self._member(hint, data, path)
         if isinstance(hint, type) and issubclass(hint, Family) and "_kinds" in vars(hint):
             return data if isinstance(data, hint) else self._of_family(hint, data, path)
-        if dataclasses.is_dataclass(hint):
-            return data if isinstance(data, typing.cast(type, hint)) else self.build(hint, data, path)
-        if hint in (int, float, bool, str):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            return data if isinstance(data, hint) else self.build(hint, data, path)
+        if isinstance(hint, type) and hint in (int, float, bool, str):
             return self._plain(hint, data, path)
         return data
 
-    def build(self, cls: Any, data: Any, path: str = "") -> Any:
+    def build(self, cls: type[T], data: object, path: str = "") -> T:
         """An instance of the dataclass `cls` from a dict."""
         if not isinstance(data, dict):
             raise self.wrong(path, f"a group of {self.noun}s ({cls.__name__})", data)
         hints = hints_of(cls)
-        known = {entry.name: entry for entry in dataclasses.fields(cls) if entry.init}
+        known = {entry.name: entry for entry in fields_of(cls)}
         formerly = getattr(cls, "FORMERLY", {})
         data = {
             formerly[name] if name in formerly and formerly[name] not in data else name: data[name] for name in data
@@ -189,14 +199,14 @@ class Reader:
         values = {name: self.read(hints[name], item, f"{path}.{name}".lstrip(".")) for name, item in data.items()}
         return self.construct(lambda: cls(**values), path or cls.__name__)
 
-    def _added(self, name: str, kind: Any) -> str:
+    def _added(self, name: str, kind: Hint) -> str:
         """Say how a missing value is written: in TOML a setting, in JSON a field."""
         if self.noun != "field":
             return f"add {name} = " + ("64" if kind in (int, float) else '"…"')
         shown = {int: "1", float: "1", dict: "{…}", tuple: "[…]", list: "[…]"}
         return f'add "{name}": ' + shown.get(typing.get_origin(kind) or kind, '"…"')
 
-    def construct(self, make: typing.Callable[[], Any], path: str) -> Any:
+    def construct(self, make: typing.Callable[[], T], path: str) -> T:
         """`make()`; what Python raises because the values do not go together becomes an error with the place."""
         try:
             return make()
@@ -209,7 +219,7 @@ class Reader:
         """Say where a field is, for people."""
         return f"{self.where}, {self.noun} {path!r}" if path else self.where
 
-    def wrong(self, path: str, expected: str, found: Any, *ways_out: str) -> ZigguratError:
+    def wrong(self, path: str, expected: str, found: object, *ways_out: str) -> ZigguratError:
         """The error for a value that cannot be."""
         shown = found if isinstance(found, str) and "Error: " in found else f"{quoted(found)} ({type(found).__name__})"
         ways = (*ways_out, "correct the value", *self.ways_out)
@@ -224,12 +234,12 @@ class Reader:
             ways_out=(*nearest(name, known, instead=f"remove {name!r:.80}"), *self.ways_out),
         )
 
-    def _check_range(self, value: Any, bounds: Range, path: str) -> None:
+    def _check_range(self, value: float, bounds: Range, path: str) -> None:
         if not bounds.holds(value):
             expected, way_out = bounds.expected(value)
             raise self.error(expected=expected, found=quoted(value), where=self.place(path), ways_out=way_out)
 
-    def _plain(self, hint: type, data: Any, path: str) -> Any:
+    def _plain(self, hint: type, data: object, path: str) -> object:
         words = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
         if hint is str:
             if isinstance(data, str | os.PathLike):
@@ -258,7 +268,7 @@ class Reader:
             return data if isinstance(data, float) else float(data)
         raise self.wrong(path, words[hint], data)
 
-    def _items(self, origin: type, arguments: tuple[Any, ...], data: Any, path: str) -> Any:
+    def _items(self, origin: type, arguments: tuple[Hint, ...], data: object, path: str) -> object:
         if not isinstance(data, list | tuple):
             raise self.wrong(path, "a list", data)
         if origin is list or arguments[-1] is Ellipsis:
@@ -272,7 +282,7 @@ class Reader:
             return data
         return origin(items)
 
-    def _member(self, hint: type[enum.Enum | Specification], data: Any, path: str) -> enum.Enum | Specification:
+    def _member(self, hint: type[enum.Enum | Specification], data: object, path: str) -> enum.Enum | Specification:
         try:
             if isinstance(data, hint):
                 return data
@@ -293,17 +303,18 @@ class Reader:
                 expected="one of " + ", ".join(choices), found=quoted(data), where=self.place(path), ways_out=near
             ) from None
 
-    def _union(self, arguments: tuple[Any, ...], data: Any, path: str) -> Any:
+    def _union(self, arguments: tuple[Hint, ...], data: object, path: str) -> object:
         if data is None and type(None) in arguments:
             return None
         members = [argument for argument in arguments if argument is not type(None)]
         if len(members) == 1:
             return self.read(members[0], data, path)
-        if not all(dataclasses.is_dataclass(member) for member in members):
+        configs = tuple(each for each in members if isinstance(each, type) and dataclasses.is_dataclass(each))
+        if len(configs) < len(members):
             return data
-        return self._kind(tuple(members), data, path)
+        return self._kind(configs, data, path)
 
-    def _kind(self, members: tuple[Any, ...], data: Any, path: str) -> Any:
+    def _kind(self, members: tuple[type, ...], data: object, path: str) -> object:
         if dataclasses.is_dataclass(data) and not isinstance(data, type):
             return data  # a member, or a config of the user's own
         kinds = {member.__dataclass_fields__["kind"].default: member for member in members}
@@ -313,7 +324,7 @@ class Reader:
             raise self.wrong(f"{path}.kind".lstrip("."), "one of " + ", ".join(sorted(kinds)), kind, *near)
         return self.build(kinds[kind], data, path)
 
-    def _of_family(self, family: type[Family], data: Any, path: str) -> Any:
+    def _of_family(self, family: type[Family], data: object, path: str) -> Family:
         """Build the member of a family that the `kind` of a dict names."""
         known = family.kinds()
         kind = data.get("kind") if isinstance(data, dict) else data
@@ -343,8 +354,8 @@ def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T
         raise TypeError(f"@checked stands above @dataclass of {cls.__qualname__}: put it below")
     own = getattr(cls, "__post_init__", None)
 
-    def check_and_go_on(self: Any) -> None:
-        for name, hint, fits in _fields_of(type(self)):
+    def check_and_go_on(self: object) -> None:
+        for name, hint, fits in _checks_of(type(self)):
             value = getattr(self, name)
             if not fits(value):  # most values are what they should be, and reading one costs microseconds
                 read = Reader(where=type(self).__name__, error=error).read(hint, value, name)
@@ -359,23 +370,28 @@ def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T
 
 
 @functools.cache
-def _fields_of(cls: Any) -> tuple[tuple[str, Any, typing.Callable[[Any], bool]], ...]:
+def _checks_of(cls: type) -> tuple[tuple[str, Hint, Check], ...]:
     hints = hints_of(cls)
-    return tuple((each.name, hints[each.name], fits(hints[each.name])) for each in dataclasses.fields(cls) if each.init)
+    return tuple((each.name, hints[each.name], fits(hints[each.name])) for each in fields_of(cls))
 
 
-def fits(hint: Any) -> typing.Callable[[Any], bool]:
+def fits(hint: Hint) -> Check:
     """Return a quick check whether `Reader.read` would return a value as it is: True is certain, False means ask it."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is Annotated and not any(isinstance(each, Kinds) for each in arguments):
-        plain, bounds = fits(arguments[0]), [each for each in arguments[1:] if isinstance(each, Range)]
-        return lambda value: plain(value) and all(each.holds(value) for each in bounds)
+        plain = fits(arguments[0])
+        bounds = [each for each in arguments[1:] if isinstance(each, Range)]
+        if not bounds:
+            return plain
+        return lambda value: (
+            plain(value) and isinstance(value, int | float) and all(each.holds(value) for each in bounds)
+        )
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
         one = fits(arguments[0] if arguments[1] is type(None) else arguments[1])
         return lambda value: value is None or one(value)
     if origin is tuple and arguments[-1] is Ellipsis:
-        if arguments[0] is Any:
+        if arguments[0] in _ANYTHING:
             return lambda value: type(value) is tuple
         each_fits = fits(arguments[0])
         return lambda value: type(value) is tuple and all(map(each_fits, value))
@@ -387,11 +403,16 @@ def fits(hint: Any) -> typing.Callable[[Any], bool]:
         return lambda value: type(value) is hint
     if isinstance(hint, type) and (issubclass(hint, enum.Enum | Specification) or dataclasses.is_dataclass(hint)):
         return lambda value: isinstance(value, hint)
-    return lambda value: hint is Any
+    return lambda value: hint in _ANYTHING
+
+
+def fields_of(cls: type) -> tuple[dataclasses.Field[object], ...]:
+    """Return the fields of a dataclass that are given when one is made; those that it works out itself are none."""
+    return tuple(entry for entry in dataclasses.fields(cls) if entry.init)
 
 
 @functools.cache
-def hints_of(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Hint]:
     """The annotations of a dataclass, with their bounds."""
     return typing.get_type_hints(cls, include_extras=True)
 
@@ -411,5 +432,5 @@ def quoted(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _base(hint: Any) -> Any:
+def _base(hint: Hint) -> Hint:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint

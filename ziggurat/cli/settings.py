@@ -16,13 +16,18 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from ziggurat.cli.parser import say_given_again
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files.streams import say
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 
 SHORT: dict[str, tuple[tuple[str, ...], str]] = {
     "epochs": (("training.epochs",), "passes over the training data"),
@@ -129,7 +134,7 @@ def _present_name(path: str) -> str:
     return new or path
 
 
-def apply_settings(config: Any, changes: Mapping[str, str], *, listed: str = _LISTED) -> Any:
+def apply_settings(config: D, changes: Mapping[str, str], *, listed: str = _LISTED) -> D:
     """`override`, with the nearest of all full names where a name is unknown.
 
     Args:
@@ -195,7 +200,7 @@ def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
     return list(dict.fromkeys([*exact, *first, *same, *alike, *meant, *whole]))[:most]
 
 
-def described(config: object, *, changed: object = None) -> list[Setting]:
+def described(config: DataclassInstance, *, changed: DataclassInstance | None = None) -> list[Setting]:
     """Every setting of a config with its type, default, value and meaning.
 
     Args:
@@ -211,7 +216,7 @@ def described(config: object, *, changed: object = None) -> list[Setting]:
     ]
 
 
-def print_settings(stored: Any, config: Any) -> None:
+def print_settings(stored: DataclassInstance, config: DataclassInstance) -> None:
     """All settings in groups: type, default and meaning, and the value where the command line gives another."""
     by_group: dict[str, list[Setting]] = {}
     for each in described(stored, changed=config):
@@ -249,12 +254,12 @@ def _parse_arguments(text: str) -> dict[str, str]:
     return {name: about.rstrip(".") for name, about in found.items()}
 
 
-def _descriptions(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _descriptions(config: DataclassInstance, *, prefix: str = "") -> Iterator[tuple[str, str]]:
     about = arguments_of(type(config))
     for entry in dataclasses.fields(config):
         path = f"{prefix}{entry.name.replace('_', '-')}"
         value = getattr(config, entry.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from _descriptions(value, prefix=f"{path}.")
         else:
             yield path, about.get(entry.name, "")

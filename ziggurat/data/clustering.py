@@ -30,14 +30,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ziggurat.data.column_encodings import smallest_encodings
+from ziggurat.data.column_encodings import Codec, smallest_encodings
 from ziggurat.data.preprocess.fit.work import PublishedError, Work, damaged_line
 from ziggurat.data.preprocess.values.times import is_date_column, readable_times
 from ziggurat.data.raw.dates import DateOrder, OrderSigns
@@ -48,10 +47,11 @@ from ziggurat.errors import DataError
 from ziggurat.files import digest_of, make_room, replacing, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of
+from ziggurat.plain import JSON, as_list, as_text, as_whole
 
 BUCKET_BYTES = 128 << 20
 _ROWS_PER_GROUP = 65_536
-CODEC = {"compression": "zstd", "compression_level": 3}
+CODEC: Codec = {"compression": "zstd", "compression_level": 3}
 _ROW, _FIRST, _TIME = "row:", "first:", "time:"
 _MADE = b"ziggurat.clustered"  # in the metadata of the file: what it was made of, and what was counted
 _COUNTS = ("num_rows", "num_sessions", "without_session", "without_time", "backwards", "cut")
@@ -203,24 +203,25 @@ class _Clustering:
             self._progress(damaged_line(self._work.damaged), 0, None)
         name = f"spread-{fingerprint[:16]}"
         spread = self._work.once(name, lambda: self._spread_anew(source, folder), leaves=lambda: [folder])
-        self.num_rows = spread["num_rows"]
+        self.num_rows = as_whole(spread["num_rows"])
         self._order = DateOrder(spread["date_order"])
-        self._is_date = spread.get("is_date", self._is_date)
+        is_date = spread.get("is_date")
+        self._is_date = is_date if isinstance(is_date, bool) else None
         while True:
             with self._work.claimed("write") as is_mine:
                 if is_mine:
                     with replacing(self._work.target, error=DataError) as path:
-                        self.write([folder / name for name in spread["buckets"]], path, fingerprint)
+                        self.write([folder / as_text(name) for name in as_list(spread["buckets"])], path, fingerprint)
                         seal_parquet(path)
                     return
             self._work.wait()
 
-    def _spread_anew(self, source: RawSource, folder: Path) -> dict[str, Any]:
+    def _spread_anew(self, source: RawSource, folder: Path) -> dict[str, JSON]:
         with writing_to(folder, DataError):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         buckets = self.spread(source, folder)
-        names = [bucket.name for bucket in buckets]
+        names: list[JSON] = [bucket.name for bucket in buckets]
         order = self._order_of_dates().value
         return {"num_rows": self.num_rows, "buckets": names, "date_order": order, "is_date": self._is_date}
 

@@ -6,14 +6,20 @@ that whole lists repeat: plain, equal lists are equal bytes one list apart. Plai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def smallest_encodings(sample: pa.Table, *, codec: Mapping[str, Any]) -> list[str]:
+class Codec(TypedDict):
+    """Settings of the compression of a Parquet file."""
+
+    compression: str
+    compression_level: int
+
+
+def smallest_encodings(sample: pa.Table, *, codec: Codec) -> list[str]:
     """The columns to write with a dictionary, by their paths in Parquet.
 
     Args:

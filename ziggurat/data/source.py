@@ -26,11 +26,10 @@ from torch import Tensor
 
 from ziggurat.data.balance.cost import tokens_of
 from ziggurat.data.balance.packing import packed
-from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle, is_dataset
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
-
-JSON = Any
+from ziggurat.plain import JSON, as_list, as_text, as_whole
 
 
 @runtime_checkable
@@ -99,17 +98,19 @@ class LoaderSource:
                 self.row = 0
             yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         """Epoch, and rows of it that all ranks together have consumed."""
         return {"epoch": self.epoch, "row": self.row}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Stand at a row of an epoch."""
         self.epoch = int(state_dict["epoch"])
         self.row = int(state_dict["row"])
 
 
-def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> DataSource:
+def as_source(
+    data: object, *, token_budget: int = 0, config: LoaderConfig | None = None, rank: int = 0, world_size: int = 1
+) -> DataSource:
     """A source as it is; a data set (encoded, or in memory) behind a `Loader` with these settings.
 
     Raises:
@@ -124,12 +125,13 @@ def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> Da
                 ways_out=("cut them in the source: ziggurat.data.balance.packing.packed", "--training.token-budget 0"),
             )
         return data
-    if hasattr(data, "read_group"):
-        config = loader_settings.get("config") or LoaderConfig()
+    if is_dataset(data):
+        config = config or LoaderConfig()
         orders = {Shuffle.AUTO: Shuffle.BUFFER, Shuffle.LANES: Shuffle.BUFFER, Shuffle.SESSION_LANES: Shuffle.SESSIONS}
         if token_budget and config.shuffle in orders:  # lanes go on at whole batches alone
-            loader_settings["config"] = replace(config, shuffle=orders[config.shuffle])
-        return LoaderSource(Loader(data, **loader_settings), token_budget=token_budget)
+            config = replace(config, shuffle=orders[config.shuffle])
+        loader = Loader(data, config=config, rank=rank, world_size=world_size)
+        return LoaderSource(loader, token_budget=token_budget)
     raise ConfigError(
         expected="a data set (EncodedDataset, MemoryDataset), or a source: __iter__, state_dict and load_state_dict",
         found=type(data).__name__,
@@ -197,15 +199,17 @@ def state_from_json(plain: JSON) -> Any:
         return [state_from_json(each) for each in plain] if isinstance(plain, list) else plain
     try:
         if "__items__" in plain:
-            return {state_from_json(key): state_from_json(value) for key, value in plain["__items__"]}
+            pairs = [as_list(pair) for pair in as_list(plain["__items__"])]
+            return {state_from_json(key): state_from_json(value) for key, value in pairs}
         if "__tuple__" in plain:
-            return tuple(state_from_json(each) for each in plain["__tuple__"])
+            return tuple(state_from_json(each) for each in as_list(plain["__tuple__"]))
         if "__bytes__" in plain:
-            return base64.b64decode(plain["__bytes__"], validate=True)
+            return base64.b64decode(as_text(plain["__bytes__"]), validate=True)
         (kind,) = {"__tensor__", "__array__"} & plain.keys()
-        data = np.frombuffer(base64.b64decode(plain[kind], validate=True), dtype=np.dtype(plain["dtype"]))
+        content = base64.b64decode(as_text(plain[kind]), validate=True)
+        data = np.frombuffer(content, dtype=np.dtype(as_text(plain["dtype"])))
         # A view of bytes is read-only, which tensors cannot be.
-        array = data.reshape(plain["shape"]).copy()
+        array = data.reshape([as_whole(size) for size in as_list(plain["shape"])]).copy()
         return torch.from_numpy(array) if kind == "__tensor__" else array
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pyarrow as pa
 
@@ -149,7 +149,7 @@ def _by_adbc(sql: str, database: str, *, driver: str, stack: ExitStack) -> pa.Re
     return reader
 
 
-def _package(module: str, *, name: str) -> Any:
+def _package(module: str, *, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -7,16 +7,15 @@ and embeddings are built from it, and from nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ziggurat.features.growing import Growing
 from ziggurat.features.items import Items
 from ziggurat.features.labels import Outcomes, with_outcomes
 from ziggurat.features.pooling import Pooling
 from ziggurat.features.tasks import USUAL, Task
+from ziggurat.plain import JSON, as_group, as_list, as_text
 from ziggurat.typed import Dim, DimOrDefault, Length, PositiveFloat, Rows, checked
 
 
@@ -183,7 +182,7 @@ class InputSpec:
         return tuple(spec for spec in self.jagged if spec.pooling is Pooling.NONE)
 
 
-def labels_with_outcomes(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def labels_with_outcomes(inputs: dict[str, JSON]) -> dict[str, JSON]:
     """Plain data of an InputSpec as it is written now, from files whose labels did not say their outcomes."""
-    moments = [spec["name"] for spec in inputs.get("moments", ())]
-    return {**inputs, "labels": with_outcomes(inputs.get("labels", ()), moments=moments)}
+    moments = [as_text(as_group(spec)["name"]) for spec in as_list(inputs.get("moments", []))]
+    return {**inputs, "labels": with_outcomes(as_list(inputs.get("labels", [])), moments=moments)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import ASKED_AT, NEXT_ITEM
 from ziggurat.features.tasks import USUAL, Task
+from ziggurat.plain import JSON, as_group, as_text
 from ziggurat.typed import checked
 
 _checked = functools.partial(checked, error=SchemaError)
@@ -166,12 +166,17 @@ def is_what_came_next(name: str, *, moments: Collection[str]) -> bool:
     return name == NEXT_ITEM and ASKED_AT in moments
 
 
-def with_outcomes(labels: Iterable[Mapping[str, Any]], *, moments: Collection[str]) -> list[dict[str, Any]]:
+def with_outcomes(labels: Iterable[JSON], *, moments: Collection[str]) -> list[JSON]:
     """Labels as they are written now, from files that did not say their outcomes.
 
     Args:
         labels: plain data of each.
         moments: as in `is_what_came_next`.
     """
-    told = {"outcomes": Outcomes.POSITIVE_ONLY.value}
-    return [{**label, **(told if is_what_came_next(label["name"], moments=moments) else {})} for label in labels]
+    written: list[JSON] = []
+    for data in labels:
+        label = as_group(data)
+        if is_what_came_next(as_text(label["name"]), moments=moments):
+            label = {**label, "outcomes": Outcomes.POSITIVE_ONLY.value}
+        written.append(label)
+    return written

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
 
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
@@ -51,6 +50,7 @@ from ziggurat.features.tables import Encoding as Encoding
 from ziggurat.features.tables import OutOfRange as OutOfRange
 from ziggurat.features.tables import Table as Table
 from ziggurat.features.tasks import Task as Task
+from ziggurat.plain import JSON
 from ziggurat.typed import checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
@@ -195,7 +195,7 @@ class Schema:
         """Every column of the raw data that training reads: those of `columns` and of the extras."""
         return tuple(dict.fromkeys((*self.columns, *(column_of(extra) for extra in self.extras))))
 
-    def to_state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, JSON]:
         """Plain data that fingerprints are made of: settings younger than the first release count only when used."""
         state = to_json(self)
         for name in ("missing_texts", "items", "events", "extras"):

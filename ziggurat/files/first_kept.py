@@ -11,14 +11,14 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ziggurat.files.formats import Format
 
 T = TypeVar("T")
 
 
-def keep_first(path: Path, answer: Any, *, file_format: Format, read: Callable[[], T | None]) -> T | None:
+def keep_first(path: Path, answer: object, *, file_format: Format, read: Callable[[], T | None]) -> T | None:
     """Keep an answer, unless one that can be read is kept by now; return the one that stands.
 
     Args:

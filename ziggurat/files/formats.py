@@ -14,13 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ziggurat.errors import DataError, FileError, MissingFileError, ZigguratError
 from ziggurat.files.reading import MAX_BYTES, WAYS_OUT, parse_json, read_bytes
 from ziggurat.files.writing import write_bytes
+from ziggurat.plain import JSON
 
-Migration = Callable[[Any], Any]
+# The content of a file, in the layout of one version: each reader knows its own, and no type holds them all.
+Content: TypeAlias = Any
+Migration = Callable[[Content], Content]
 
 
 class Seal(StrEnum):
@@ -57,11 +60,11 @@ class Format:
     ways_out: tuple[str, ...] = WAYS_OUT
     max_bytes: int = MAX_BYTES
 
-    def write(self, path: str | os.PathLike[str], content: Any, *, error: type[ZigguratError] = FileError) -> Path:
+    def write(self, path: str | os.PathLike[str], content: object, *, error: type[ZigguratError] = FileError) -> Path:
         """Write `content`, a dict or a list of plain data, atomically."""
         return write_bytes(path, self.encode(content), error=error)
 
-    def read(self, path: str | os.PathLike[str]) -> Any:
+    def read(self, path: str | os.PathLike[str]) -> Content:
         """The content, in the present layout, whatever version wrote it.
 
         Raises:
@@ -78,7 +81,7 @@ class Format:
         )
         return self.decode(text, where=os.fspath(path))
 
-    def encode(self, content: Any) -> bytes:
+    def encode(self, content: object) -> bytes:
         """The bytes of a file."""
         body = content if isinstance(content, dict) else {"content": content}
         assert not body.keys() & {"format", "version", "sha256"}, f"{self.name} uses a key of the format itself"
@@ -89,7 +92,7 @@ class Format:
         except UnicodeEncodeError:  # a file name that is not UTF-8
             return (json.dumps(data, indent=1) + "\n").encode("utf-8")
 
-    def decode(self, text: bytes | str, *, where: str) -> Any:
+    def decode(self, text: bytes | str, *, where: str) -> Content:
         """Decode what `encode` was given, from its bytes or those of an older version."""
         data = parse_json(text, where=where, what=f"{self.what}, in JSON", error=self.error, ways_out=self.ways_out)
         if not (isinstance(data, dict) and isinstance(data.get("format"), str)):
@@ -115,7 +118,7 @@ class Format:
         body = {key: value for key, value in data.items() if key not in ("format", "version", "sha256")}
         return self._migrated(body["content"] if body.keys() == {"content"} else body, version, where)
 
-    def _check_seal(self, data: dict[str, object], where: str) -> None:
+    def _check_seal(self, data: dict[str, JSON], where: str) -> None:
         if "sha256" not in data:
             if self.seal is Seal.REQUIRED:
                 raise self._refusal(f"{self.what} with its sha256", "none", where)
@@ -131,7 +134,7 @@ class Format:
             ways_out=(*edited, *self.ways_out),
         )
 
-    def _migrated(self, content: Any, version: int, where: str) -> Any:
+    def _migrated(self, content: Content, version: int, where: str) -> Content:
         try:
             for step in range(version, self.version):
                 content = self.migrations[step](content) if step in self.migrations else content
@@ -148,7 +151,7 @@ class Format:
 
 
 def check_version(
-    data: dict[str, Any], version: int, *, where: str, what: str, error: type[ZigguratError] = DataError
+    data: dict[str, object], version: int, *, where: str, what: str, error: type[ZigguratError] = DataError
 ) -> None:
     """Take `version` out of a TOML file that people write; a newer one than ours is refused, none means ours."""
     found = data.pop("version", version)

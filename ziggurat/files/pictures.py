@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.files.writing import replacing
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_figure(
-    figure: Figure, path: str | os.PathLike[str], *, dpi: int = 150, metadata: Mapping[str, Any] | None = None
+    figure: Figure, path: str | os.PathLike[str], *, dpi: int = 150, metadata: Mapping[str, object] | None = None
 ) -> None:
     """Write a picture in the format that its name ends in; text of an SVG stays text.
 

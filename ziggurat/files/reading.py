@@ -14,10 +14,11 @@ import re
 import stat
 import tomllib
 from collections import Counter
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from ziggurat.errors import DataError, MissingFileError, ZigguratError
 from ziggurat.files.system_text import text_of
+from ziggurat.plain import JSON
 
 MAX_BYTES = 64 << 20  # of a small file
 MAX_DEPTH = 64
@@ -128,12 +129,12 @@ def read_text(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> s
         ) from problem
 
 
-def read_json(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> Any:
+def read_json(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> JSON:
     """The plain data in a JSON file of any layout, within bounds; see `read_bytes` for the options."""
     return parse_json(read_bytes(path, **options), where=os.fspath(path), **_parse_options(options))
 
 
-def read_toml(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str], **options: Unpack[ReadOptions]) -> dict[str, object]:
     """The plain data in a TOML file, within bounds; see `read_bytes` for the options."""
     return parse_toml(read_text(path, **options), where=os.fspath(path), **_parse_options(options))
 
@@ -145,7 +146,7 @@ def parse_json(
     what: str = "valid JSON",
     error: type[ZigguratError] = DataError,
     ways_out: str | tuple[str, ...] = WAYS_OUT,
-) -> Any:
+) -> JSON:
     """JSON text to plain data: no key twice, nothing nested too deep, no number out of reach."""
     try:
         text = content if isinstance(content, str) else bytes(content).decode("utf-8")
@@ -163,7 +164,7 @@ def parse_toml(
     what: str = "valid TOML",
     error: type[ZigguratError] = DataError,
     ways_out: str | tuple[str, ...] = WAYS_OUT,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """TOML text to plain data, within the same bounds as `parse_json`."""
     try:
         if _LONG_TOML_KEY.search(text):  # tomllib takes quadratic time for them
@@ -187,7 +188,7 @@ def _parse_options(options: ReadOptions) -> ParseOptions:
     return kept
 
 
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_doubles(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     result = dict(pairs)
     if len(result) != len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -210,14 +211,14 @@ def _number(text: str) -> float:
     return value
 
 
-def _check_depth(data: Any) -> None:
+def _check_depth(data: object) -> None:
     """Without recursion: level by level. Also looks for whole numbers that no field can hold (TOML has no hook)."""
     level = [data]
     depth = 0
     while level:
         if depth > MAX_DEPTH:
             raise ValueError(f"nested more than {MAX_DEPTH} deep")
-        below: list[Any] = []
+        below: list[object] = []
         for item in level:
             if type(item) is str:  # most are, and the body of a request is looked through before every answer
                 continue

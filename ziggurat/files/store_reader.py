@@ -28,9 +28,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ziggurat.errors import DataError, MissingFileError, ZigguratError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,6 +64,18 @@ class Version:
     md5: str = ""
 
 
+class Opened(Protocol):
+    """An object of a store, open: as much of a file of pyarrow as reading asks for."""
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """Return so many bytes from a place on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        ...
+
+
 @dataclass
 class StoreAccess:
     """Access to one object.
@@ -68,13 +83,13 @@ class StoreAccess:
     Args:
         where: its URL, for errors.
         look: asks the store for its version.
-        open: gives something with `read_at(num_bytes, offset)`, and the version.
+        open: opens it, and says which version that is.
         tags: what is known of the store's ETags; shared by all its objects.
     """
 
     where: str
     look: Callable[[], Version]
-    open: Callable[[], tuple[Any, Version]]
+    open: Callable[[], tuple[Opened, Version]]
     tags: TagsOfStore
 
 
@@ -212,10 +227,11 @@ class StoreReader(io.RawIOBase):
         """All bytes to the end."""
         return self.read()
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
         return len(data)
 
     def verify(self) -> None:

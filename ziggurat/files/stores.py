@@ -22,13 +22,17 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileError
-from ziggurat.files.store_reader import StoreAccess, StoreReader, TagsOfStore, Version, asked, version_of
+from ziggurat.files.store_reader import Opened, StoreAccess, StoreReader, TagsOfStore, Version, asked, version_of
 from ziggurat.files.writing import replacing
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _OPTIONS = re.compile(r"\?(?=[A-Za-z_][\w-]*=)")  # a "?" without a name behind it is one of a glob
@@ -123,7 +127,7 @@ class StoreFile:
         version = asked(self._access().look, where=self.url, what="look at the object")
         return StoreStat(st_size=version.num_bytes, tag=version.tag)
 
-    def open(self, mode: str = "rb", *, in_order: bool = False) -> Any:
+    def open(self, mode: str = "rb", *, in_order: bool = False) -> OpenedFile:
         """The file for reading: a `StoreReader`, or the copy on this machine.
 
         Args:
@@ -165,6 +169,8 @@ class StoreFile:
 
 
 DataPath = Path | StoreFile  # of a file of data
+# A file of data, open: one of this machine, or one in a store.
+OpenedFile: TypeAlias = BufferedReader | StoreReader
 
 
 def facts_of(path: DataPath) -> tuple[str, int, int | str]:
@@ -220,7 +226,7 @@ def read_object(url: str, *, max_bytes: int) -> tuple[bytes, int]:
     Raises:
         MissingFileError, DataError: as `StoreReader`.
     """
-    with StoreFile(url).open(in_order=True) as reader:
+    with StoreReader(StoreFile(url)._access(), in_order=True) as reader:
         return reader.read(max_bytes), reader.version.num_bytes
 
 
@@ -254,7 +260,7 @@ class _Split:
 class _Opened:
     """A file system; the file `outer + key` of URLs is called `inner + key` there."""
 
-    filesystem: Any
+    filesystem: fs.FileSystem
     outer: str
     inner: str
     tags: TagsOfStore = field(default_factory=TagsOfStore)
@@ -304,7 +310,7 @@ def _made(scheme: str, authority: str, query: str, environment: tuple[str, ...])
     return _by_fsspec(scheme, authority, query)
 
 
-def _s3(bucket: str, options: Mapping[str, str], environment: Mapping[str, str]) -> Any:
+def _s3(bucket: str, options: Mapping[str, str], environment: Mapping[str, str]) -> fs.FileSystem:
     from pyarrow import fs
 
     endpoint = options.get("endpoint_override") or environment["AWS_ENDPOINT_URL_S3"] or environment["AWS_ENDPOINT_URL"]
@@ -351,7 +357,7 @@ def _by_fsspec(scheme: str, authority: str, query: str) -> _Opened:
     )
 
 
-def _look(filesystem: Any, key: str) -> Version:
+def _look(filesystem: fs.FileSystem, key: str) -> Version:
     """Return the version that a file system reports of a file now."""
     from pyarrow import fs
 
@@ -367,7 +373,7 @@ def _look(filesystem: Any, key: str) -> Version:
     return version
 
 
-def _open(filesystem: Any, key: str) -> tuple[Any, Version]:
+def _open(filesystem: fs.FileSystem, key: str) -> tuple[Opened, Version]:
     """A file, open, and its version; of S3 by one request."""
     from pyarrow import fs
 

@@ -59,3 +59,13 @@ def test_absent_files_and_indices_are_refused(tmp_path: Path) -> None:
         RawSource(tmp_path / "a")
     with pytest.raises(DataError, match="flatten_indices"):
         RawSource(save(tmp_path / "b", _indices_data_files=[{"filename": "indices.arrow"}]))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"_data_files": 3}', '{"_data_files": ["data.arrow"]}', '{"_data_files": [{}]}']
+)
+def test_another_layout_of_the_description_is_refused_by_its_file(tmp_path: Path, text: str) -> None:
+    folder = save(tmp_path / "saved")
+    (folder / "state.json").write_text(text)
+    with pytest.raises(DataError, match=r"state\.json"):
+        RawSource(folder)

@@ -28,14 +28,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.ledger import expected_sum
-from ziggurat.data.encoded.manifest import MANIFEST, REDO
+from ziggurat.data.encoded.manifest import MANIFEST, REDO, Manifest, ManifestFile
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.encoded.part_files import Part, PartFiles, footer_sha256, group_digest, row_groups
 from ziggurat.data.encoded.records import (
@@ -53,6 +52,7 @@ from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.batches.checks import validate_batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import publish, temporary_beside
+from ziggurat.plain import JSON
 
 DEFAULT_ROWS_PER_GROUP = 65_536
 DEFAULT_ROWS_PER_FILE = 8 * DEFAULT_ROWS_PER_GROUP
@@ -78,7 +78,7 @@ class EncodedWriter:
         *,
         rows_per_group: int = DEFAULT_ROWS_PER_GROUP,
         rows_per_file: int = DEFAULT_ROWS_PER_FILE,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, JSON] | None = None,
     ) -> None:
         assert rows_per_group >= 1
         self.folder = Path(folder)
@@ -220,11 +220,11 @@ class EncodedDataset:
         self.folder = Path(folder)
         manifest = _read_manifest(self.folder / _MANIFEST)
         self.inputs: InputSpec = from_json(InputSpec, manifest["inputs"], where=str(self.folder / _MANIFEST))
-        self.num_rows: int = manifest["num_rows"]
-        self.row_sum: int = int(manifest["row_sum"], 16)  # for the sample ledger
-        self.digest: str = manifest["content"]  # of all values in their order
-        self.with_labels: bool = manifest["with_labels"]
-        self.extra: dict[str, Any] = manifest["extra"]
+        self.num_rows = manifest["num_rows"]
+        self.row_sum = int(manifest["row_sum"], 16)  # for the sample ledger
+        self.digest = manifest["content"]  # of all values in their order
+        self.with_labels = manifest["with_labels"]
+        self.extra = manifest["extra"]
         self._places: list[tuple[Path, int]] = []
         sizes: list[int] = []
         for entry in manifest["files"]:
@@ -290,7 +290,7 @@ class EncodedDataset:
         return f"{path}, row group {group}"
 
 
-def dataset_facts(datasets: Mapping[str, Any]) -> dict[str, str]:
+def dataset_facts(datasets: Mapping[str, object]) -> dict[str, str]:
     """Rows and digest of data sets by name, as text: what two runs on the same data have in common. Reads no row.
 
     Of a data source of one's own, which every rank may have another part of, only its kind is known.
@@ -302,19 +302,19 @@ def dataset_facts(datasets: Mapping[str, Any]) -> dict[str, str]:
         elif not hasattr(dataset, "read_group"):
             facts[f"data {name}"] = type(dataset).__name__
         else:
-            facts[f"data {name} rows"] = str(dataset.num_rows)
+            facts[f"data {name} rows"] = str(getattr(dataset, "num_rows", "unknown"))
             facts[f"data {name} content"] = str(getattr(dataset, "digest", "unknown"))[:16]
     return facts
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> Manifest:
     try:
         return MANIFEST.read(path)
     except FileNotFoundError as error:
         raise _absent(path) from error
 
 
-def _check_file(path: Path, entry: Mapping[str, object]) -> None:
+def _check_file(path: Path, entry: ManifestFile) -> None:
     if not path.is_file():
         raise _absent(path)
     size = path.stat().st_size

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, digest_of
+from ziggurat.plain import JSON, as_group
 
 REDO = "delete the folder and prepare the data again"
 
 
-def _first_version(manifest: Any) -> Any:
+class ManifestFile(TypedDict):
+    """Facts about one file of encoded data."""
+
+    name: str
+    bytes: int
+    footer_sha256: str
+    group_rows: list[int]
+
+
+class Manifest(TypedDict):
+    """Content of a manifest, in the present version.
+
+    `row_sum` is in hex, `content` the digest of all values in their order, `inputs` an InputSpec, `extra` whatever
+    else was prepared with the data.
+    """
+
+    inputs: JSON
+    num_rows: int
+    row_sum: str
+    content: str
+    with_labels: bool
+    extra: dict[str, JSON]
+    files: list[ManifestFile]
+
+
+def _first_version(content: JSON) -> JSON:
     """Version 0: `format` was the number 1, and the checksum covered it."""
+    manifest = as_group(content)
     body = {name: value for name, value in manifest.items() if name != "sha256"}
     if manifest["sha256"] != digest_of(body) or body.pop("format") != 1:
         raise ValueError("its sha256 differs")
@@ -19,14 +46,15 @@ def _first_version(manifest: Any) -> Any:
     return {"content": f"manifest {manifest['sha256']}", **body}
 
 
-def _before_lists_stored_once(manifest: object) -> object:
+def _before_lists_stored_once(manifest: JSON) -> JSON:
     """Version 1: every list stood in its row, which the reader of version 2 takes as it is."""
     return manifest
 
 
-def _labels_say_their_outcomes(manifest: Any) -> Any:
+def _labels_say_their_outcomes(content: JSON) -> JSON:
     """Version 2: that the label of what came next is always 1 followed from its name."""
-    return {**manifest, "inputs": labels_with_outcomes(manifest["inputs"])}
+    manifest = as_group(content)
+    return {**manifest, "inputs": labels_with_outcomes(as_group(manifest["inputs"]))}
 
 
 MANIFEST = Format(

@@ -48,6 +48,7 @@ from ziggurat.features.schema import Encoding, Schema, column_of
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.ops.text.choose import text_kernel
+from ziggurat.plain import as_group, as_list, as_whole
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
@@ -174,7 +175,7 @@ class Build:
         try:
             self._work.start()
             plan = self._work.once(PLAN, self._plan)
-            shards = [Shard.from_json(entry) for entry in plan["shards"]]
+            shards = [Shard.from_json(entry) for entry in as_list(plan["shards"])]
             splitter, starts = self._splitter_and_starts(shards)
             facts = self._fit(shards, splitter, starts)
             parts = self._encode(shards, facts)
@@ -196,16 +197,17 @@ class Build:
         split = self._config.split
         if split.by in (SplitBy.TIME, SplitBy.TIME_ORDER):
             found = self._work.once("split", lambda: self._find_split(shards))
-            splitter = Splitter.from_json(found["splitter"], config=split)
-            rows = found["rows"]
+            splitter = Splitter.from_json(as_group(found["splitter"]), config=split)
+            rows = [as_whole(size) for size in as_list(found["rows"])]
         else:
             splitter = fit_splitter(split, (), schema=self._schema)
             # No shard starts behind the last one, so its rows need not be counted.
             names = [f"rows-{shard.index:04}" for shard in shards[:-1]]
-            rows = [each["rows"] for each in self._work.each(names, lambda name: self._count(shards[int(name[5:])]))]
+            counts = self._work.each(names, lambda name: self._count(shards[int(name[5:])]))
+            rows = [as_whole(each["rows"]) for each in counts]
         starts = [0]
         for size in rows[: len(shards) - 1]:
-            starts.append(starts[-1] + int(size))
+            starts.append(starts[-1] + size)
         return splitter, starts
 
     def _find_split(self, shards: Sequence[Shard]) -> dict[str, JSON]:

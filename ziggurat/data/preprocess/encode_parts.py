@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from ziggurat.config import JSON
+from ziggurat.config import JSON, from_json
 from ziggurat.data.encoded.part_files import Part
 from ziggurat.data.preprocess.preprocessing import FeatureCounters
+from ziggurat.errors import DataError
+from ziggurat.plain import as_group, as_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class EncodedPart:
     """
 
     part: Part
-    counters: Mapping[str, FeatureCounters]
+    counters: dict[str, FeatureCounters]
 
     def to_json(self) -> dict[str, JSON]:
         """The part as plain data."""
@@ -34,13 +34,9 @@ class EncodedPart:
         return {"part": part, "counters": {name: asdict(each) for name, each in self.counters.items()}}
 
     @staticmethod
-    def from_json(data: Any) -> EncodedPart:
+    def from_json(data: dict[str, JSON]) -> EncodedPart:
         """Read what `to_json` made."""
-        part = {
-            **data["part"],
-            "group_rows": tuple(data["part"]["group_rows"]),
-            "row_sum": int(data["part"]["row_sum"], 16),
-            "digests": tuple(data["part"]["digests"]),
-        }
-        counters = {name: FeatureCounters(**each) for name, each in data["counters"].items()}
-        return EncodedPart(part=Part(**part), counters=counters)
+        part = as_group(data["part"])
+        # In hex in the note, since other readers of JSON hold no whole number of 64 bits.
+        part = {**part, "row_sum": int(as_text(part["row_sum"]), 16)}
+        return from_json(EncodedPart, {**data, "part": part}, where="note of an encoded part", error=DataError)

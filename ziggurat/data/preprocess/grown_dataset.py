@@ -7,12 +7,15 @@ Training decides itself which row an id has, and reads encoded data as it is. Wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
+
+D = TypeVar("D", bound="Dataset | None")
 
 
 class GrownDataset:
@@ -23,11 +26,15 @@ class GrownDataset:
         grown: by table, what training has made of growing vocabularies.
     """
 
-    def __init__(self, dataset: Any, grown: Mapping[str, GrownVocabulary]) -> None:
+    def __init__(self, dataset: Dataset, grown: Mapping[str, GrownVocabulary]) -> None:
         self._dataset = dataset
         self._grown = grown
-        for name in ("inputs", "num_rows", "with_labels", "group_sizes", "sessions"):
-            setattr(self, name, getattr(dataset, name))
+        self.inputs = dataset.inputs
+        self.num_rows = dataset.num_rows
+        self.with_labels = dataset.with_labels
+        self.group_sizes = dataset.group_sizes
+        self.row_sum = dataset.row_sum
+        self.sessions = dataset.sessions
 
     def read_group(self, index: int) -> pa.Table:
         """The encoded rows of one group."""
@@ -49,6 +56,6 @@ class GrownDataset:
         return pa.ListArray.from_arrays(numbers.offsets, rows, type=numbers.type)
 
 
-def with_grown_rows(dataset: Any, grown: Mapping[str, GrownVocabulary]) -> Any:
+def with_grown_rows(dataset: D, grown: Mapping[str, GrownVocabulary]) -> D | GrownDataset:
     """The data set as it is where no vocabulary grew, else a `GrownDataset`."""
     return GrownDataset(dataset, grown) if grown and dataset is not None else dataset

@@ -9,10 +9,10 @@ FOLDER/FINGERPRINT/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from ziggurat.config import from_json
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.preprocessing import FeatureCounters, Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
@@ -21,13 +21,15 @@ from ziggurat.errors import DataError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.kinds.dense import Dense
 from ziggurat.files import Format, digest_of
+from ziggurat.plain import JSON, as_group
 
 _MAIN_FILE = "prepared.json"
 _REDO = "delete the folder and prepare the data again"
 
 
-def _unwrapped(content: Any) -> Any:
+def _unwrapped(data: JSON) -> JSON:
     """Version 0: the payload and its checksum side by side."""
+    content = as_group(data)
     if content["sha256"] != digest_of(content["payload"]):
         raise ValueError("its sha256 differs")
     return content["payload"]
@@ -76,24 +78,14 @@ class PreparedSummary:
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
         """The summary as plain data."""
         return asdict(self)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> PreparedSummary:
-        """Read what `to_json` made."""
-        splits = {
-            name: SplitSummary(
-                rows=entry["rows"],
-                features={feature: FeatureCounters(**counts) for feature, counts in entry["features"].items()},
-            )
-            for name, entry in data["splits"].items()
-        }
-        names = [entry.name for entry in fields(PreparedSummary) if entry.name != "splits"]
-        values: dict[str, Any] = {name: data[name] for name in names if name not in ("warnings", "left_out")}
-        values |= {name: tuple(data.get(name, ())) for name in ("warnings", "left_out")}
-        return PreparedSummary(splits=splits, **values)
+    def from_json(data: JSON, *, where: str) -> PreparedSummary:
+        """Read what `to_json` made; `where` names the file in errors."""
+        return from_json(PreparedSummary, data, where=where, error=DataError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +212,7 @@ def open_prepared(
         raise _damaged(path, f"data prepared with the fingerprint {fingerprint}", repr(payload.get("fingerprint")))
     preprocessing = load_preprocessing(folder / "preprocessing")
     datasets = {split.value: EncodedDataset(folder / split.value) for split in SPLITS}
-    summary = PreparedSummary.from_json(payload["summary"])
+    summary = PreparedSummary.from_json(payload["summary"], where=str(path))
     if preprocessing.fingerprint != payload["preprocessing"]:
         raise _damaged(folder / "preprocessing", "the preprocessing that encoded the data", "another one")
     for name, dataset in datasets.items():

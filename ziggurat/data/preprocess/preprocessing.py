@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -248,7 +247,7 @@ class Preprocessing:
 
     def batch(
         self,
-        frame: pl.DataFrame | pa.Table | Mapping[str, Any],
+        frame: pl.DataFrame | pa.Table | Mapping[str, Sequence[object] | pl.Series | np.ndarray],
         *,
         with_labels: bool = False,
         first_row: int = 0,

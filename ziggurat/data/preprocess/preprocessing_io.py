@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -26,28 +26,33 @@ from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.errors import CheckpointError, SchemaError
+from ziggurat.features.kinds.feature import ColumnType
 from ziggurat.features.labels import with_outcomes
 from ziggurat.features.schema import Schema
 from ziggurat.files import Format, read_bytes, replacing_folder, sha256_of
+from ziggurat.plain import JSON, as_group, as_list, as_text
 from ziggurat.typed import CountOrNone, Reader
 
 _MAIN_FILE = "preprocessing.json"
 _WAYS_OUT = ("use an older checkpoint", "copy the file again", "fit the preprocessing again")
 
 
-def _unwrapped(content: Any) -> Any:
+def _unwrapped(data: JSON) -> JSON:
     """Version 0: the payload, with a version of its own, and its checksum side by side."""
-    payload = content["payload"]
+    content = as_group(data)
+    payload = as_group(content["payload"])
     if content["sha256"] != sha256_of(json.dumps(payload).encode()) or payload.pop("version") != 1:
         raise ValueError("its sha256 differs")
     return payload
 
 
-def _labels_say_their_outcomes(content: Any) -> Any:
+def _labels_say_their_outcomes(data: JSON) -> JSON:
     """Version 1: that the label of what came next is always 1 followed from its name."""
-    schema = content["schema"]
-    moments = [feature["name"] for feature in schema["features"] if feature["kind"] == "moments"]
-    return {**content, "schema": {**schema, "labels": with_outcomes(schema["labels"], moments=moments)}}
+    content = as_group(data)
+    schema = as_group(content["schema"])
+    features = [as_group(feature) for feature in as_list(schema["features"])]
+    moments = [as_text(feature["name"]) for feature in features if feature["kind"] == "moments"]
+    return {**content, "schema": {**schema, "labels": with_outcomes(as_list(schema["labels"]), moments=moments)}}
 
 
 MAIN = Format(
@@ -152,7 +157,7 @@ def _read_grown(path: Path, entry: _File) -> GrownVocabulary:
     return GrownVocabulary(numbers=frame["number"].to_numpy(), table_rows=frame["row"].to_numpy())
 
 
-def _read_frame(path: Path, entry: _File, *, columns: dict[str, Any]) -> pl.DataFrame:
+def _read_frame(path: Path, entry: _File, *, columns: Mapping[str, ColumnType]) -> pl.DataFrame:
     if entry.file != path.name:
         raise _damaged(path.parent / _MAIN_FILE, f"a vocabulary in another folder: {entry.file!r:.80}")
     content = read_bytes(
@@ -166,21 +171,20 @@ def _read_frame(path: Path, entry: _File, *, columns: dict[str, Any]) -> pl.Data
     if len(content) != entry.bytes or sha256_of(content) != entry.sha256:
         raise _damaged(path, "its SHA-256 is not the one noted when it was saved")
     try:
-        frame = pl.from_arrow(pq.read_table(io.BytesIO(content)))
-        assert isinstance(frame, pl.DataFrame)
+        frame = pl.DataFrame(pq.read_table(io.BytesIO(content)))
         return frame.select([pl.col(name).cast(kind) for name, kind in columns.items()])
     except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise _damaged(path, f"not a vocabulary: {error}") from error
 
 
 def _write_all(preprocessing: Preprocessing, folder: Path) -> None:
-    vocabularies: dict[str, Any] = {}
+    vocabularies: dict[str, dict[str, str | int]] = {}
     for index, (table, vocabulary) in enumerate(preprocessing.vocabularies.items()):
         name = f"vocabulary_{index:03d}.parquet"
         content = _parquet(vocabulary)
         (folder / name).write_bytes(content)  # `replacing_folder` flushes it, and turns what the system refuses
         vocabularies[table] = {"file": name, "bytes": len(content), "sha256": sha256_of(content)}
-    grown: dict[str, Any] = {}
+    grown: dict[str, dict[str, str | int]] = {}
     for index, (table, each) in enumerate(preprocessing.grown.items()):
         name = f"grown_{index:03d}.parquet"
         content = _to_parquet(pa.table({"number": each.numbers, "row": each.table_rows}))

@@ -23,10 +23,9 @@ and from 4 million distinct ones on, neighbours are counted together, which move
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -40,6 +39,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder, ZoneSigns
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
+from ziggurat.plain import as_list, as_text
 from ziggurat.typed import Fraction, checked
 
 # Times that are told apart; with their counts they take 64 MiB.
@@ -167,16 +167,16 @@ class Splitter:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any], *, config: SplitConfig) -> Splitter:
+    def from_json(data: dict[str, JSON], *, config: SplitConfig) -> Splitter:
         """Read what `to_json` made."""
         return Splitter(
             config=config,
-            column=data["column"],
-            valid_from=float.fromhex(data["valid_from"]),
-            test_from=float.fromhex(data["test_from"]),
-            is_date=data["is_date"],
+            column=as_text(data["column"]),
+            valid_from=float.fromhex(as_text(data["valid_from"])),
+            test_from=float.fromhex(as_text(data["test_from"])),
+            is_date=data["is_date"] is True,
             date_order=DateOrder(data["date_order"]),
-            notes=tuple(data.get("notes", ())),
+            notes=tuple(as_text(note) for note in as_list(data.get("notes", []))),
         )
 
     def assign(self, chunk: RawChunk, *, bad_rows: BadRows) -> np.ndarray:

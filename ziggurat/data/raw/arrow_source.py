@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -49,7 +48,7 @@ class ArrowFile:
     def __init__(self, path: DataPath) -> None:
         self.path = path
         refuse_absent(path, what="an Arrow file")
-        self._opened: Any = path.open("rb") if isinstance(path, StoreFile) else pa.OSFile(str(path), "rb")
+        self._opened = path.open("rb") if isinstance(path, StoreFile) else pa.OSFile(str(path), "rb")
         try:
             start = self._opened.read(8)
             size = self._opened.seek(0, io.SEEK_END)
@@ -125,12 +124,14 @@ class ArrowFile:
             first += len(rows)
         return pl.concat(parts).head(num_rows) if parts else pl.DataFrame(schema=self.dtypes())
 
-    def _reader(self, mapped: Any = None) -> Any:
+    def _reader(
+        self, mapped: pa.MemoryMappedFile | None = None
+    ) -> pa.RecordBatchStreamReader | pa.RecordBatchFileReader:
         source = self._opened if mapped is None else mapped
         source.seek(0)
         return pa.ipc.open_stream(source) if self.is_stream else pa.ipc.open_file(source)
 
-    def _batches(self, mapped: Any = None) -> Iterator[pa.RecordBatch]:
+    def _batches(self, mapped: pa.MemoryMappedFile | None = None) -> Iterator[pa.RecordBatch]:
         number = 0
         try:
             reader = self._reader(mapped)

@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sized
-from typing import Any
+from collections.abc import Iterable, Mapping, Sized
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import polars as pl
@@ -30,6 +30,9 @@ import torch
 from ziggurat.data.raw.written_numbers import WrittenNumbers
 from ziggurat.errors import DataError
 from ziggurat.files.parquet import write_table
+
+if TYPE_CHECKING:  # an option: who has a frame of it has it
+    import pandas
 
 FRAMES = "a frame (polars, pandas, Arrow, a dict of columns)"
 
@@ -42,11 +45,11 @@ def is_frame(data: object) -> bool:
     return is_structured or hasattr(data, "columns") or hasattr(data, "__arrow_c_stream__")
 
 
-def is_pandas(data: object) -> bool:
+def is_pandas(data: object) -> TypeGuard[pandas.DataFrame]:
     """Return whether data is a frame of pandas."""
     # Who has a frame of pandas has imported it; others need not wait for the import.
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(data, pandas.DataFrame)
+    loaded = sys.modules.get("pandas")
+    return loaded is not None and isinstance(data, loaded.DataFrame)
 
 
 def as_polars(data: object, *, where: str = "data to score", written: WrittenNumbers | None = None) -> pl.DataFrame:
@@ -120,20 +123,21 @@ def _column_of(values: Any, written: WrittenNumbers | None) -> Any:
         return _of_one_kind(list(values), written)
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    is_time = isinstance(values, np.ndarray) and values.dtype.kind in "mM"
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "mM":
+        return values
     # polars has no unit of time above the millisecond.
-    if is_time and np.datetime_data(values.dtype)[0] in ("s", "m", "h"):
+    if np.datetime_data(values.dtype)[0] in ("s", "m", "h"):
         return values.astype("datetime64[ms]" if values.dtype.kind == "M" else "timedelta64[ms]")
     return values
 
 
-def is_pandas_series(data: object) -> bool:
+def is_pandas_series(data: object) -> TypeGuard[pandas.Series]:
     """Return whether data is a column of pandas."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(data, pandas.Series)
+    loaded = sys.modules.get("pandas")
+    return loaded is not None and isinstance(data, loaded.Series)
 
 
-def _of_one_kind(values: list[Any], written: WrittenNumbers | None) -> list[Any]:
+def _of_one_kind(values: list[object], written: WrittenNumbers | None) -> list[object]:
     """Return values with None for each mark of pandas that says missing, as texts where texts are among numbers."""
     kinds = {type(each) for each in values}
     if any(kind.__name__ in ("NAType", "NaTType") for kind in kinds):
@@ -146,7 +150,7 @@ def _of_one_kind(values: list[Any], written: WrittenNumbers | None) -> list[Any]
     return [_as_text(each, written) for each in values]
 
 
-def _as_text(value: Any, written: WrittenNumbers | None) -> Any:
+def _as_text(value: object, written: WrittenNumbers | None) -> object:
     """Return a number as the text that is read as this number, None for NaN, and anything else as it is."""
     if isinstance(value, float | np.floating) and math.isnan(value):
         return None
@@ -161,12 +165,16 @@ def _as_text(value: Any, written: WrittenNumbers | None) -> Any:
     return value
 
 
-def _refused_column(data: Any) -> str:
+def _refused_column(data: object) -> str:
     """The column that polars does not take, if it is one alone."""
-    names = list(data) if isinstance(data, Mapping) or is_pandas(data) else []
-    for name in names:
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(data, Mapping):
+        parts = ((name, {name: values}) for name, values in data.items())
+    elif is_pandas(data):
+        parts = ((name, data[[name]]) for name in data.columns)
+    for name, part in parts:
         try:
-            _frame_of({name: data[name]} if isinstance(data, Mapping) else data[[name]])
+            _frame_of(part)
         except Exception:  # the same errors, of one column
             return f"column {name!r}, "
     return ""

@@ -24,10 +24,9 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -38,6 +37,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows, shown
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line, refuse_utf_16
 from ziggurat.errors import DataError
 from ziggurat.files.stores import DataPath
+from ziggurat.plain import JSON
 
 _UTF8_MARK = b"\xef\xbb\xbf"
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -321,7 +321,7 @@ def parse_line_by_line(
     data: bytes, *, columns: Sequence[str] | None, types: dict[str, pl.DataType], max_bytes: int = sys.maxsize
 ) -> _Lines:
     """Parse whole lines with Python's `json`: the meaning of a file, which the fast way must keep to."""
-    objects: list[dict[str, object]] = []
+    objects: list[dict[str, JSON]] = []
     places: list[int] = []
     faults: list[_Fault] = []
     for place, line in enumerate(data.split(b"\n")[:-1]):
@@ -370,10 +370,10 @@ def _too_long(line: bytes, place: int, *, max_bytes: int) -> _Fault:
     )
 
 
-def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> tuple[dict[str, Any], _Fault | None]:
+def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> tuple[dict[str, JSON], _Fault | None]:
     doubled: list[str] = []
 
-    def first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    def first_of_each(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
         # The object of the line is read last, after those in it.
         doubled[:] = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         return _first_of_each(pairs)
@@ -404,59 +404,65 @@ def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> t
     return {}, _Fault(place=place, reason=reason, expected=expected, found=shown)
 
 
-def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def _first_of_each(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     """Take the first value of a name that an object in a line has twice, as polars does."""
-    found: dict[str, object] = {}
+    found: dict[str, JSON] = {}
     for name, value in pairs:
         found.setdefault(name, value)
     return found
 
 
-def _column(name: str, values: list[Any], *, first: pl.DataType | None) -> pl.Series:
+def _column(name: str, values: list[JSON], *, first: pl.DataType | None) -> pl.Series:
     """Return values of JSON as a column: of their own type if they have one, else as texts of ids."""
     present = [value for value in values if value is not None]
     if not present:
         return pl.Series(name, values, dtype=first or pl.Null())
     if any(isinstance(value, list) for value in present):
         # Of the first block alone, whose types are looked for, some may be none: they are bad rows when it is read.
-        values = [value if isinstance(value, list) else None for value in values]
-        elements = [element for value in values if value is not None for element in value]
+        lists = [value if isinstance(value, list) else None for value in values]
+        elements = [element for value in lists if value is not None for element in value]
         if any(isinstance(element, list | dict) for element in elements):
-            return pl.Series(name, [json.dumps(value) if value is not None else None for value in values])
+            return pl.Series(name, [json.dumps(value) if value is not None else None for value in lists])
         inner = _type_of(elements)
-        lists = [None if value is None else [_as(element, inner) for element in value] for value in values]
+        cells = [None if value is None else [_as(element, inner) for element in value] for value in lists]
         kept = first if inner == pl.Null and isinstance(first, pl.List) else pl.List(inner)
-        return pl.Series(name, lists, dtype=kept)
+        return pl.Series(name, cells, dtype=kept)
     if all(isinstance(value, dict) for value in present):
         return pl.Series(name, values, strict=False)  # no feature is made of objects
     dtype = _type_of(present)
-    if first == pl.Float64 and dtype == pl.Int64 and all(abs(value) <= _LARGEST_EXACT for value in present):
+    if first == pl.Float64 and dtype == pl.Int64 and _are_exact(present):
         dtype = pl.Float64()
     return pl.Series(name, [_as(value, dtype) for value in values], dtype=dtype)
 
 
-def _type_of(values: Sequence[Any]) -> pl.DataType:
+def _are_exact(values: Iterable[JSON]) -> bool:
+    """Return whether 64-bit floats hold all whole numbers among some values."""
+    return all(abs(value) <= _LARGEST_EXACT for value in values if isinstance(value, int))
+
+
+def _type_of(values: Sequence[JSON]) -> pl.DataType:
     """Return the type that holds all of some scalars without a loss."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
         return pl.Null()
     if kinds == {bool}:
         return pl.Boolean()
-    if kinds == {int} and all(-_LARGEST_INT64 - 1 <= value <= _LARGEST_INT64 for value in values if value is not None):
+    whole = (value for value in values if isinstance(value, int))
+    if kinds == {int} and all(-_LARGEST_INT64 - 1 <= value <= _LARGEST_INT64 for value in whole):
         return pl.Int64()
     if kinds == {float}:
         return pl.Float64()
-    if kinds == {int, float} and all(abs(value) <= _LARGEST_EXACT for value in values if isinstance(value, int)):
+    if kinds == {int, float} and _are_exact(values):
         return pl.Float64()
     return pl.String()
 
 
-def _as(value: Any, dtype: pl.DataType) -> Any:
+def _as(value: JSON, dtype: pl.DataType) -> JSON:
     if value is None:
         return None
     if dtype == pl.String:
         return _text(value)
-    return float(value) if dtype == pl.Float64 else value
+    return float(value) if dtype == pl.Float64 and isinstance(value, int | float) else value
 
 
 def _text(value: object) -> str | None:

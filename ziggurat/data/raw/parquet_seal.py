@@ -28,12 +28,11 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ziggurat.errors import DataError
-from ziggurat.files.stores import DataPath
+from ziggurat.files.stores import DataPath, OpenedFile
 
 _MAGIC = b"ZIGSEAL1"
 _PARQUET_MAGIC = b"PAR1"
@@ -89,11 +88,11 @@ class Seal:
     path: DataPath
     body_bytes: int
     crcs: np.ndarray
-    file: Any = None
+    file: OpenedFile | None = None
     _checked: set[int] = field(default_factory=set)
 
     @staticmethod
-    def find(path: DataPath, *, file: object = None) -> Seal | None:
+    def find(path: DataPath, *, file: OpenedFile | None = None) -> Seal | None:
         """The seal of a file, or None if it has none.
 
         Args:
@@ -139,7 +138,7 @@ class Seal:
                 self._checked.add(block)
 
 
-def _open(path: DataPath, file: Any) -> contextlib.AbstractContextManager[Any]:
+def _open(path: DataPath, file: OpenedFile | None) -> contextlib.AbstractContextManager[OpenedFile]:
     """The file for reading; one that is open already stays so."""
     return contextlib.nullcontext(file) if file is not None else path.open("rb")
 
@@ -148,12 +147,12 @@ def _num_blocks(body_bytes: int) -> int:
     return -(-body_bytes // _BLOCK_BYTES)
 
 
-def _block_crc(file: object, block: int, body_bytes: int) -> int:
+def _block_crc(file: OpenedFile | io.BufferedRandom, block: int, body_bytes: int) -> int:
     start = block * _BLOCK_BYTES
     return zlib.crc32(_read_at(file, start, min(_BLOCK_BYTES, body_bytes - start)))
 
 
-def _footer_start(file: Any, path: DataPath) -> tuple[int, int]:
+def _footer_start(file: OpenedFile | io.BufferedRandom, path: DataPath) -> tuple[int, int]:
     """Return where the footer begins, and the bytes of the file."""
     size = file.seek(0, io.SEEK_END)
     end = _read_at(file, max(0, size - 8), 8)
@@ -168,7 +167,7 @@ def _footer_start(file: Any, path: DataPath) -> tuple[int, int]:
     return start, size
 
 
-def _read_at(file: Any, start: int, num_bytes: int) -> bytes:
+def _read_at(file: OpenedFile | io.BufferedRandom, start: int, num_bytes: int) -> bytes:
     file.seek(start)
     return file.read(max(num_bytes, 0))
 

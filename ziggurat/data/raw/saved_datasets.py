@@ -15,6 +15,9 @@ from pathlib import Path
 
 from ziggurat.errors import DataError
 from ziggurat.files import read_json
+from ziggurat.plain import JSON
+
+_WHAT = "the description of a saved data set"
 
 
 def saved_files(folder: Path) -> Sequence[Path]:
@@ -24,21 +27,22 @@ def saved_files(folder: Path) -> Sequence[Path]:
         DataError: a data set of several splits, one whose rows are chosen by an index, or a file that is not there.
     """
     if (folder / "dataset_dict.json").is_file():
-        splits = list(read_json(folder / "dataset_dict.json", what="the splits of a saved data set").get("splits", ()))
+        about = _group_in(folder / "dataset_dict.json")
+        splits = [str(name) for name in _list_in(about, "splits", path=folder / "dataset_dict.json")]
         if len(splits) == 1:
             return saved_files(folder / splits[0])
         raise DataError(
             expected="one split of a saved data set",
-            found=f"{len(splits)} splits: {', '.join(map(str, splits))}",
+            found=f"{len(splits)} splits: {', '.join(splits)}",
             where=str(folder),
             ways_out=(
-                *(f"name the folder of one: {folder / str(split)}" for split in splits[:3]),
+                *(f"name the folder of one: {folder / split}" for split in splits[:3]),
                 "train, validation and test apart: --data.split.by files with --data.train, --data.valid, --data.test",
             ),
         )
     if not ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()):
         return ()
-    state = read_json(folder / "state.json", what="the state of a saved data set")
+    state = _group_in(folder / "state.json")
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
             expected="a saved data set whose files hold its rows",
@@ -46,7 +50,8 @@ def saved_files(folder: Path) -> Sequence[Path]:
             where=str(folder / "state.json"),
             ways_out="save it again: dataset.flatten_indices().save_to_disk(…)",
         )
-    files = [folder / str(entry["filename"]) for entry in state.get("_data_files", ())]
+    entries = _list_in(state, "_data_files", path=folder / "state.json")
+    files = [folder / _file_name(entry, path=folder / "state.json") for entry in entries]
     if absent := [file.name for file in files if not file.is_file()]:
         raise DataError(
             expected=f"the {len(files)} data files that state.json names",
@@ -55,3 +60,35 @@ def saved_files(folder: Path) -> Sequence[Path]:
             ways_out="copy the whole folder again",
         )
     return files
+
+
+def _group_in(path: Path) -> dict[str, JSON]:
+    """Return the names and values in a JSON file."""
+    data = read_json(path, what=_WHAT)
+    if not isinstance(data, dict):
+        raise _wrong(path, data)
+    return data
+
+
+def _list_in(group: dict[str, JSON], name: str, *, path: Path) -> list[JSON]:
+    """Return a list of a group; an empty one where it has none."""
+    found = group.get(name, [])
+    if not isinstance(found, list):
+        raise _wrong(path, found)
+    return found
+
+
+def _file_name(entry: JSON, *, path: Path) -> str:
+    name = entry.get("filename") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise _wrong(path, entry)
+    return name
+
+
+def _wrong(path: Path, found: JSON) -> DataError:
+    return DataError(
+        expected=f"{_WHAT} as the package writes it",
+        found=f"{found!r:.80}",
+        where=str(path),
+        ways_out="save the data set again: dataset.save_to_disk(…)",
+    )

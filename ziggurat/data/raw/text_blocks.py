@@ -26,7 +26,7 @@ from typing import BinaryIO
 from ziggurat.commands import pasted
 from ziggurat.data.raw.written_numbers import DecimalMark, NumberSigns, ThousandsMark, WrittenNumbers
 from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError, nearest_names
-from ziggurat.files.stores import DataPath, StoreFile
+from ziggurat.files.stores import DataPath, OpenedFile, StoreFile
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_READ_BYTES = 1 << 20
@@ -189,7 +189,7 @@ class ByteStream:
         )
 
 
-def _open(path: DataPath) -> BinaryIO:
+def _open(path: DataPath) -> OpenedFile | BinaryIO:
     if isinstance(path, StoreFile):
         return path.open("rb", in_order=True)
     try:

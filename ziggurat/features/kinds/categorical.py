@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import SingleSpec
-from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Cells, ColumnType, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.plain import JSON
 from ziggurat.typed import checked
 
 
@@ -26,7 +27,7 @@ class Categorical(Feature):
     table: str = ""
 
     is_id: ClassVar[bool] = True
-    json_schema: ClassVar[dict[str, Any]] = {"type": ["string", "number", "boolean", "null"]}
+    json_schema: ClassVar[dict[str, JSON]] = {"type": ["string", "number", "boolean", "null"]}
 
     @property
     def table_name(self) -> str:
@@ -49,7 +50,7 @@ class Categorical(Feature):
         """Return the text of the id."""
         return read.id(value)
 
-    def request_type(self) -> Any:
+    def request_type(self) -> ColumnType:
         """Return texts."""
         import polars as pl
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import NumberSpec, SingleSpec
-from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Cells, ColumnType, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.features.kinds.numbers import FittedNumbers
 from ziggurat.features.tables import Table
 from ziggurat.features.transforms import USUAL, NumericTransform
+from ziggurat.plain import JSON
 from ziggurat.typed import Buckets, Count, Float32, checked
 
 
@@ -35,7 +36,7 @@ class Dense(Feature):
     min_count: Count = 1  # for transforms that make ids
 
     reads_numbers: ClassVar[bool] = True
-    json_schema: ClassVar[dict[str, Any]] = {"type": ["number", "string", "boolean", "null"]}
+    json_schema: ClassVar[dict[str, JSON]] = {"type": ["number", "string", "boolean", "null"]}
 
     @property
     def table_name(self) -> str:
@@ -93,7 +94,7 @@ class Dense(Feature):
         """Return the number."""
         return read.number(value)
 
-    def request_type(self) -> Any:
+    def request_type(self) -> ColumnType:
         """Return 64-bit floats."""
         import polars as pl
 

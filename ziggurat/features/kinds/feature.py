@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 Parsed: TypeAlias = Any
 # What `encode` makes of them: (N,) numbers or rows, (N, dim) vectors, or lists as (values, lengths).
 Encoded: TypeAlias = Any
+# A type of polars, as the class itself or made with its settings: both stand for a column.
+ColumnType: TypeAlias = "pl.DataType | type[pl.DataType]"
 Spec: TypeAlias = NumberSpec | SingleSpec | JaggedSpec | VectorSpec | MomentsSpec
 
 
@@ -117,27 +119,27 @@ class Fitted(Protocol):
 class RequestReader(Protocol):
     """Ways to read one value of a request; what they cannot read is a `RequestError` that names the column."""
 
-    def number(self, value: Any) -> float | None:
+    def number(self, value: object) -> float | None:
         """Return the number that a value of any type that JSON has means."""
         ...
 
-    def id(self, value: Any) -> str | None:
+    def id(self, value: object) -> str | None:
         """Return the text of an id of any type that JSON has."""
         ...
 
-    def ids(self, value: Any, *, separator: str) -> list[str | None] | None:
+    def ids(self, value: object, *, separator: str) -> list[str | None] | None:
         """Return the texts of the ids of a list, or of a text that is divided."""
         ...
 
-    def numbers(self, value: Any) -> list[float | None]:
+    def numbers(self, value: object) -> list[float | None]:
         """Return the numbers of a list."""
         ...
 
-    def times(self, value: Any, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
+    def times(self, value: object, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
         """Return the times of a list."""
         ...
 
-    def refused(self, value: Any, *, expected: str) -> Exception:
+    def refused(self, value: object, *, expected: str) -> Exception:
         """Return the error for a value that cannot be, to be raised."""
         ...
 
@@ -165,7 +167,7 @@ class Feature(Family, ABC, family="kind of feature"):
     reads_numbers: ClassVar[bool] = False
     is_id: ClassVar[bool] = False
     holds_times: ClassVar[bool] = False
-    json_schema: ClassVar[dict[str, Any]] = {}
+    json_schema: ClassVar[dict[str, JSON]] = {}
 
     @property
     def id_lists(self) -> IdLists | None:
@@ -218,7 +220,7 @@ class Feature(Family, ABC, family="kind of feature"):
         """Return a value of a request, which is not None, as a cell that `parse` reads."""
 
     @abstractmethod
-    def request_type(self) -> Any:
+    def request_type(self) -> ColumnType:
         """Return the polars type of a column of such cells."""
 
     def pooled(self) -> Feature:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ziggurat.config import JSON, to_json
 from ziggurat.features.inputs import JaggedSpec
-from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Cells, ColumnType, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.features.pooling import Pooling
 from ziggurat.typed import Length
 
@@ -39,7 +39,7 @@ class IdLists(Feature):
     spaces: Spaces = Spaces.KEEP
 
     is_ordered: ClassVar[bool]
-    json_schema: ClassVar[dict[str, Any]] = {
+    json_schema: ClassVar[dict[str, JSON]] = {
         "type": ["array", "string", "null"],
         "items": {"type": ["string", "number", "boolean", "null"]},
     }
@@ -72,11 +72,11 @@ class IdLists(Feature):
         """Return the rows of the ids, and the length of each list."""
         return fitted.rows(parsed.values), parsed.lengths
 
-    def of_request(self, value: Any, read: RequestReader) -> list[str | None] | None:
+    def of_request(self, value: object, read: RequestReader) -> list[str | None] | None:
         """Return the texts of the ids of the list."""
         return read.ids(value, separator=self.separator)
 
-    def request_type(self) -> Any:
+    def request_type(self) -> ColumnType:
         """Return lists of texts."""
         import polars as pl
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ziggurat.config import JSON, to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import MomentsSpec
-from ziggurat.features.kinds.feature import Cells, Encoded, Feature, Fitted, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Cells, ColumnType, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.typed import Length, checked
 
 
@@ -54,7 +54,7 @@ class Moments(Feature):
         """Return the times of the list."""
         return read.times(value, feature=self.name, seen=self.seen)
 
-    def request_type(self) -> Any:
+    def request_type(self) -> ColumnType:
         """Return lists of 64-bit whole numbers."""
         import polars as pl
 

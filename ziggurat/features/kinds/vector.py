@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import VectorSpec
-from ziggurat.features.kinds.feature import Cells, Feature, Parsed, RequestReader
+from ziggurat.features.kinds.feature import Cells, ColumnType, Feature, Parsed, RequestReader
+from ziggurat.plain import JSON
 from ziggurat.typed import Dim, checked
 
 
@@ -27,7 +28,7 @@ class Vector(Feature):
     kind: Literal["vector"] = "vector"
     dim: Dim
 
-    json_schema: ClassVar[dict[str, Any]] = {"type": ["array", "null"], "items": {"type": "number"}}
+    json_schema: ClassVar[dict[str, JSON]] = {"type": ["array", "null"], "items": {"type": "number"}}
 
     def spec(self) -> VectorSpec:
         """Return `dim` numbers a sample."""
@@ -41,7 +42,7 @@ class Vector(Feature):
         """Return the numbers of the list."""
         return read.numbers(value)
 
-    def request_type(self) -> Any:
+    def request_type(self) -> ColumnType:
         """Return lists of 64-bit floats."""
         import polars as pl
 

@@ -42,7 +42,7 @@ class Binary(Task):
         """Mark zeros and ones."""
         return (values == 0) | (values == 1)
 
-    def learnable(self, values: LabelValues) -> Any:
+    def learnable(self, values: LabelValues) -> LabelValues:
         """Mark what a teacher may say as well: all from 0 to 1."""
         return (values >= 0) & (values <= 1)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from ziggurat.errors import ConfigError
 from ziggurat.specification import Specification
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float64
     from torch import Tensor
 
-# Values of labels: an array of NumPy, or a tensor.
-LabelValues: TypeAlias = "np.ndarray | Tensor"
+# Values of labels: an array of NumPy, or a tensor; the answer is of the same library.
+LabelValues = TypeVar("LabelValues", "np.ndarray", "Tensor")
 
 
 class Task(Specification, kind="task"):
@@ -65,7 +65,7 @@ class Task(Specification, kind="task"):
     judged_like: ClassVar[Task | None] = None
     linear_model: ClassVar[str] = "a linear model"
 
-    def possible(self, values: LabelValues) -> Any:
+    def possible(self, values: LabelValues) -> LabelValues:
         """Mark the values that a row may have; NaN, which is a missing label, is none.
 
         Args:
@@ -73,7 +73,7 @@ class Task(Specification, kind="task"):
         """
         return (values > -math.inf) & (values < math.inf)
 
-    def learnable(self, values: LabelValues) -> Any:
+    def learnable(self, values: LabelValues) -> LabelValues:
         """Mark the values that the loss takes; those of a teacher may lie between the possible ones.
 
         Args:

@@ -12,8 +12,9 @@ transform says which of it is wanted. One of your own derives from `NumericTrans
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ziggurat.errors import ConfigError
 from ziggurat.specification import Specification
@@ -60,6 +61,29 @@ class Learned(Protocol):
     def quantiles(self) -> tuple[float, ...]:
         """Numbers that `NumericTransform.quantiles` made; empty where they are not learned."""
         ...
+
+
+class _PlainLogarithms:
+    """NumPy's logarithms: whether a transform keeps its promises does not hang on their last bit."""
+
+    def log(self, values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+        import numpy as np
+
+        return np.log(values)
+
+    def log1p(self, values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+        import numpy as np
+
+        return np.log1p(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TriedOut:
+    """Statistics that a transform is tried out with."""
+
+    mean: float
+    sd: float
+    quantiles: tuple[float, ...]
 
 
 class NumericTransform(Specification, kind="numeric transform"):
@@ -124,14 +148,12 @@ class NumericTransform(Specification, kind="numeric transform"):
 
     def try_out(self) -> None:
         """Ask for a few numbers together and one by one."""
-        from types import SimpleNamespace
-
         import numpy as np
 
         where = f"numeric transform {self}, {type(self).__module__}.{type(self).__qualname__}"
-        plain: Any = SimpleNamespace(log=np.log, log1p=np.log1p)
+        plain = _PlainLogarithms()
         values = np.concatenate([np.linspace(-7.0, 7.0, 57), [0.0, 1e-9, 1e6, -1e6, 1e30, -1e30]])
-        learned: Any = SimpleNamespace(mean=0.5, sd=2.0, quantiles=(-1.0, 0.0, 2.0))
+        quantiles: tuple[float, ...] = (-1.0, 0.0, 2.0)
         if self.learns is Learns.QUANTILES:
             found = self.quantiles(values, num_buckets=4)
             is_rising = isinstance(found, np.ndarray) and found.ndim == 1 and bool(np.all(np.diff(found) >= 0))
@@ -142,7 +164,8 @@ class NumericTransform(Specification, kind="numeric transform"):
                     where=f"{where}.quantiles",
                     ways_out="return np.unique(np.quantile(sample, np.arange(1, num_buckets) / num_buckets))",
                 )
-            learned.quantiles = tuple(found.tolist())
+            quantiles = tuple(found.tolist())
+        learned = _TriedOut(mean=0.5, sd=2.0, quantiles=quantiles)
 
         def transformed(some: np.ndarray) -> np.ndarray:
             if self.makes_ids:

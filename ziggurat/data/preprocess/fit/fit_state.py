@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -56,7 +55,7 @@ class FitState:
     num_rows: int
     parts: FittedParts
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _one_state, (self.to_table(), self.schema)
 
     def finish(self) -> Preprocessing:

@@ -12,8 +12,6 @@ Cost: one pass over the dense features of at most four row groups.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ziggurat.data.encoded.dataset import EncodedDataset
@@ -42,7 +40,7 @@ def find_flat_numbers(train: EncodedDataset, preprocessing: Preprocessing) -> li
     return [line for line in lines if line]
 
 
-def _line(feature: FittedNumbers, numbers: Any, preprocessing: Preprocessing) -> str:
+def _line(feature: FittedNumbers, numbers: np.ndarray, preprocessing: Preprocessing) -> str:
     """Say what is wrong with the numbers of a feature; "" where nothing is."""
     in_place_of_missing = to_floats(np.array([np.nan]), feature, preprocessing.numbers[feature.name])[0]
     there = numbers[numbers != in_place_of_missing]

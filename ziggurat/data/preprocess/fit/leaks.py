@@ -20,8 +20,6 @@ few thousand rows do not settle it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -99,7 +97,9 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
     return warnings
 
 
-def _is_far(label: LabelSpec, columns: tuple[Any, Any], y: np.ndarray, y_out: np.ndarray, *, is_dense: bool) -> bool:
+def _is_far(
+    label: LabelSpec, columns: tuple[pa.Array, pa.Array], y: np.ndarray, y_out: np.ndarray, *, is_dense: bool
+) -> bool:
     """Return whether some of the rows show that a feature is no leak; only binary labels are settled this way."""
     some = np.arange(0, len(y_out), -(-len(y_out) // _FIRST_LOOK_ROWS))
     if not label.task.has_positives or len(some) == len(y_out) or _too_few(label, y_out[some]):
@@ -158,7 +158,7 @@ def _equal_labels(label: LabelSpec, *, train: pa.Table, valid: pa.Table, name: s
     return lines
 
 
-def _number_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
+def _number_score(columns: tuple[pa.Array, pa.Array], y: np.ndarray) -> np.ndarray:
     """(N,) the mean label of training rows in the same bin, for each held-out row."""
     numbers, numbers_out = (each.to_numpy() for each in columns)
     edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _NUM_BINS + 1)[1:-1]))
@@ -166,7 +166,7 @@ def _number_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
     return _means(codes, y, num_codes=len(edges) + 1)[codes_out]
 
 
-def _id_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
+def _id_score(columns: tuple[pa.Array, pa.Array], y: np.ndarray) -> np.ndarray:
     """(N,) the mean label of training rows with the same ids, for each held-out row."""
     seen, held_out = columns
     if not pa.types.is_list(seen.type):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ziggurat.config import JSON
+from ziggurat.config import JSON, from_json
 from ziggurat.data.background import in_background
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.fit.draft import DraftFacts, DraftWriter
@@ -24,6 +23,7 @@ from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, split_col
 from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.errors import DataError
 from ziggurat.features.schema import Schema
 
 
@@ -51,7 +51,7 @@ class ShardFacts:
     """
 
     drafts: tuple[DraftFacts, ...]
-    bad: Mapping[str, int]
+    bad: dict[str, int]
     num_read: int
 
     @property
@@ -72,15 +72,9 @@ class ShardFacts:
         return {"drafts": drafts, "bad": {**self.bad}, "num_read": self.num_read}
 
     @staticmethod
-    def from_json(data: Any) -> ShardFacts:
+    def from_json(data: JSON) -> ShardFacts:
         """Read what `to_json` made."""
-        drafts = tuple(
-            DraftFacts(
-                batch_rows=tuple(each["batch_rows"]), out_of_range=each["out_of_range"], truncated=each["truncated"]
-            )
-            for each in data["drafts"]
-        )
-        return ShardFacts(drafts=drafts, bad=data["bad"], num_read=data["num_read"])
+        return from_json(ShardFacts, data, where="note of what a shard holds", error=DataError)
 
 
 class ShardReader:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from ziggurat.config import JSON
+from ziggurat.config import JSON, from_json
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_parts import TextPart
+from ziggurat.errors import DataError
 from ziggurat.files.stores import DataPath
 
 SHARD_BYTES = 256 << 20  # smaller files are read together
@@ -60,10 +60,9 @@ class Shard:
         return f"shard-{self.index:04}"
 
     @staticmethod
-    def from_json(data: Any) -> Shard:
+    def from_json(data: JSON) -> Shard:
         """Read what `to_json` made."""
-        part = None if data.get("part") is None else TextPart(**data["part"])
-        return Shard(index=data["index"], source=data["source"], paths=tuple(data["paths"]), part=part)
+        return from_json(Shard, data, where="note of a shard", error=DataError)
 
     def to_json(self) -> dict[str, JSON]:
         """The shard as plain data."""

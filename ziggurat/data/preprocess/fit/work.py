@@ -33,10 +33,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO, TypeAlias, TypedDict
 
 from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files import Format, left_behind, sha256_of, temporary_beside, writing_to
+from ziggurat.plain import JSON
 
 NOTE = Format(
     name="ziggurat.unit",
@@ -51,6 +52,19 @@ PLAN = "plan"  # the unit that only says which ones there are
 _MARK = "work"  # the note that says whose folder it is
 _POLL_S = 0.1
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+# What a unit has made, as it stands in its note: plain data, whose readers know what the unit writes.
+Note: TypeAlias = dict[str, JSON]
+
+
+class _Content(TypedDict):
+    """Content of the file of a note."""
+
+    unit: str
+    by: tuple[str, str]  # host and boot of the process that wrote it
+    result: Note
+    left: dict[str, tuple[int, str]]  # bytes and SHA-256 of each file of the unit
 
 
 class Work:
@@ -162,7 +176,7 @@ class Work:
                     return True
         return False
 
-    def _is_as_noted(self, left: dict[str, list[Any]]) -> bool:
+    def _is_as_noted(self, left: dict[str, tuple[int, str]]) -> bool:
         for name, (num_bytes, digest) in left.items():
             path = self.folder / name
             try:
@@ -176,17 +190,17 @@ class Work:
         """Names of units that took time."""
         return [path.stem for path in self.folder.glob("*.json") if path.stem not in (PLAN, _MARK)]
 
-    def note(self, name: str) -> dict[str, Any] | None:
+    def note(self, name: str) -> Note | None:
         """The result of a unit that is done; None of one that is not."""
         content = self._read(name)
         return None if content is None else content["result"]
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str) -> _Content | None:
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None
         try:
-            content = NOTE.read(path)
+            content: _Content = NOTE.read(path)
             host, boot = content["by"]
             if content["unit"] != name or not isinstance(content["left"], dict) or "result" not in content:
                 return None
@@ -195,9 +209,7 @@ class Work:
         except (ZigguratError, KeyError, ValueError, TypeError):
             return None  # torn, or of a version before: the unit is done again
 
-    def once(
-        self, name: str, make: Callable[[], dict[str, Any]], *, leaves: Callable[[], Iterable[Path]] = tuple
-    ) -> dict[str, Any]:
+    def once(self, name: str, make: Callable[[], Note], *, leaves: Callable[[], Iterable[Path]] = tuple) -> Note:
         """The result of a unit: made now, or by another process, or before. An error of `make` is the caller's.
 
         Args:
@@ -217,12 +229,12 @@ class Work:
     def each(
         self,
         names: Sequence[str],
-        make: Callable[[str], dict[str, Any]],
+        make: Callable[[str], Note],
         *,
         leaves: Callable[[str], Iterable[Path]] = lambda name: (),
         threads: int = 1,
         tick: Callable[[], None] = lambda: None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Note]:
         """The results of units, of which those that nobody works on are made here; returns when all are done.
 
         Args:
@@ -252,7 +264,7 @@ class Work:
     def _work_off_in_threads(
         self,
         names: Sequence[str],
-        make: Callable[[str], dict[str, Any]],
+        make: Callable[[str], Note],
         *,
         leaves: Callable[[str], Iterable[Path]],
         threads: int,
@@ -274,7 +286,7 @@ class Work:
     def _work_off(
         self,
         names: Sequence[str],
-        make: Callable[[str], dict[str, Any]],
+        make: Callable[[str], Note],
         leaves: Callable[[str], Iterable[Path]],
     ) -> None:
         rest = list(names)
@@ -308,17 +320,17 @@ class Work:
             with contextlib.suppress(OSError):  # as above
                 file.close()
 
-    def keep(self, name: str, result: dict[str, Any], *, left: Iterable[Path] = ()) -> None:
+    def keep(self, name: str, result: Note, *, left: Iterable[Path] = ()) -> None:
         """Note that a unit is done, and what its files hold."""
         files = [each for path in left for each in ([path] if path.is_file() else sorted(path.rglob("*")))]
         held = {
-            str(path.relative_to(self.folder)): [path.stat().st_size, sha256_of(path)]
+            str(path.relative_to(self.folder)): (path.stat().st_size, sha256_of(path))
             for path in files
             if path.is_file()
         }
         self._write_note(self.folder, name, result, held)
 
-    def _write_note(self, folder: Path, name: str, result: dict[str, Any], held: dict[str, list[Any]]) -> None:
+    def _write_note(self, folder: Path, name: str, result: Note, held: dict[str, tuple[int, str]]) -> None:
         content = {"unit": name, "by": [platform.node(), _boot()], "result": result, "left": held}
         NOTE.write(folder / f"{name}.json", content)
 
