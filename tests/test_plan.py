@@ -104,3 +104,8 @@ def test_a_plan_prints_as_a_table() -> None:
 )
 def test_ranks_are_shown_shortly(ranks: tuple[int, ...], text: str) -> None:
     assert show_ranks(ranks) == text
+
+
+def test_a_plan_without_towers_has_no_ranks_of_one() -> None:
+    with pytest.raises(PlanError, match="towers"):
+        Plan(world_size=2, tables=()).tower_ranks(0)

@@ -185,7 +185,13 @@ class Plan:
 
     def tower_ranks(self, tower: int) -> range:
         """The consecutive ranks that hold a tower."""
-        assert self.towers is not None
+        if self.towers is None:
+            raise PlanError(
+                expected="a plan with towers",
+                found="one without",
+                where=f"tower {tower}",
+                ways_out="make the plan with them: Plan(…, towers=…)",
+            )
         size = self.ranks_per_group
         group = tower * (self.world_size // size) // len(self.towers)
         return range(group * size, (group + 1) * size)

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +58,7 @@ _MERGED_TOGETHER = 16  # states that a task merges
 _DEFAULT_ROWS_PER_FILE = 8 * DEFAULT_ROWS_PER_GROUP
 
 
-def with_row_numbers(rows: Any, *, column: str = ROW) -> Any:
+def with_row_numbers(rows: ray.data.Dataset, *, column: str = ROW) -> ray.data.Dataset:
     """The rows of a Ray data set with their numbers, 0, 1, 2 …, in a new column.
 
     Reads the data set once and keeps it in Ray's object store. The numbers are those of the order in which Ray has the
@@ -82,7 +82,7 @@ def _numbered(table: pa.Table, start: int, column: str) -> pa.Table:
     return table.append_column(column, pa.array(np.arange(start, start + table.num_rows)))
 
 
-def fit(rows: Any, *, schema: Schema, row_column: str = ROW) -> Preprocessing:
+def fit(rows: ray.data.Dataset, *, schema: Schema, row_column: str = ROW) -> Preprocessing:
     """Fit on the training rows of a Ray data set.
 
     Args:
@@ -116,7 +116,9 @@ def fit(rows: Any, *, schema: Schema, row_column: str = ROW) -> Preprocessing:
     return merge_states(found).finish()
 
 
-def transform(rows: Any, *, preprocessing: Preprocessing, row_column: str = ROW, with_labels: bool = True) -> Any:
+def transform(
+    rows: ray.data.Dataset, *, preprocessing: Preprocessing, row_column: str = ROW, with_labels: bool = True
+) -> ray.data.Dataset:
     """The encoded rows of a Ray data set, as another one.
 
     Args:
@@ -134,7 +136,7 @@ def transform(rows: Any, *, preprocessing: Preprocessing, row_column: str = ROW,
 
 
 def write_encoded(
-    rows: Any,
+    rows: ray.data.Dataset,
     *,
     folder: str | Path,
     preprocessing: Preprocessing,
@@ -189,5 +191,5 @@ def write_encoded(
     return EncodedDataset(target)
 
 
-def _first(note: dict[str, Any]) -> int:
-    return int(note["first"])
+def _first(note: Mapping[str, int]) -> int:
+    return note["first"]

@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.serving.export.export_folder import open_export
 from ziggurat.serving.server.config import ServerConfig
+
+if TYPE_CHECKING:  # torch comes with it
+    from ziggurat.serving.server.app import ServerApp
 
 try:
     from ray import serve  # pyright: ignore[reportMissingImports]
@@ -49,7 +52,7 @@ def application(
     replicas: int = 1,
     cpus: float = 1.0,
     api_key: str = "",
-    load_models: tuple[type[Any], ...] = (),
+    load_models: tuple[type, ...] = (),
 ) -> object:
     """An application of Ray Serve that answers from an export.
 
@@ -79,7 +82,7 @@ def application(
     version = open_export(folder).version
     settings = dataclasses.replace(config or ServerConfig(), admin=False)
 
-    def build() -> Any:
+    def build() -> ServerApp:
         return _app(folder, settings, api_key=api_key, threads=max(1, int(cpus)), models=load_models)
 
     replica = serve.ingress(build)(
@@ -93,7 +96,7 @@ def application(
     ).bind()
 
 
-def _app(folder: Path, config: ServerConfig, *, api_key: str, threads: int, models: tuple[type[Any], ...]) -> object:
+def _app(folder: Path, config: ServerConfig, *, api_key: str, threads: int, models: tuple[type, ...]) -> ServerApp:
     """The app of one replica, in its process."""
     import torch
 

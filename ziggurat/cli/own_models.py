@@ -40,7 +40,7 @@ def model_words(options: argparse.Namespace) -> Sequence[str]:
     return [word for name in options.own_models for word in ("--model", name)]
 
 
-def _load(name: str) -> type[Any]:
+def _load(name: str) -> type[ModelConfig]:
     from ziggurat.models.build import check_config_class
 
     module_name, _, class_name = name.partition(":")

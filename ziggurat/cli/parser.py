@@ -43,7 +43,11 @@ class _Store(argparse.Action):
     """Stores values as argparse's "store" does, remembering all values of a flag."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
     ) -> None:
         """Keep a value; the last one counts."""
         setattr(namespace, self.dest, values)

@@ -327,9 +327,9 @@ class _Clustering:
                 counts = pl.concat(seen).value_counts() if len(seen) > 1 else None
                 self.cut += 0 if counts is None else counts.filter(pl.col("count") > 1).height
                 self.num_sessions += sum(map(len, seen)) if counts is None else counts.height
-            if self.without_time == self.num_rows:
+            # The file is begun with the first row that stays, so that without one there is none to close.
+            if writer is None or self.without_time == self.num_rows:
                 raise self._no_times("none in any row")
-            assert writer is not None
             made = {name: getattr(self, name) for name in _COUNTS}
             writer.add_key_value_metadata({_MADE: json.dumps({"fingerprint": fingerprint, "counts": made})})
         finally:
@@ -406,9 +406,7 @@ def _without_category(dtype: pl.DataType) -> pl.DataType:
 
 
 def _frame(batches: list[pa.RecordBatch]) -> pl.DataFrame:
-    frame = pl.from_arrow(pa.Table.from_batches(batches))
-    assert isinstance(frame, pl.DataFrame)
-    return frame
+    return pl.DataFrame(pa.Table.from_batches(batches))
 
 
 def column_bytes(paths: Sequence[DataPath]) -> dict[str, int]:

@@ -101,6 +101,8 @@ class Batch:
         """A batch in host memory whose rows are those of this one; itself there, None where nobody kept one."""
         if self.single.device.type == "cpu":
             return self
+        # Only where the parts are still those that were copied: a batch that somebody changed with `replace` carries
+        # the host copy of the old one along.
         kept = self.host
         return kept.batch if kept is not None and kept.single is self.single and kept.lists is self.jagged else None
 
@@ -252,6 +254,7 @@ class Batch:
                 bounds = None if kept is None else kept.repeated[number].jagged.offsets
                 return group.lists(position, bounds=bounds), group.inverse
         bounds = None if kept is None else kept.jagged.offsets
+        # Lists of deduplicated features are not in `jagged`: the others stand closer together there.
         gone = sum(at < position for group in self.repeated for at in group.features.jagged)
         return self.jagged.of(position - gone, batch_size=self.batch_size, bounds=bounds), None
 
@@ -281,6 +284,7 @@ class Batch:
                 found[position] = lists.take(group.inverse, batch_size=group.num_slices, num_rows=number)
         num_plain = (len(self.jagged.offsets) - 1) // size
         bounds = None if kept is None else kept.jagged.offsets
+        # Those that were never deduplicated fill the gaps, in their order.
         plain = iter([self.jagged.of(index, batch_size=size, bounds=bounds) for index in range(num_plain)])
         parts = [found[at] if at in found else next(plain) for at in range(num_plain + len(found))]
         return replace(self, jagged=JaggedRows.joined(parts), repeated=())
@@ -293,8 +297,10 @@ class Batch:
         device = torch.device(device)
         if device == self.dense.device:
             return self
+        # Locked memory is copied without the host waiting for it.
         if device.type == "cuda" and self.dense.device.type == "cpu":
             return pack(self, is_locked=torch.cuda.is_available()).to(device)
+        # Row ids are for the ledger and for errors, which only the host asks for.
         return self.map(lambda tensor: tensor if tensor is self.row_ids else tensor.to(device, non_blocking=True))
 
 

@@ -47,6 +47,8 @@ class ListSizes:
     @staticmethod
     def of(lengths_B: Int64[Tensor, "B"]) -> ListSizes:
         """The sizes of lists of these lengths, in host memory."""
+        # bincount counts lists by their length; its running sum up to t, those of at most t rows. A list of n rows is
+        # longer than t for n values of t, so that these counts add up to all rows.
         longer = (len(lengths_B) - torch.bincount(lengths_B).cumsum(0)[:-1]).tolist()
         return ListSizes(sum(longer), len(longer), tuple(longer))
 
@@ -130,8 +132,10 @@ class JaggedRows:
         """The lists of several batches of the same features, given with their sizes, one batch after the other."""
         full = [(rows, size) for rows, size in parts if size]
         num_features = (len(full[0][0].offsets) - 1) // full[0][1] if full else 0
+        # Without features there are no lists to stack, and any part stands for the result.
         if not num_features:
             return parts[0][0]
+        # Feature-major: every size-th offset is where the lists of a feature begin.
         bounds = [rows.offsets[::size].tolist() for rows, size in full]
         values = [
             rows.values[bound[feature] : bound[feature + 1]]
@@ -184,6 +188,7 @@ class SequenceGroup:
             end = int(self.offsets[last])
             values = {name: value[begin:end] for name, value in self.values.items()}
             return SequenceGroup(values=values, offsets=self.offsets[first : last + 1] - begin)
+        # Numbered anew: sequences that none of these samples has are not carried along.
         kept, inverse = torch.unique(self.inverse[first:last], return_inverse=True)
         return replace(self.take(kept), inverse=inverse)
 
@@ -191,6 +196,7 @@ class SequenceGroup:
         """The sequences of these numbers, in this order, and no `inverse`."""
         lengths_S = self.offsets.diff()[sequences_S]
         offsets = offsets_of(lengths_S)
+        # How far each sequence moves: event t of the result is event t + shift of its sequence here.
         shift_S = self.offsets[sequences_S] - offsets[:-1]
         num_events = int(offsets[-1])
         shift_N = shift_S.repeat_interleave(lengths_S, output_size=num_events)
@@ -258,6 +264,7 @@ class RepeatedRows:
         return self._of_samples(self.inverse[samples_S])
 
     def _of_samples(self, inverse_S: Tensor) -> RepeatedRows:
+        # Numbered anew: slices that none of these samples has are not carried along.
         kept, inverse = torch.unique(inverse_S, return_inverse=True)
         return replace(
             self,

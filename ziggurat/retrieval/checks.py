@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
 
+T = TypeVar("T")
 
-def one_a_query(values: Sequence[Any] | None, num: int, *, name: str) -> Sequence[Any]:
+
+def one_a_query(values: Sequence[T | None] | None, num: int, *, name: str) -> Sequence[T | None]:
     """Return the value given for each query; None for each if nothing is given.
 
     Raises:

@@ -22,7 +22,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import polars as pl
 import torch
@@ -111,7 +111,7 @@ class ItemIndex(nn.Module):
         cls,
         vectors: Float[Tensor, "N D"],
         *,
-        items: Any = None,
+        items: object = None,
         numbers: Int64[Tensor, "N"] | None = None,
         config: ItemIndexConfig | None = None,
     ) -> ItemIndex:
@@ -222,7 +222,7 @@ class ItemIndex(nn.Module):
             scores, items = best_of(torch.cat([scores, own.scores], 1), torch.cat([items, own.positions], 1), k=k)
         return Answers(scores=scores, items=items, plans=plans, version=live.version)
 
-    def add(self, vectors: Float[Tensor, "M D"], *, items: Any = None) -> Int64[Tensor, "M"]:
+    def add(self, vectors: Float[Tensor, "M D"], *, items: object = None) -> Int64[Tensor, "M"]:
         """Add items; searches that begin from now on find them.
 
         Args:
@@ -243,7 +243,7 @@ class ItemIndex(nn.Module):
             self._put(numbers, vectors, items)
         return numbers
 
-    def update(self, numbers: Int64[Tensor, "M"], vectors: Float[Tensor, "M D"], *, items: Any = None) -> None:
+    def update(self, numbers: Int64[Tensor, "M"], vectors: Float[Tensor, "M D"], *, items: object = None) -> None:
         """Give items new vectors and attributes; items that were deleted come back.
 
         Raises:
@@ -370,7 +370,7 @@ class ItemIndex(nn.Module):
         filters = self.config.filters if self.filters is None else self.filters.config
         return replace(self.config, vectors=own, filters=filters)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         live = self._live
         if live.fresh is not None:
             raise ConfigError(

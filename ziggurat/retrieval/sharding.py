@@ -151,6 +151,7 @@ class ShardIndex:
             live = live.without(change.gone)
         if len(change.numbers):
             live = live.with_items(change.numbers, vectors=change.vectors, items=change.items)
+        # A cache of its own: the masks in the other one are of the items as they were.
         return ShardIndex(live, positions=self._positions, cache=FilterCache(self._cache.most_bytes))
 
     def search(
@@ -178,6 +179,7 @@ class ShardIndex:
         found, plans = self._search_main(live.main, queries, k=k, filters=filters, exclude=exclude, probes=probes)
         whole = found.positions
         if len(self._positions):
+            # Empty places are −1, which would read the last position: looked up as 0, and then made −1 again.
             whole = self._positions[found.positions.clamp(min=0)].masked_fill(found.positions < 0, -1)
         fresh = None
         if live.fresh is not None:
@@ -193,11 +195,13 @@ def merged(parts: Sequence[PartFound], *, order: Tensor, k: int) -> Found:
         order: numbers of the items by their position in the whole index.
         k: items wanted.
     """
+    # By score, and among equal ones by position in the whole index: the order of one index that has all rows.
     found = best_of(
         torch.cat([part.main.scores for part in parts], 1), torch.cat([part.main.positions for part in parts], 1), k=k
     )
     numbers = found.positions
     if len(order):
+        # As above: −1 is no position to look up.
         numbers = order[found.positions.clamp(min=0)].to(torch.int64).masked_fill(found.positions < 0, -1)
     fresh = [part.fresh for part in parts if part.fresh is not None]
     if not fresh:

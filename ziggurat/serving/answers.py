@@ -15,13 +15,14 @@ out for that reason; an empty tuple is the full answer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Protocol, TypeVar
 
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.features.items import Repeats
+from ziggurat.plain import JSON
 from ziggurat.typed import Range, Reader, checked
 
 MAX_K = 10_000
@@ -56,7 +57,7 @@ class RecommendRequest:
         explain: also say how the candidates were found.
     """
 
-    user: dict[str, Any]
+    user: dict[str, object]
     k: Annotated[int, Range(1, MAX_K, _REASON)] = 10
     filter: str = ""
     exclude_seen: bool | None = None
@@ -84,7 +85,7 @@ class RankRequest:
             dict leaves out of an item that is in it, stands there.
     """
 
-    user: dict[str, Any]
+    user: dict[str, object]
     items: tuple[Any, ...]
 
     def __post_init__(self) -> None:
@@ -169,7 +170,7 @@ class Recommendations:
     plan: str = ""
     missing_shards: tuple[int, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The answer as plain data; notes, missing shards and plan where there are any."""
         more = {"notes": list(self.notes)} if self.notes else {}
         more |= {"missing_shards": list(self.missing_shards)} if self.missing_shards else {}
@@ -197,13 +198,13 @@ class Ranked:
     degraded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The answer as plain data; notes where there are any."""
         more = {"notes": list(self.notes)} if self.notes else {}
         return _answer(self.items, self.version, self.degraded) | more
 
 
-def _answer(items: Sequence[ScoredItem], version: str, degraded: tuple[str, ...]) -> dict[str, Any]:
+def _answer(items: Sequence[ScoredItem], version: str, degraded: tuple[str, ...]) -> dict[str, object]:
     return {"items": [item.to_json() for item in items], "version": version, "degraded": list(degraded)}
 
 
@@ -268,10 +269,10 @@ class Info:
     num_over_arch: int = 0
     repeats: str = Repeats.LEAVE_OUT_BUT_TARGET.value
     exclude_seen: bool = True
-    examples: tuple[dict[str, Any], ...] = ()
-    changes: dict[str, Any] = field(default_factory=dict)
+    examples: tuple[dict[str, object], ...] = ()
+    changes: dict[str, JSON] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The description as plain data."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         columns = {
@@ -308,7 +309,7 @@ class Answerer(Protocol):
         """Scores for the items of each request, computed together."""
         ...
 
-    def item(self, id: str) -> dict[str, Any]:
+    def item(self, id: str) -> dict[str, object]:
         """The raw columns of an item of the catalogue; RequestError if there is none of that id."""
         ...
 
@@ -316,7 +317,7 @@ class Answerer(Protocol):
         """Ids of users that the export knows, the most active first; for a page to choose from."""
         ...
 
-    def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
+    def history(self, user: Mapping[str, object], *, limit: int = 100) -> list[str]:
         """Ids of the items that a user had in the data, the latest first."""
         ...
 

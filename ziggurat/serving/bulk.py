@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import polars as pl
 import pyarrow as pa
@@ -127,6 +127,7 @@ def recommend_in_bulk(
     target = Path(out)
     source = users_of(users, out=target, config=config)
     columns = _columns(export, source)
+    # Once, before hours of work: a mistake in the filter would else show with the first part.
     if config.filter:
         export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
         for note in export.notes(config.filter):
@@ -140,12 +141,15 @@ def recommend_in_bulk(
             else:
                 lists = _answered(export, frame, start=start, config=config, where=str(source.paths[0]))
                 parts.write(number, lists)
+            # Counted of parts that were there as well, so that the result does not depend on how often it was killed.
             totals.add(lists, k=config.k)
             totals.num_unknown += _num_unknown(export, frame)
             on_progress(totals.num_users)
         parts.join(target, columns=_output_types(export, columns))
+        # Last: until the file stands, the parts are all that was done.
         parts.remove()
     if name := _user_column(export, columns):
+        # Counted from the file, by streaming: the ids of all users need not fit into memory at once.
         ids = pl.scan_parquet(target).select(pl.col(name).n_unique()).collect(engine="streaming").item()
         if ids < totals.num_users:
             say(f"{totals.num_users:,} rows, {ids:,} users: a user of several rows has a list for each of them")
@@ -238,7 +242,8 @@ def _columns(export: Recommender, source: RawSource) -> tuple[str, ...]:
     return found
 
 
-def _question(export: Recommender, source: RawSource, config: BulkConfig) -> dict[str, Any]:
+def _question(export: Recommender, source: RawSource, config: BulkConfig) -> dict[str, object]:
+    # Size and time of each file: parts that were made of other users are not taken for these.
     files = [list(facts_of(path)) for path in source.paths]
     return {"export": export.version, "files": files, "config": to_json(config)}
 
@@ -252,7 +257,7 @@ class _Parts:
         say: called with lines for people.
     """
 
-    def __init__(self, folder: Path, *, question: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, *, question: Mapping[str, object], say: Callable[[str], None]) -> None:
         self._folder = folder
         self._question = dict(question)
         self._say = say

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.files import Format
@@ -20,6 +20,13 @@ from ziggurat.serving.value_model.formula import LOWEST
 GOLDEN_FILE = "golden.json"
 GOLDEN = Format(name="ziggurat.export_golden", what="the golden requests of an export", error=ExportError)
 TOLERANCE = 1e-4
+
+
+class _Golden(TypedDict):
+    """A request that was asked when the export was made, and the ids and scores of its answer."""
+
+    request: dict[str, object]
+    items: list[tuple[str, float]]
 
 
 class Asked(Protocol):
@@ -45,12 +52,12 @@ def write_golden(asked: Asked, requests: Sequence[dict[str, object]], path: Path
     Raises:
         ZigguratError: a request cannot be answered, or no item of any answer has a finite value.
     """
-    kept: list[dict[str, Any]] = []
+    kept: list[_Golden] = []
     for request in requests:
         answer = _ask(asked, request)
         if isinstance(answer, ZigguratError):
             raise answer
-        kept.append({"request": request, "items": [[item.id, item.score] for item in answer.items]})
+        kept.append({"request": request, "items": [(item.id, item.score) for item in answer.items]})
     scores = [score for entry in kept for _, score in entry["items"]]
     if scores and max(scores) <= LOWEST:
         raise ConfigError(
@@ -80,7 +87,7 @@ def check_golden(asked: Asked, export: ExportFolder) -> int:
     """
     if not export.has(GOLDEN_FILE):
         return 0
-    entries = export.read(GOLDEN_FILE, GOLDEN)["requests"]
+    entries: list[_Golden] = export.read(GOLDEN_FILE, GOLDEN)["requests"]
     for number, entry in enumerate(entries):
         answer = _ask(asked, entry["request"])
         wrong = str(answer) if isinstance(answer, ZigguratError) else _difference(entry["items"], answer)
@@ -104,7 +111,7 @@ def _ask(asked: Asked, request: dict[str, object]) -> Recommendations | Ranked |
     return asked.rank_many([RankRequest.from_json(request["rank"])])[0]
 
 
-def _difference(kept: list[list[Any]], answer: Recommendations | Ranked) -> str:
+def _difference(kept: Sequence[tuple[str, float]], answer: Recommendations | Ranked) -> str:
     """Say what differs, or return "" if nothing does."""
     if len(kept) != len(answer.items):
         return f"{len(answer.items)} items instead of {len(kept)}"

@@ -8,6 +8,7 @@ import polars as pl
 
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import Schema, column_of
+from ziggurat.models import Model
 from ziggurat.serving.answering.chain import (
     CHAIN_FILE,
     OVER_ARCH,
@@ -94,7 +95,7 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[object]] = ()) -> 
     return chain, users, _info(export, chain, users)
 
 
-def further_names(model: object) -> list[str]:
+def further_names(model: Model | None) -> list[str]:
     """List what a formula may name beside tasks and columns, given the model that retrieves, or None."""
     if model is None:
         return []

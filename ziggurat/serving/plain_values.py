@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import math
 from decimal import Decimal
-from typing import Any
 
 import polars as pl
+
+from ziggurat.plain import JSON
 
 
 def shortest_text(value: Decimal) -> str:
@@ -15,7 +16,7 @@ def shortest_text(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> JSON:
     """A cell of a frame, or rows of cells, as JSON has it: NaN as null, dates and infinities as text."""
     if isinstance(value, dict):
         return {str(name): plain(each) for name, each in value.items()}
@@ -25,8 +26,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, Decimal):
         return shortest_text(value)
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return None if value != value else str(value)  # NaN is missing
-    return value
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return None if value != value else str(value)  # NaN is missing

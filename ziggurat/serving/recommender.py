@@ -23,7 +23,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,13 +34,15 @@ from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.names import in_terms_of_frame
 from ziggurat.errors import BoundsError, DataError, RequestError, ZigguratError
 from ziggurat.features.schema import column_of
+from ziggurat.retrieval.filters import Filter
 from ziggurat.serving.answering.chain import Candidates, Chain, Question
 from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
 from ziggurat.serving.answering.isolated import isolated, or_raise
-from ziggurat.serving.answering.item_catalogue import KnownUsers, had_before, sample_numbers, user_notes
+from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers, had_before, sample_numbers, user_notes
 from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, info_now
+from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_note
 from ziggurat.serving.answers import (
@@ -57,6 +59,8 @@ from ziggurat.serving.export.export_folder import ExportFolder, open_export
 from ziggurat.serving.golden import check_golden
 from ziggurat.serving.load_parts import load_parts
 from ziggurat.serving.request_rows import canonical_id, in_plain_numbers, refuse_unknown
+
+T = TypeVar("T")
 
 
 class Recommender:
@@ -91,7 +95,7 @@ class Recommender:
 
     @staticmethod
     @check_arguments
-    def load(folder: str | Path, *, models: Sequence[type[Any]] = (), check: bool = True) -> Recommender:
+    def load(folder: str | Path, *, models: Sequence[type] = (), check: bool = True) -> Recommender:
         """Load an export.
 
         Args:
@@ -180,7 +184,7 @@ class Recommender:
         answers = or_raise(self.recommend_many(requests))
         return answers[0] if one else answers
 
-    def rank(self, user: Mapping[str, Any], items: Sequence[str | Mapping[str, Any]] | Any) -> Ranked:
+    def rank(self, user: Mapping[str, object], items: Sequence[str | Mapping[str, object]] | Any) -> Ranked:
         """Given items, best first, with the score of each task.
 
         Args:
@@ -197,7 +201,7 @@ class Recommender:
         given = tuple(dict(item) if isinstance(item, Mapping) else item for item in rows)
         return or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
 
-    def scores(self, frame: Any) -> np.ndarray:
+    def scores(self, frame: object) -> np.ndarray:
         """Scores of whole raw rows in any frame: float32 (rows, labels), as `ziggurat predict` gives them.
 
         Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
@@ -227,7 +231,7 @@ class Recommender:
         outcome = self.become(lambda chain: change_items(chain, changes))
         return dataclasses.replace(outcome, version=self.version)
 
-    def become(self, change: Callable[[Chain], tuple[Chain, Any]]) -> Any:
+    def become(self, change: Callable[[Chain], tuple[Chain, T]]) -> T:
         """Let a function make another chain of the present one, one at a time; returns what else it returns."""
         with self._changing:
             self.chain, outcome = change(self.chain)
@@ -256,7 +260,7 @@ class Recommender:
         del effort
         return isolated(self._rank, requests)
 
-    def item(self, id: str) -> dict[str, Any]:
+    def item(self, id: str) -> dict[str, object]:
         """The raw columns of an item of the catalogue."""
         catalogue = self._catalogue()
         return catalogue.row(int(catalogue.numbers([id])[0]))
@@ -265,11 +269,11 @@ class Recommender:
         """Ids of known users, the most active first."""
         return [] if self._users is None else self._users.ids.head(limit).to_list()
 
-    def knows(self, user: Mapping[str, Any]) -> bool:
+    def knows(self, user: Mapping[str, object]) -> bool:
         """Return whether the export knows the user with this id."""
         return self._users is not None and self._users.number(user) >= 0
 
-    def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
+    def history(self, user: Mapping[str, object], *, limit: int = 100) -> list[str]:
         """Return ids of the items that a user had in the data, the latest first; RequestError for a wrong column."""
         self._check_values(user)
         if self._users is None or self.chain.catalogue is None:
@@ -340,7 +344,7 @@ class Recommender:
         given = [name for name, column in self._column_of_user.items() if column in user and column != of_id]
         return (*user_notes(user, users=self._users), *unknown_note((unknown,), features=given))
 
-    def notes(self, filter: Any) -> tuple[str, ...]:
+    def notes(self, filter: Filter | str | None) -> tuple[str, ...]:
         """Values in a filter, parsed or as text, that no item has, each with the nearest that some have."""
         index = self.chain.index
         if index is None or not filter:
@@ -396,7 +400,7 @@ class Recommender:
         is_plain = len(user) == 1  # the id alone
         return Question(row=self._users.row(number) | dict(user), known=number if is_plain else -1, k=1)
 
-    def _check_values(self, user: Mapping[str, Any]) -> None:
+    def _check_values(self, user: Mapping[str, object]) -> None:
         """Refuse what `recommend` and `rank` refuse of a user: unknown columns, and values that no model can read."""
         row = self._asker(user).row
         for part in (self.chain.ranker, self.chain.encoder):
@@ -464,12 +468,12 @@ class Recommender:
         catalogue = self.chain.catalogue
         return "" if catalogue is None else canonical_id(item.get(catalogue.columns.id)) or ""
 
-    def _ranker(self) -> Any:
+    def _ranker(self) -> Ranker:
         if self.chain.ranker is None:
             raise no_ranker(self.export.name)
         return self.chain.ranker
 
-    def _catalogue(self) -> Any:
+    def _catalogue(self) -> ItemCatalogue:
         if self.chain.catalogue is None:
             raise no_catalogue(self.export.name, column=next(iter(self._item_columns), "COLUMN"))
         return self.chain.catalogue

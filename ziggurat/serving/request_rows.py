@@ -19,7 +19,6 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -40,7 +39,7 @@ MAX_TEXT = 10_000  # characters of one value
 
 
 def frame_of(
-    rows: Sequence[Mapping[str, Any]], schema: Schema, *, joined: Iterable[Sequence[str]] = ()
+    rows: Sequence[Mapping[str, object]], schema: Schema, *, joined: Iterable[Sequence[str]] = ()
 ) -> pl.DataFrame:
     """The columns of a schema's features; what a row leaves out is null.
 
@@ -114,7 +113,9 @@ def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
             )
 
 
-def in_plain_numbers(row: Mapping[str, Any], *, columns: Collection[str], written: WrittenNumbers) -> Mapping[str, Any]:
+def in_plain_numbers(
+    row: Mapping[str, object], *, columns: Collection[str], written: WrittenNumbers
+) -> Mapping[str, object]:
     """Return a row of a request in which texts of numbers are numbers, by the marks of the run's files.
 
     Args:
@@ -127,8 +128,9 @@ def in_plain_numbers(row: Mapping[str, Any], *, columns: Collection[str], writte
     """
     if written.is_plain:
         return row
-    texts = [name for name, value in row.items() if name in columns and isinstance(value, str)]
-    return {**row, **{name: _written_number(row[name], column=name, written=written) for name in texts}}
+    texts = {name: value for name, value in row.items() if name in columns and isinstance(value, str)}
+    numbers = {name: _written_number(value, column=name, written=written) for name, value in texts.items()}
+    return {**row, **numbers}
 
 
 def _written_number(text: str, *, column: str, written: WrittenNumbers) -> float | str | None:
@@ -175,7 +177,7 @@ def series_of(
         raise _wrong(f"values of the type {dtype}", str(problem).partition("\n")[0], name) from None
 
 
-def _cell(value: Any, dtype: Any, column: str) -> Any:
+def _cell(value: object, dtype: pl.DataType, column: str) -> object:
     if value is None:
         return None
     if dtype == pl.String:
@@ -185,20 +187,27 @@ def _cell(value: Any, dtype: Any, column: str) -> Any:
     if dtype.is_float():
         return number_of(value, column=column)
     if dtype.is_integer():
-        number = value if isinstance(value, int) and not isinstance(value, bool) else number_of(value, column=column)
-        if number is None or not math.isfinite(number) or number != int(number):
-            raise _wrong("a whole number", value, column)
-        return int(number)
+        return _whole(value, column)
     if isinstance(dtype, pl.List | pl.Array):
         if not isinstance(value, list | tuple):
             raise _wrong("a list", value, column)
-        return [_cell(each, dtype.inner, column) for each in value]
+        # The type of its values may be given as the class itself.
+        inner = dtype.inner if isinstance(dtype.inner, pl.DataType) else dtype.inner()
+        return [_cell(each, inner, column) for each in value]
     if dtype == pl.Date and isinstance(value, str):
         try:
             return datetime.date.fromisoformat(value)
         except ValueError:
             raise _wrong("a date, as 2026-01-31", value, column) from None
     return value
+
+
+def _whole(value: object, column: str) -> int:
+    # Not through a float, which holds no whole number above 2^53.
+    number = value if isinstance(value, int) and not isinstance(value, bool) else number_of(value, column=column)
+    if number is None or not math.isfinite(number) or number != int(number):
+        raise _wrong("a whole number", value, column)
+    return int(number)
 
 
 def refuse_unknown(row: Mapping[str, object], known: Iterable[str], *, what: str) -> None:
@@ -270,7 +279,7 @@ class ColumnReader:
 
     def times(self, value: object, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
         """Return the times of a list, in the unit of those that training has seen."""
-        times = [_cell(each, pl.Int64(), self.column) for each in self._list(value, of="times")]
+        times = [None if each is None else _whole(each, self.column) for each in self._list(value, of="times")]
         known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
         if len(other := of_another_unit(known, seen=seen)):
             expected = f"times in {unit_of(seen)}, as those of training ({seen[0]} to {seen[1]})"

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import torch
 
+from tests.serving.server.fake import FakeAnswerer
 from tests.serving.server.running import wait_until
 from tests.serving.shop import Shop
 from ziggurat.errors import ConfigError, ExportError, RequestError, UnavailableError
@@ -347,3 +348,9 @@ def test_damaged_messages_are_refused() -> None:
     for wrong in (b"", content, b'{"k": 1}'):
         with pytest.raises(RequestError, match="shard"):
             decode_answer(wrong)
+
+
+def test_shards_search_for_recommenders_alone(tmp_path: Path) -> None:
+    settings = ShardSettings(addresses=("127.0.0.1:1",))
+    with pytest.raises(ConfigError, match="FakeAnswerer"):
+        load_front(tmp_path, load=lambda folder: FakeAnswerer(), settings=settings, seen=tmp_path)

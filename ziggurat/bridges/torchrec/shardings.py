@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.distributed.embedding_sharding import (
     BaseSparseFeaturesDist,
@@ -33,7 +34,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ziggurat.parallel.topology import Topology
@@ -67,11 +68,11 @@ class PeerOrderIds(BaseSparseFeaturesDist):
         num_groups: T, tower groups.
     """
 
-    def __init__(self, process_group: Any, *, features_per_rank: list[int], num_groups: int) -> None:
+    def __init__(self, process_group: ProcessGroup, *, features_per_rank: list[int], num_groups: int) -> None:
         super().__init__()
         self._exchange = KJTAllToAll(pg=process_group, splits=features_per_rank, stagger=num_groups)
 
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         """An awaitable of an awaitable of the ids of this rank's features, for the samples of all ranks."""
         return self._exchange(sparse_features)
 

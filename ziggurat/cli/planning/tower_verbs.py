@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
@@ -191,7 +191,7 @@ def _trained_run(options: argparse.Namespace, others: Mapping[str, str]) -> Run:
     return dataclasses.replace(run, config=override(run.config, others)) if others else run
 
 
-def _train(options: argparse.Namespace, config: Any, others: Mapping[str, str]) -> Path:
+def _train(options: argparse.Namespace, config: RunConfig, others: Mapping[str, str]) -> Path:
     """Train a recipe, or go on with it, or take the finished run."""
     from ziggurat.runs.execute import train_run
     from ziggurat.training.records.run_folder import default_folder

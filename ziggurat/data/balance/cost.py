@@ -115,6 +115,7 @@ def cost_of_terms(terms: Sequence[str]) -> SampleCost:
         if name is None:
             fixed += factor
             continue
+        # A list may have several terms, which add up: clicks + 0.002*clicks^2.
         before = lists.get(name, LengthCost(name=name, per_event=0.0))
         key = "per_square" if found["square"] else "per_event"
         lists[name] = replace(before, **{key: getattr(before, key) + factor})
@@ -130,6 +131,7 @@ def lengths_of(batch: Batch, inputs: InputSpec) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for at, spec in enumerate(inputs.jagged):
         if at in kept_once:
+            # A list that several samples share costs each of them.
             lengths = kept_once[at].lists(at).offsets.diff()[kept_once[at].inverse]
         else:
             lengths = next(plain) if size else batch.jagged.offsets[:0]
@@ -187,6 +189,7 @@ def fit_cost(cost: SampleCost, *, terms: np.ndarray, seconds: np.ndarray) -> Sam
     scale = np.maximum(np.abs(terms[:, used]).max(axis=0), 1e-300)  # lengths² dwarf lengths: bring both near 1
     from scipy.optimize import nnls  # training needs none of it
 
+    # Not by least squares alone: a negative cost would make balancing prefer long lists.
     weights, _ = nnls(terms[:, used] / scale, np.asarray(seconds, dtype=np.float64))
     found = np.zeros(len(given))
     found[used] = weights / scale

@@ -110,6 +110,7 @@ def conform(table: pa.Table, inputs: InputSpec, *, where: str) -> pa.Table:
     """
     table = with_wide_labels(table, inputs)
     schema = encoded_schema(inputs, with_labels=has_labels(table, inputs))
+    # What our own preprocessing encoded is as it should be: the usual case costs no copy.
     if table.schema.equals(schema) and not any(column.null_count for column in table.columns):
         return table
     counts = Counter(table.column_names)
@@ -151,6 +152,7 @@ def _conform_column(table: pa.Table, entry: pa.Field, where: str) -> pa.Array:
             ways_out="encode the table with the Preprocessing that made the InputSpec",
         )
     if pa.types.is_list(kind):
+        # The same buffers under the wanted type, which says that nothing in it may be null.
         return pa.ListArray.from_arrays(array.offsets, array.values, type=kind)
     if pa.types.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(array.flatten(), type=kind)
@@ -215,6 +217,7 @@ def write_records(
     assert len(target) == (table.num_rows if keep is None else len(keep))
 
     def column(name: str) -> np.ndarray:
+        # Without a copy or not at all: a column that needs one has nulls, which `conform` refuses.
         values = _one_array(table.column(name)).to_numpy(zero_copy_only=True)
         return values if keep is None else values[keep]
 
@@ -246,12 +249,14 @@ def write_records(
         array = _one_array(table.column(spec.name))
         values, starts, lengths = halves_of(array)
         first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
+        # A slice of a table keeps the values of all its rows: only those of these lists are taken.
         values = values[first:last]
         starts = starts - first
         if keep is not None:
             starts = starts[keep]
             lengths = lengths[keep]
             values = gather_segments(values, starts, lengths)
+            # Gathered, the lists stand one after the other, in the order of `keep`.
             starts = np.cumsum(lengths) - lengths
         target["starts"][:, index] = starts + start
         target["lengths"][:, index] = lengths
@@ -340,6 +345,7 @@ def rows_of_halves(lists: JaggedRows, inputs: InputSpec, jagged: Sequence[int]) 
     if not any(wide):
         return lists
     size = (len(lists.offsets) - 1) // len(wide)
+    # Feature-major: every size-th offset is where the lists of a feature begin.
     ends = lists.offsets[::size] if size else lists.offsets
     values = lists.values.numpy()
     parts = list[np.ndarray]()
@@ -347,6 +353,7 @@ def rows_of_halves(lists: JaggedRows, inputs: InputSpec, jagged: Sequence[int]) 
     for index, is_wide in enumerate(wide):
         part = values[ends[index] : ends[index + 1]] if size else values
         parts.append(np.ascontiguousarray(part.astype(np.int32)).view(np.int64) if is_wide else part)
+        # Lengths counted halves of numbers.
         lengths[index] //= 2 if is_wide else 1
     offsets = torch.zeros_like(lists.offsets)
     torch.cumsum(lengths.view(-1), 0, out=offsets[1:])
@@ -360,6 +367,7 @@ def _jagged_rows(records: np.ndarray, values: np.ndarray, *, lists: slice) -> Ja
     lengths = lengths_JB.ravel().astype(np.int64)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
+    # Records keep lists sample by sample; transposed, those of a feature lie side by side.
     rows = gather_segments(values, records["starts"].T[lists].ravel(), lengths)
     return JaggedRows(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(offsets))
 

@@ -283,8 +283,7 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
         return (Values.WHOLE, integers) if integers.null_count() == series.null_count() else _texts_of_ids(series)
     if isinstance(dtype, pl.Decimal):
         texts = canonical_text(series)
-        assert texts is not None
-        if _are_long_ids(texts.drop_nulls()):
+        if texts is not None and _are_long_ids(texts.drop_nulls()):
             return Values.TEXT, texts
     if dtype.is_float() or isinstance(dtype, pl.Decimal):
         numbers = as_float64(series)

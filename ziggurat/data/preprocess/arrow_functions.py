@@ -85,8 +85,7 @@ def _fit(schema: Schema, chunk: RawChunk, bad_rows: BadRows) -> FitState:
 
 
 def _chunk(table: pa.Table, first_row: int, row_column: str) -> RawChunk:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
+    frame = pl.DataFrame(table)
     if not row_column:
         return RawChunk.of(frame, name="table", start=first_row)
     if row_column not in frame.columns:

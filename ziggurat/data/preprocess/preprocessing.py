@@ -147,6 +147,7 @@ class Preprocessing:
         self.inputs = inputs_of_schema(schema, self.vocabularies, numbers=self.numbers)
         self._types = {entry.name: entry.type for entry in encoded_schema(self.inputs, with_labels=False)}
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
+        # Made when it is asked for: it hashes every vocabulary.
         self._fingerprint = ""
 
     def with_grown(self, grown: Mapping[str, GrownVocabulary], *, where: str = "a grown vocabulary") -> Preprocessing:
@@ -311,6 +312,7 @@ class Preprocessing:
         counters.truncated += parsed.truncated.get(name, 0)
         values = parsed.features[name]
         fitted = _FittedFeature(self, feature, row_of_number=row_of_number)
+        # A kind of the user's own may fail in any way; in ours it would be a mistake, whose traceback is wanted.
         is_own = not type(feature).__module__.startswith("ziggurat.")
         try:
             encoded = feature.encode(values, fitted)
@@ -324,6 +326,7 @@ class Preprocessing:
         if is_own:
             _refuse_undefined(feature, encoded, parsed)
         flat = encoded[0] if isinstance(encoded, tuple) else encoded
+        # Counted in what was encoded, where a reserved row says that an id is missing or unknown.
         counters.ids += len(flat)
         if table_of(feature):
             counters.missing += int(np.count_nonzero(flat == MISSING_ROW))
@@ -338,12 +341,14 @@ class Preprocessing:
         """Return (N,) int32 rows of ids, by number, vocabulary or hashing; numbers of 64 bits where the table grows."""
         if isinstance(ids, Rows):
             return ids.rows
+        # Ids that the fitter has numbered: one look-up in its table, in place of another search.
         if isinstance(ids, NumberedIds):
             return row_of_number[table_name].take(ids.numbers)
         if table_name in self.vocabularies:
             return self.vocabularies[table_name].rows(ids)
         table = self.schema.table(table_name)
         num_rows, kind = (NUM_NUMBERS, np.int64) if table.encoding is Encoding.GROWING else (table.num_rows, np.int32)
+        # Hashed: the key of an id, modulo the rows behind the reserved ones.
         rows = (ids.keys % np.uint64(num_rows)).astype(kind) + kind(NUM_RESERVED_ROWS)
         if ids.missing is not None:
             rows[ids.missing] = MISSING_ROW
@@ -440,6 +445,7 @@ def inputs_of_schema(
     for feature in schema.features:
         specs.append(feature.spec())
         name = table_of(feature)
+        # Features may share a table; the first one decides where it stands among them.
         if name and name not in tables:
             tables[name] = _table_spec(schema, feature, name, vocabularies)
     return InputSpec(
@@ -481,6 +487,7 @@ def _table_spec(
     if feature.num_rows is not None:
         num_ids = feature.num_rows
     else:
+        # A table without a vocabulary is hashed, or its ids are rows: the schema says how many.
         num_ids = len(vocabularies[name]) if name in vocabularies else table.num_rows
     growing = None
     if table.encoding is Encoding.GROWING:

@@ -197,9 +197,11 @@ class Splitter:
             assert by is SplitBy.COLUMN
             return self._assign_by_name(chunk, bad_rows)
         codes = (keys >= self.valid_from).astype(np.int8) + (keys >= self.test_from)
+        # NaN compares as False, and would be training.
         return np.where(np.isnan(keys), -1, codes).astype(np.int8)
 
     def _assign_random(self, rows: np.ndarray) -> np.ndarray:
+        # By the number of the row alone: whoever reads the row, in whatever order, assigns it alike.
         hashes = splitmix64(np.ascontiguousarray(rows).view(np.uint64) + np.uint64(derive_seed(self.config.seed, 2)))
         shares = hashes / 2.0**64
         test = self.config.test_fraction
@@ -233,6 +235,7 @@ class Splitter:
         return f"by {name}: {', '.join(parts) or 'everything trains'}"
 
     def _cuts(self) -> tuple[tuple[str, float], ...]:
+        # Where all later rows are test, no row is validation.
         valid_from = self.valid_from if self.valid_from < self.test_from else np.inf
         return (("valid", valid_from), ("test", self.test_from))
 

@@ -149,9 +149,7 @@ def _try_column(batch: pa.RecordBatch, name: str, *, path: DataPath) -> None:
 
 
 def _to_polars(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
+    return pl.DataFrame(table)
 
 
 def _check_names(kind: pa.DataType) -> None:

@@ -35,6 +35,7 @@ def validate_batch(batch: Batch, inputs: InputSpec, *, has_rows: bool = True, mu
     size = batch.batch_size
     _expect_shape("dense", batch.dense, (size, len(inputs.dense)))
     _expect_shape("single", batch.single, (len(inputs.single), size))
+    # Lists of deduplicated features stand in their groups instead.
     num_plain = len(inputs.jagged) - sum(len(group.features.jagged) for group in batch.repeated)
     _expect_shape("jagged.offsets", batch.jagged.offsets, (num_plain * size + 1,))
     _expect_shape("row_ids", batch.row_ids, (size,))
@@ -60,6 +61,7 @@ def validate_batch(batch: Batch, inputs: InputSpec, *, has_rows: bool = True, mu
         _expect_shape(f"vectors[{spec.name!r}]", batch.vectors[spec.name], (size, spec.dim))
     _check_repeated(batch, inputs)
     if has_rows:
+        # Expanded, so that an error names the sample and not a slice that several share.
         _check_bounds(batch.expanded(), inputs)
     for name, group in batch.sequences.items():
         _check_sequences(name, group, size)
@@ -72,12 +74,14 @@ def _check_labels(batch: Batch, inputs: InputSpec, *, must_be_there: bool) -> No
     """Refuse labels of another shape, and values that the loss of their task does not know."""
     size = batch.batch_size
     num_labels = batch.labels.shape[1] if batch.labels.dim() == 2 else None
+    # Data to predict has labels without columns, which are right for any model.
     if must_be_there or num_labels != 0:
         _expect_shape("labels", batch.labels, (size, len(inputs.labels)))
     if num_labels == 0 or not size:
         return
     for column, label in enumerate(inputs.labels):
         values_B = batch.labels[:, column]
+        # By what may be learned, not by what a row may say: a teacher's label lies between 0 and 1.
         wrong_B = ~(label.task.learnable(values_B) | values_B.isnan())
         if not bool(wrong_B.any()):
             continue
@@ -205,6 +209,7 @@ def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 def _check_bounds(batch: Batch, inputs: InputSpec) -> None:
     size = batch.batch_size
     if size and inputs.single:
+        # All features at once: one look at a batch without faults, which nearly all are.
         least_S, most_S = batch.single.aminmax(dim=1)
         sizes_S = [inputs.table(spec.table).num_rows for spec in inputs.single]
         are_inside = bool((least_S >= 0).all()) and all(
@@ -223,6 +228,7 @@ def _check_bounds(batch: Batch, inputs: InputSpec) -> None:
 def _check_feature(rows: Tensor, feature: str, num_rows: int, batch: Batch, offsets: Tensor | None) -> None:
     if rows.numel() == 0 or (int(rows.min()) >= 0 and int(rows.max()) < num_rows):
         return
+    # Looked for only now: batches without a fault do not pay for it.
     position = int(((rows < 0) | (rows >= num_rows)).nonzero()[0])
     sample = position if offsets is None else int(torch.searchsorted(offsets, position, right=True)) - 1
     raise BoundsError(

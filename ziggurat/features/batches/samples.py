@@ -66,6 +66,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """
     if len(batches) == 1:
         return batches[0]
+    # A batch without samples has offsets, but no number of features that could be told from them.
     filled = [batch for batch in batches if batch.batch_size] or list(batches[:1])
     if len(filled) == 1:
         return filled[0]
@@ -113,6 +114,7 @@ def batch_of_parts(named: Mapping[str, Tensor]) -> Batch:
         return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
     events = below(_SEQUENCES)
+    # Names of values hold no colon, so that ":offsets" and ":inverse" are those of the group itself.
     names = [name.removesuffix(":offsets") for name in events if name.endswith(":offsets")]
     sequences = {
         name: SequenceGroup(
@@ -170,6 +172,7 @@ def _take_lists(jagged: JaggedRows, samples_S: Tensor, *, batch_size: int) -> Ja
     num_features = (len(jagged.offsets) - 1) // batch_size if batch_size else 0
     if num_features == 0:
         return jagged
+    # Feature-major lists are taken as sequences: sample s has one in the block of each feature.
     begins_J = torch.arange(0, num_features * batch_size, batch_size, device=samples_S.device)
     lists = SequenceGroup(values={"rows": jagged.values}, offsets=jagged.offsets)
     taken = lists.take((begins_J.unsqueeze(1) + samples_S).reshape(-1))
@@ -193,6 +196,7 @@ def _join_sequences(groups: Sequence[SequenceGroup]) -> SequenceGroup:
     begin = 0
     for group in groups:
         num_sequences = len(group.offsets) - 1
+        # One group that keeps sequences once makes all of them numbered; the others number theirs one by one.
         own = torch.arange(num_sequences, device=offsets.device) if group.inverse is None else group.inverse
         inverses.append(own + begin)
         begin += num_sequences
@@ -205,6 +209,7 @@ def _join_repeated(groups: Sequence[RepeatedRows]) -> RepeatedRows:
     num_lists = len(groups[0].features.jagged)
     jagged = JaggedRows.empty()
     if num_lists:
+        # Feature-major lists of several batches cannot be put one after the other: those of each feature are.
         lengths = [group.jagged.lengths(num_features=num_lists) for group in groups]
         jagged = join_lists(lengths, [group.jagged.values for group in groups])
     return RepeatedRows(
@@ -229,4 +234,5 @@ def _same_parts(first: Batch, other: Batch) -> None:
 
 
 def _parts(batch: Batch) -> set[str]:
+    # Whether sequences are kept once is no matter of which parts there are: they can be joined either way.
     return {name for name in batch.tensors() if not name.endswith(":inverse")}

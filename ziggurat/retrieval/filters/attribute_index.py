@@ -171,6 +171,7 @@ class AttributeIndex(nn.Module):
         first, stop = self.codes_of(term)
         if first >= stop:
             return []
+        # A range over all values is true of each item that has any.
         is_all = stop - first == self.stored.num_values and not self.stored.attribute.many  # a list may be empty
         if isinstance(term, Within) and is_all:
             return [ConstantLeaf(True) if self.stored.present < 0 else PlaneLeaf(self.stored.present)]
@@ -260,6 +261,7 @@ class AttributeIndex(nn.Module):
         assert self.item_codes is not None
         if self.item_offsets is not None:
             return self.item_offsets.diff().cpu().numpy()
+        # One code an item here: it has one in the planes, or none.
         return (self.item_codes >= 0).cpu().numpy().astype(np.int64)
 
     def _value_leaf(self, code: int) -> Leaf:
@@ -282,6 +284,7 @@ class AttributeIndex(nn.Module):
         buckets = self._list("buckets")
         low = bisect.bisect_left(buckets, first)
         high = bisect.bisect_right(buckets, stop) - 1
+        # The range lies within one bucket, or across the border of two: no bucket is whole.
         if low >= high:
             return self._listed([(first, stop)])
         whole = CodesLeaf(codes, low, high - 1)
@@ -324,6 +327,8 @@ class AttributeIndex(nn.Module):
 
     def _search(self, value: str) -> int | None:
         text, offsets = self._host("text"), self._host("text_offsets")
+        # Bytes of UTF-8 stand in the order of their code points, so that no value is decoded to be compared. Half a
+        # surrogate, which no value has, finds nothing instead of raising.
         wanted = value.encode(errors="surrogatepass")
 
         def text_of(code: int) -> bytes:

@@ -149,5 +149,7 @@ def truth(expression: Expression, values: Mapping[str, Value | Sequence[Value]])
 def _holds(term: Equals | Within, value: Value) -> bool:
     if isinstance(term, Equals):
         return value == term.value
-    assert isinstance(value, int | float)
+    # A range is of numbers alone: the parser refuses one of texts.
+    if not isinstance(value, int | float):
+        return False
     return (term.low is None or value >= term.low) and (term.high is None or value <= term.high)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -315,7 +315,7 @@ class FilterIndex(nn.Module):
                 ways_out="load the state that FilterIndex.state_dict() gave",
             )
 
-    def _apply(self, fn: Any, recurse: bool = True) -> FilterIndex:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FilterIndex:
         self._programs.clear()  # they hold addresses
         return super()._apply(fn, recurse)
 
@@ -338,7 +338,7 @@ def _fill(row: Tensor, n: int, spans: Tensor | None) -> None:
         row[begin:end] = full[begin:end]
 
 
-def _refuse_another_index(module: nn.Module, _: Any) -> None:
+def _refuse_another_index(module: nn.Module, _: object) -> None:
     assert isinstance(module, FilterIndex)
     about = json.loads(module.about.cpu().numpy().tobytes())
     if about["stored"] != [to_json(each.stored) for each in module._named.values()] or about["n"] != module.n:

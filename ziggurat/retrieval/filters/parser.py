@@ -258,9 +258,8 @@ class _Parser:
         return self._at >= len(self._text)
 
     def _skip(self) -> None:
-        match = _SPACE.match(self._text, self._at)
-        assert match is not None
-        self._at = match.end()
+        if match := _SPACE.match(self._text, self._at):
+            self._at = match.end()
 
     def _advance(self, match: re.Match[str]) -> str:
         self._at = match.end()

@@ -11,7 +11,6 @@ suffice, and for indexes of few rows, all bits of all rows are read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -52,10 +51,10 @@ def measure_candidates(
         return 0
     draw = torch.Generator().manual_seed(seed)
     queries = vectors[torch.randint(0, len(vectors), (_NUM_QUERIES,), generator=draw)]
-    everywhere: dict[str, Any] = {"k": 100, "rerank": 0, "probes": num_clusters}
-    exact = search(queries, **everywhere, candidates=0).positions
+    exact = search(queries, k=100, rerank=0, probes=num_clusters, candidates=0).positions
     for percent in _TRIED_PERCENT:
-        found = search(queries, **everywhere, candidates=candidates_for(100, percent=percent)).positions
+        candidates = candidates_for(100, percent=percent)
+        found = search(queries, k=100, rerank=0, probes=num_clusters, candidates=candidates).positions
         if recall_of(found, exact) >= _KEPT_SHARE:
             return percent
     return 0

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -85,16 +85,16 @@ class SearchGraphs:
     ) -> None:
         self._num_rows = num_rows
         self._capture = capture or self._captured
-        self._forms: OrderedDict[tuple[Any, ...], Captured | None] = OrderedDict()
+        self._forms: OrderedDict[tuple[Hashable, ...], Captured | None] = OrderedDict()
         self._lock = threading.Lock()
-        self._pool: Any = None
+        self._pool = None
         self._full: Tensor | None = None
 
     # Copies begin without graphs: these read the buffers of the index that they were captured for.
     def __deepcopy__(self, memo: dict[int, object]) -> SearchGraphs:
         return SearchGraphs(self._num_rows)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return SearchGraphs, (self._num_rows,)
 
     def search(self, answer: Answer, queries: Float[Tensor, "Q D"], *, masks: Masks, form: Form) -> Found:

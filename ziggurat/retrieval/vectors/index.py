@@ -26,7 +26,7 @@ normalised centroids do (a tight cluster has a long mean), and it holds for any 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -412,13 +412,13 @@ class VectorIndex(nn.Module):
         # Tables, sizes and graphs were made from the old buffers.
         self._cached: dict[str, Any] = {}
 
-    def _apply(self, fn: Any, recurse: bool = True) -> VectorIndex:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> VectorIndex:
         # A move to another device replaces the buffers without `_set`.
         super()._apply(fn, recurse)
         self._cached = {}
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in ("", "centroid_"):  # files that were written before rows were two planes
             if (codes := state_dict.pop(f"{prefix}{name}codes", None)) is not None:
                 state_dict |= dict(

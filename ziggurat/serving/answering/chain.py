@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -24,6 +24,7 @@ from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import ExportError
 from ziggurat.features.items import Repeats
 from ziggurat.files import Format
+from ziggurat.retrieval.filters import Filter
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
 from ziggurat.serving.answering.item_search import LESS, ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
@@ -67,11 +68,11 @@ class ChainSettings:
     written: WrittenNumbers = PLAIN_NUMBERS
 
     @staticmethod
-    def read(path: Any) -> ChainSettings:
+    def read(path: Path) -> ChainSettings:
         """Read the file; raises ExportError."""
         return from_json(ChainSettings, CHAIN.read(path), where=str(path), error=ExportError)
 
-    def write(self, path: Any) -> None:
+    def write(self, path: Path) -> None:
         """Write the file."""
         CHAIN.write(path, to_json(self))
 
@@ -89,10 +90,10 @@ class Question:
         unknown: gets the ids of the row that training did not know, by feature, when models have read it.
     """
 
-    row: Mapping[str, Any]
+    row: Mapping[str, object]
     known: int = -1
     k: int
-    filter: Any = None
+    filter: Filter | None = None
     exclude: Tensor | None = None
     unknown: UnknownOfRow = field(default_factory=dict)
 

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float32, Float64, Int64
@@ -35,7 +34,7 @@ class GivenItems:
 
     size: int
     numbers: Int64[Tensor, "n"]
-    rows: Mapping[int, Mapping[str, Any]]
+    rows: Mapping[int, Mapping[str, object]]
 
     def in_order(self, known: Tensor, new: Tensor) -> Tensor:
         """Merge the results of both kinds of items, in the order of the request."""

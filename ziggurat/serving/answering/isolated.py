@@ -27,7 +27,9 @@ def isolated(
 
 def or_raise(answers: Sequence[Answered | ZigguratError]) -> list[Answered]:
     """Answers without errors among them; the first error is raised."""
+    found: list[Answered] = []
     for answer in answers:
         if isinstance(answer, ZigguratError):
             raise answer
-    return list(answers)  # type: ignore[arg-type]  # no errors are left
+        found.append(answer)
+    return found

@@ -14,7 +14,6 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -34,6 +33,7 @@ from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format
 from ziggurat.files.tensors import load_tensors
 from ziggurat.ops.written_decimals import frame_with_decimals
+from ziggurat.plain import as_group
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.request_rows import canonical_id
@@ -61,7 +61,7 @@ class NumberOfId:
         self._found = Vocabulary(ids, pl.zeros(len(ids), dtype=pl.Int64, eager=True))
         self._kept: dict[str, int] = {}
 
-    def numbers(self, ids: Sequence[Any], *, column: str = "id") -> Int64[np.ndarray, " N"]:
+    def numbers(self, ids: Sequence[object], *, column: str = "id") -> Int64[np.ndarray, " N"]:
         """Numbers of ids of any type that JSON has; -1 for an id that is not there, or is missing.
 
         Raises:
@@ -194,13 +194,13 @@ class ItemCatalogue:
         ids = self.ids  # a gather takes half a millisecond before it begins
         return [ids[number] for number in numbers.tolist()]
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> dict[str, object]:
         """The raw columns of an item."""
         return self.frame.row(number, named=True)
 
     def completed(
-        self, items: Mapping[int, Mapping[str, Any]], *, columns: Collection[str]
-    ) -> dict[int, Mapping[str, Any]]:
+        self, items: Mapping[int, Mapping[str, object]], *, columns: Collection[str]
+    ) -> dict[int, Mapping[str, object]]:
         """Items by their columns; of those whose id is here, the columns that they leave out are as they stand here.
 
         Args:
@@ -212,7 +212,7 @@ class ItemCatalogue:
         own = self.frame.select(name for name in columns if name in self.frame.columns)
         rows = iter(own[numbers[numbers >= 0].tolist()].rows(named=True))
         return {
-            place: {**plain(next(rows)), **item} if number >= 0 else item
+            place: {**as_group(plain(next(rows))), **item} if number >= 0 else item
             for (place, item), number in zip(items.items(), numbers.tolist(), strict=True)
         }
 
@@ -272,15 +272,15 @@ class KnownUsers:
         self.items = items
         self._by_id = NumberOfId(self.ids)
 
-    def number(self, user: Mapping[str, Any]) -> int:
+    def number(self, user: Mapping[str, object]) -> int:
         """The number of a user; -1 for one who is not known, or a request without id."""
         return int(self._by_id.numbers([user.get(self.id_column)], column=self.id_column)[0])
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> dict[str, object]:
         """The raw columns of a user, as they were last."""
         return self.frame.row(number, named=True)
 
-    def seen(self, user: Mapping[str, Any]) -> Int64[Tensor, "N"]:
+    def seen(self, user: Mapping[str, object]) -> Int64[Tensor, "N"]:
         """Numbers of the items that a user has had, the latest first; none for an unknown one."""
         number = self.number(user)
         if number < 0:
@@ -328,7 +328,7 @@ def user_notes(user: Mapping[str, object], *, users: KnownUsers | None) -> tuple
 
 
 def had_before(
-    user: Mapping[str, Any], *, users: KnownUsers | None, catalogue: ItemCatalogue
+    user: Mapping[str, object], *, users: KnownUsers | None, catalogue: ItemCatalogue
 ) -> list[Int64[Tensor, "_"]]:
     """Numbers of items that somebody has had: as the export knows it, and as a history in the request says.
 

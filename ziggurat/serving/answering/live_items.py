@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import polars as pl
 import torch
@@ -51,18 +50,18 @@ class ItemChanges:
         delete: ids of items; an id that is there in `upsert`, too, means that the item begins anew.
     """
 
-    upsert: tuple[dict[str, Any], ...] = ()
+    upsert: tuple[dict[str, object], ...] = ()
     delete: tuple[str, ...] = ()
 
     @staticmethod
-    def from_json(data: Any, *, where: str = "request") -> ItemChanges:
+    def from_json(data: object, *, where: str = "request") -> ItemChanges:
         """Changes from plain data; raises RequestError."""
         reader = Reader(where=where, noun="field", error=RequestError)
         if not isinstance(data, dict):
             raise reader.wrong("", "an object with 'upsert', 'delete' or both", data)
         return reader.build(ItemChanges, data)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The changes as plain data."""
         return {"upsert": [plain(each) for each in self.upsert], "delete": list(self.delete)}
 
@@ -90,9 +89,9 @@ class ChangedItems:
     num_items: int = 0
     version: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The outcome as plain data."""
-        return dataclasses.asdict(self) | {"unknown": list(self.unknown)}
+        return {**dataclasses.asdict(self), "unknown": list(self.unknown)}
 
 
 def folded(changes: Iterable[ItemChanges], *, id_column: str) -> tuple[ItemChanges, tuple[str, ...]]:
@@ -105,7 +104,7 @@ def folded(changes: Iterable[ItemChanges], *, id_column: str) -> tuple[ItemChang
         changes: the earliest first.
         id_column: of the catalogue.
     """
-    puts: dict[str | None, dict[str, Any]] = {}
+    puts: dict[str | None, dict[str, object]] = {}
     gone: dict[str, None] = {}
     went: dict[str, None] = {}
     for change in changes:

@@ -88,6 +88,7 @@ class MergedItems:
         with replacing_folder(path) as temporary:
             catalogue.save(temporary)
             if chain.index is not None:
+                # A new index, with clusters of the items as they are now; the chain keeps searching the old one.
                 chain.index.merged(catalogue.frame).save(temporary / INDEX_FILE)
             if chain.rescorer is not None:
                 chain.rescorer.save(temporary / OVER_ARCH_FILE)
@@ -149,6 +150,7 @@ class MergedItems:
             name = catalogue.columns.id
             ids = {canonical_id(each) for change in later for each in change.delete}
             ids |= {canonical_id(row.get(name)) for change in later for row in change.upsert}
+            # Deleted items count, too: the index still has those that went after it was made.
             numbers = np.unique(catalogue.rows_ever([id for id in ids if id]))
             numbers = numbers[numbers >= 0]
             is_gone = catalogue.gone[numbers]
@@ -175,6 +177,7 @@ class MergedItems:
         shards = before.shards
         if shards is not None and old is not None:
             same = np.zeros(len(new), dtype=bool)
+            # Numbers are never given twice, so that the first items are the old ones, changed or not.
             same[: len(old)] = (old.frame.hash_rows() == new.frame[: len(old)].hash_rows()).to_numpy() & ~old.gone
             there = torch.from_numpy(np.flatnonzero(~same & ~new.gone))
             vectors = index.vectors_of(there)

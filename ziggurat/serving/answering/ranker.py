@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import polars as pl
 import torch
@@ -97,7 +96,7 @@ class Ranker:
         return torch.cat(found) if found else torch.empty(0, len(self.labels))
 
     def score_rows(
-        self, rows: Sequence[Mapping[str, Any]], *, unknown: list[UnknownOfRow] | None = None
+        self, rows: Sequence[Mapping[str, object]], *, unknown: list[UnknownOfRow] | None = None
     ) -> Float[Tensor, "N L"]:
         """Scores of whole rows of requests: columns of the user and of the item in one.
 

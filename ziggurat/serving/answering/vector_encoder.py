@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
+from ziggurat.models import Model
 from ziggurat.models.retrieval.over_arch import OverArch
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join
 from ziggurat.serving.export.packed_model import PackedModel
@@ -40,7 +41,7 @@ class VectorModel(Protocol):
         ...
 
 
-def task_names(model: Any) -> list[str]:
+def task_names(model: Model) -> list[str]:
     """List the names of each task's inner products in formulas; none where all tasks share the vector of a user."""
     several = getattr(model, "num_vectors", 1) > 1
     return [f"retrieval_{label.name}" for label in model.inputs.labels] if several else []

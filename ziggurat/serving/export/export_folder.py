@@ -37,7 +37,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -45,6 +44,7 @@ from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
 from ziggurat.files import Format, digest_of, left_behind, replacing_folder, ways_to_write
+from ziggurat.files.formats import Content
 from ziggurat.typed import CountOrNone
 
 MANIFEST_NAME = "export.json"
@@ -103,7 +103,7 @@ class Manifest:
     created: str
     made_with: dict[str, str] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
 
 
@@ -143,7 +143,7 @@ class ExportFolder:
             raise damaged(self.path / MANIFEST_NAME, expected=f"a file {name!r}", found="none")
         return self.path / name
 
-    def read(self, name: str, form: Format) -> Any:
+    def read(self, name: str, form: Format) -> Content:
         """The content of a JSON file."""
         return form.read(self.file(name))
 

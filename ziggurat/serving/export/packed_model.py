@@ -22,10 +22,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -44,6 +44,7 @@ from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
 from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.parallel.device import usable_kernel
+from ziggurat.plain import JSON
 from ziggurat.plan import Towers
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.export.version_1 import decoded, layout, parts_of
@@ -187,11 +188,13 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]
     )
 
 
-def _settings(data: Any, *, where: str, models: Sequence[type[Any]]) -> _Settings:
+def _settings(data: JSON, *, where: str, models: Sequence[type]) -> _Settings:
     known = {kind_of(each) for each in (*MODEL_CONFIGS, *models)}
-    kind = data.get("model", {}).get("kind") if isinstance(data.get("model"), dict) else None
-    if kind not in known and data.get("origin"):
-        origin = str(data["origin"])
+    settings = data if isinstance(data, dict) else {}
+    model = settings.get("model")
+    kind = model.get("kind") if isinstance(model, dict) else None
+    if kind not in known and settings.get("origin"):
+        origin = str(settings["origin"])
         raise ConfigError(
             expected="the class of the model's config: code is loaded only when you name it, never because a file does",
             found=f"a model of kind {kind!r}, written by {origin:.120}",
@@ -231,7 +234,7 @@ def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
     weights.mark_filled()
 
 
-def _fill_table(file: Any, weights: TableWeights, name: str, *, settings: _Settings, where: Path) -> None:
+def _fill_table(file: safe_open, weights: TableWeights, name: str, *, settings: _Settings, where: Path) -> None:
     rows = weights.rows(name)
     key = f"{_TABLES}{name}.weight"
     dim = weights.places[name].dim

@@ -15,7 +15,8 @@ import os
 import socket
 import stat
 from pathlib import Path
-from typing import Any
+
+from starlette.types import Scope
 
 from ziggurat.errors import ConfigError
 
@@ -66,7 +67,7 @@ def remove_socket(path: Path) -> None:
             path.unlink()
 
 
-def is_admin(scope: Any) -> bool:
+def is_admin(scope: Scope) -> bool:
     """Return whether a request came through the socket."""
     return bool(scope.get(ADMIN))
 

@@ -24,13 +24,13 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ziggurat.errors import (
     BoundsError,
@@ -42,7 +42,7 @@ from ziggurat.errors import (
     ZigguratError,
 )
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
-from ziggurat.serving.answers import Answerer
+from ziggurat.serving.answers import Answerer, Ranked, Recommendations
 from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.arrivals import arrival
 from ziggurat.serving.server.config import ServerConfig
@@ -72,7 +72,7 @@ from ziggurat.serving.server.tracing import Tracing, Watch
 _log = logging.getLogger("ziggurat.server")
 Swap = Callable[[str, bool], Awaitable[str]]
 Change = Callable[[ItemChanges], ChangedItems]
-Send = Callable[[Any], Awaitable[None]]
+Answer = Recommendations | Ranked
 _READ = {"/recommend": read_recommend, "/rank": read_rank}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
 _OTHERS = ("/openapi.json", "/info", "/users", "/items/ID", "POST /items, /history, /explain", "GET /")
@@ -137,7 +137,7 @@ class ServerApp:
             },
         )
 
-    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of ASGI."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
@@ -156,7 +156,7 @@ class ServerApp:
             return
         await self._starlette(scope, receive, send)
 
-    async def _lifespan(self, receive: Any, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         self.engine.start()
         self.metrics.version.labels(self.info.version).set(1)
@@ -165,7 +165,7 @@ class ServerApp:
         await self.engine.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _ask(self, path: str, scope: Any, receive: Any, send: Send, watch: Watch | None) -> int:
+    async def _ask(self, path: str, scope: Scope, receive: Receive, send: Send, watch: Watch | None) -> int:
         """Answer, and end what records the request; returns the status."""
         status, answer = await self._respond(path, scope, receive, send, watch)
         if watch is not None:
@@ -173,8 +173,8 @@ class ServerApp:
         return status
 
     async def _respond(
-        self, path: str, scope: object, receive: object, send: Send, watch: Watch | None
-    ) -> tuple[int, Any]:
+        self, path: str, scope: Scope, receive: Receive, send: Send, watch: Watch | None
+    ) -> tuple[int, Answer | None]:
         # Before anything is read: a refusal must cost microseconds. A request with a deadline of its own may have the
         # time.
         if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
@@ -208,7 +208,7 @@ class ServerApp:
         await _send(send, 200, body, (b"x-export-version", answer.version.encode("latin-1", "replace")))
         return 200, answer
 
-    async def _answer(self, path: str, scope: Any, receive: Any, watch: Watch | None) -> tuple[Any, bytes]:
+    async def _answer(self, path: str, scope: Scope, receive: Receive, watch: Watch | None) -> tuple[Answer, bytes]:
         """Return an answer and its bytes, within the request's deadline."""
         if self._key and not self._has_key(scope):
             raise _no_key()  # before anything that shows what the export knows, such as the id of a user
@@ -230,7 +230,7 @@ class ServerApp:
         self.engine.check_in_time(arrived=arrived, deadline_s=deadline)  # the last look before it is written
         return answer, content
 
-    def _wrong_method(self, path: str, scope: Any) -> RefusedRequestError:
+    def _wrong_method(self, path: str, scope: Scope) -> RefusedRequestError:
         ways = curl(path, host=header(scope, b"host"), body=self._examples[path])
         found = f"{scope['method']:.20} {path}"
         return refused(405, expected=f"POST {path}", found=found, where="request line", ways_out=ways)
@@ -240,7 +240,7 @@ class ServerApp:
             request = _READ[path](body, config=self.config)
         return request, self.engine.candidates_of(request)
 
-    def _has_key(self, scope: object) -> bool:
+    def _has_key(self, scope: Scope) -> bool:
         """Return whether a request brings the key, or came through the admin socket, which its owner alone may open."""
         if is_admin(scope):
             return True
@@ -323,7 +323,7 @@ class ServerApp:
         return json_response((await run_in_threadpool(change, changes)).to_json())
 
 
-def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:
+def status_of(problem: Exception) -> tuple[int, dict[str, object]]:
     """The status of HTTP for an error, and its body as plain data."""
     if isinstance(problem, RefusedRequestError):
         return problem.status, error_json(problem)

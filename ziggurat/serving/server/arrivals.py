@@ -10,7 +10,10 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from asyncio.trsock import TransportSocket
 from typing import Any
+
+from starlette.types import Scope
 
 _ARRIVED = "ziggurat.arrived"  # key of a request's scope
 _LAST_RECEIVED = 52  # byte of `tcpi_last_data_recv`
@@ -18,23 +21,23 @@ _MILLISECONDS = struct.Struct("=I")
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 
 
-def note_arrival(scope: Any, connection: Any) -> None:
+def note_arrival(scope: Any, connection: TransportSocket) -> None:
     """Write into a request's scope when it arrived, after its last byte was read.
 
     Args:
-        scope: of the request.
+        scope: of the request, as uvicorn has it: a typed dict, which has no key of ours.
         connection: socket from which it was read, as asyncio gives it.
     """
     now = time.monotonic()
     scope[_ARRIVED] = now - _unread_s(connection)
 
 
-def arrival(scope: Any) -> float:
+def arrival(scope: Scope) -> float:
     """Return when a request arrived, by `time.monotonic`; now, where nobody has noted it."""
     return scope.get(_ARRIVED) or time.monotonic()
 
 
-def _unread_s(connection: Any) -> float:
+def _unread_s(connection: TransportSocket) -> float:
     """Return the seconds for which the last bytes of a connection waited in the kernel; 0 where it does not say."""
     if _TCP_INFO is None or connection.family == socket.AF_UNIX:
         return 0.0

@@ -27,10 +27,11 @@ import select
 import socket
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import httptools
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ziggurat.errors import RequestError
@@ -38,8 +39,10 @@ from ziggurat.serving.server.admin_socket import ADMIN
 from ziggurat.serving.server.arrivals import note_arrival
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
 from ziggurat.serving.server.hosts import Hosts, WrongHead, shown
-from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.responses import encode, error_json
+
+if TYPE_CHECKING:  # its files are chosen by the environment, so that it is imported after that is set
+    from prometheus_client import Counter
 
 _ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a turn
 _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
@@ -74,15 +77,24 @@ def _wrong_text(error: BaseException | None) -> str:
     return str(error) if isinstance(error, httptools.HttpParserError) else ""
 
 
+class CountsClosed(Protocol):
+    """Figures of a server or of a shard, as far as connections add to them."""
+
+    @property
+    def closed(self) -> Counter:
+        """The connections that were closed, by reason."""
+        ...
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection with limits of time and size; made by `uvicorn_config`."""
 
     limits: ServerConfig
-    metrics: Metrics
+    metrics: CountsClosed
     hosts: Hosts
     draining = False
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to count the time of the first request."""
         super().connection_made(transport)
         self._receiving: asyncio.TimerHandle | None = None
@@ -348,7 +360,9 @@ class Connection(HttpToolsProtocol):
             self._close()
 
 
-def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics, has_key: bool = False) -> uvicorn.Config:
+def uvicorn_config(
+    app: ASGIApp, *, config: ServerConfig, metrics: CountsClosed, has_key: bool = False
+) -> uvicorn.Config:
     """Settings of uvicorn for an app of ours.
 
     Args:
@@ -425,17 +439,20 @@ class DrainingServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         self.closed_to_new()
-        connections: set[Any] = self.server_state.connections
-        for connection in list(connections):
+        for connection in self._connections():
             connection.drain()
         begin = loop.time()
-        while connections and loop.time() - begin < self.limits.drain_s:
+        while self._connections() and loop.time() - begin < self.limits.drain_s:
             if loop.time() - begin >= self.limits.linger_s:
-                for connection in list(connections):
+                for connection in self._connections():
                     if connection.idle and not connection.transport.is_closing():
                         connection._close()
             await asyncio.sleep(0.01)
-        for connection in list(connections):
+        for connection in self._connections():
             _log.warning("a request was not answered within drain_s = %g s", self.limits.drain_s)
             connection.transport.abort()
         await self.lifespan.shutdown()
+
+    def _connections(self) -> list[Connection]:
+        """Return the connections that are open now; a copy, since each that ends takes itself out of uvicorn's set."""
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]

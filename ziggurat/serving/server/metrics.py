@@ -10,9 +10,13 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from ziggurat.plain import as_number, as_text
 from ziggurat.serving.answers import Effort, Info
+
+if TYPE_CHECKING:  # its files are chosen by the environment, so that it is imported after that is set
+    from prometheus_client import Counter, Histogram
 
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)  # seconds
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # requests of a batch
@@ -45,43 +49,84 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        shared: dict[str, Any] = {"registry": self.registry}
-        # Of workers that live: the queue of a dead one is gone with it.
-        live: dict[str, Any] = shared | {"multiprocess_mode": "livesum"}
+        registry = self.registry
         self._requests = Counter(
-            "ziggurat_requests", "Requests answered, by route and status.", ("route", "status"), **shared
+            "ziggurat_requests",
+            "Requests answered, by route and status.",
+            ("route", "status"),
+            registry=registry,
         )
         self._seconds = Histogram(
             "ziggurat_request_seconds",
             "Time from the request to its answer, of requests answered with 200.",
             ("route",),
             buckets=_LATENCIES,
-            **shared,
+            registry=registry,
         )
         self._efforts = Counter(
-            "ziggurat_answers", "Answers, by effort (full, or degraded how).", ("effort",), **shared
+            "ziggurat_answers",
+            "Answers, by effort (full, or degraded how).",
+            ("effort",),
+            registry=registry,
         )
-        self._batch = Histogram("ziggurat_batch_requests", "Requests computed together.", buckets=_SIZES, **shared)
-        self._candidates = Counter("ziggurat_candidates", "Candidates computed.", **shared)
-        self._computed = Counter("ziggurat_compute_seconds", "Seconds the engine computed.", **shared)
-        self.shed = Counter("ziggurat_shed", "Requests refused since they would be answered too late.", **shared)
-        self.expired = Counter("ziggurat_expired", "Requests whose deadline passed before their answer.", **shared)
+        self._batch = Histogram(
+            "ziggurat_batch_requests",
+            "Requests computed together.",
+            buckets=_SIZES,
+            registry=registry,
+        )
+        self._candidates = Counter("ziggurat_candidates", "Candidates computed.", registry=registry)
+        self._computed = Counter("ziggurat_compute_seconds", "Seconds the engine computed.", registry=registry)
+        self.shed = Counter(
+            "ziggurat_shed",
+            "Requests refused since they would be answered too late.",
+            registry=registry,
+        )
+        self.expired = Counter(
+            "ziggurat_expired",
+            "Requests whose deadline passed before their answer.",
+            registry=registry,
+        )
         self.closed = Counter(
-            "ziggurat_connections_closed", "Connections closed by the server, by reason.", ("reason",), **shared
+            "ziggurat_connections_closed",
+            "Connections closed by the server, by reason.",
+            ("reason",),
+            registry=registry,
         )
-        self.queue = Gauge("ziggurat_queue_requests", "Requests that wait.", **live)
+        # Of workers that live: the queue of a dead one is gone with it.
+        self.queue = Gauge(
+            "ziggurat_queue_requests",
+            "Requests that wait.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self.level = Gauge(
-            "ziggurat_degradation_level", "0: full effort; larger: less.", multiprocess_mode="livemax", **shared
+            "ziggurat_degradation_level",
+            "0: full effort; larger: less.",
+            multiprocess_mode="livemax",
+            registry=registry,
         )
-        self.version = Gauge("ziggurat_export", "1 for each worker that serves this version.", ("version",), **live)
-        self.partial = Counter("ziggurat_partial_answers", "Answers without the items of some shard.", **shared)
+        self.version = Gauge(
+            "ziggurat_export",
+            "1 for each worker that serves this version.",
+            ("version",),
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.partial = Counter(
+            "ziggurat_partial_answers",
+            "Answers without the items of some shard.",
+            registry=registry,
+        )
         self._asked = Counter(
-            "ziggurat_shard_questions", "Questions to shards, by what became of them.", ("shard", "outcome"), **shared
+            "ziggurat_shard_questions",
+            "Questions to shards, by what became of them.",
+            ("shard", "outcome"),
+            registry=registry,
         )
         # All workers have the same items, so that one figure says it for all: the latest.
-        latest: dict[str, Any] = shared | {"multiprocess_mode": "livemostrecent"}
         self._items = {
-            name: Gauge(f"ziggurat_{name}", text, **latest)
+            name: Gauge(f"ziggurat_{name}", text, registry=registry, multiprocess_mode="livemostrecent")
             for name, text in (
                 ("live_items", "Items of the catalogue."),
                 ("deleted_items", "Items that were deleted; they keep their numbers."),
@@ -93,9 +138,9 @@ class Metrics:
             )
         }
         # labels() looks a child up under a lock, so that those in use are kept.
-        self._children: dict[tuple[str, int], Any] = {}
+        self._children: dict[tuple[str, int], Counter] = {}
         self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
-        self._of_route: dict[str, Any] = {}
+        self._of_route: dict[str, Histogram] = {}
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -125,10 +170,10 @@ class Metrics:
             return
         for name in self._items:
             if name == "last_merge_seconds":
-                at = info.changes["last_merge"]
+                at = as_text(info.changes["last_merge"])
                 self._items[name].set(datetime.fromisoformat(at).timestamp() if at else 0)
             else:
-                self._items[name].set(info.changes[name])
+                self._items[name].set(as_number(info.changes[name]))
 
     def page(self) -> tuple[bytes, str]:
         """The text of /metrics and its content type."""

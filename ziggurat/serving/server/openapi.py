@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from ziggurat.features.items import Repeats
 from ziggurat.features.kinds import Feature
@@ -42,7 +42,7 @@ Paths = dict[str, dict[str, Operation]]
 
 def description(
     info: Info, *, config: ServerConfig, has_key: bool, can_swap: bool = True, can_change: bool = True
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The whole description as plain data.
 
     Args:
@@ -321,7 +321,7 @@ def _columns(columns: tuple[Column, ...]) -> dict[str, object]:
     kinds = Feature.kinds()
     for column in columns:
         kind = kinds.get(column.kind)
-        schema = {} if kind is None else dict(kind.json_schema)
+        schema: dict[str, object] = {} if kind is None else {**kind.json_schema}
         if column.example is not None:
             schema["examples"] = [column.example]
         shown[column.name] = schema | {"description": column.kind}

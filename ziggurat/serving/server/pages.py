@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat.errors import RequestError
+from ziggurat.plain import JSON, as_group
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.server.config import ServerConfig
@@ -67,7 +67,7 @@ def _any_text(route: Route) -> Route:
     return route
 
 
-def _file(name: str, kind: str) -> Callable[[Request], Any]:
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     # Read once: the page of a server that runs goes with its code, whatever is installed meanwhile.
     content = resources.files("ziggurat.serving.server").joinpath("page", name).read_bytes()
 
@@ -85,7 +85,7 @@ class _Pages:
         self._limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
 
     async def info(self, request: Request) -> Response:
-        return json_response(plain(self.answerer.info().to_json()) | {"limits": self._limits})
+        return json_response(as_group(plain(self.answerer.info().to_json())) | {"limits": self._limits})
 
     async def users(self, request: Request) -> Response:
         return json_response({"users": await run_in_threadpool(self.answerer.users, limit=_MOST_USERS)})
@@ -99,7 +99,7 @@ class _Pages:
             raise refused_as(404, error) from None
         return json_response({"id": id, "columns": self._shown(columns)})
 
-    def _shown(self, columns: dict[str, Any]) -> Any:
+    def _shown(self, columns: dict[str, object]) -> JSON:
         """Return the columns of an item that clients are to see."""
         if not self._columns:
             return plain(columns)
@@ -107,9 +107,10 @@ class _Pages:
 
     async def items(self, request: Request) -> Response:
         ids = (await self._read(request, {"ids"}))["ids"]
-        if not isinstance(ids, list) or len(ids) > self.config.max_k or not all(isinstance(id, str) for id in ids):
+        texts = [id for id in ids if isinstance(id, str)] if isinstance(ids, list) else []
+        if not isinstance(ids, list) or len(ids) > self.config.max_k or len(texts) < len(ids):
             raise _wrong(f'{{"ids": ["17", …]}}, at most {self.config.max_k:,}', ids)
-        return json_response({"items": await run_in_threadpool(self._columns_of, ids)})
+        return json_response({"items": await run_in_threadpool(self._columns_of, texts)})
 
     async def history(self, request: Request) -> Response:
         data = await self._read(request, {"user"})
@@ -119,7 +120,7 @@ class _Pages:
         found = await run_in_threadpool(self._history, user)
         return json_response({"items": found})
 
-    def _history(self, user: dict[str, object]) -> list[dict[str, object]]:
+    def _history(self, user: Mapping[str, object]) -> list[dict[str, object]]:
         return self._columns_of(self.answerer.history(user, limit=_MOST_HISTORY))
 
     def _columns_of(self, ids: Sequence[str]) -> list[dict[str, object]]:
@@ -140,7 +141,7 @@ class _Pages:
         explanation = await run_in_threadpool(self.answerer.explain_item, question, data["item"])
         return json_response({"item": data["item"], "explanation": explanation})
 
-    async def _read(self, request: Request, fields: set[str]) -> dict[str, object]:
+    async def _read(self, request: Request, fields: set[str]) -> dict[str, JSON]:
         data = read_json(await read_body(request.scope, request.receive, config=self.config))
         if not isinstance(data, dict) or set(data) != fields:
             raise _wrong("an object with " + " and ".join(sorted(fields)), data)

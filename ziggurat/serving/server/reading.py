@@ -8,18 +8,18 @@ soon as it is too long.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Receive, Scope
 
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.files import parse_json
+from ziggurat.plain import JSON
 from ziggurat.serving.answers import RankRequest, RecommendRequest
 from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.config import LONGEST_PATH, ServerConfig
 
-Receive = Callable[[], Awaitable[Any]]
 Question = TypeVar("Question", RecommendRequest, RankRequest)
 _ADMIN_WAYS = (
     "where the server runs: curl --unix-socket PATH localhost/admin/…; the server names the path at its start",
@@ -77,7 +77,7 @@ class ClientDisconnected(Exception):  # noqa: N818 - not an error: no client is 
     """A client closed its connection before its request had arrived."""
 
 
-def header(scope: Any, name: bytes) -> str:
+def header(scope: Scope, name: bytes) -> str:
     """A header of a request as text, or ""."""
     for key, value in scope["headers"]:
         if key == name:
@@ -85,7 +85,7 @@ def header(scope: Any, name: bytes) -> str:
     return ""
 
 
-async def read_body(scope: object, receive: Receive, *, config: ServerConfig) -> bytes:
+async def read_body(scope: Scope, receive: Receive, *, config: ServerConfig) -> bytes:
     """The body of a request.
 
     Raises:
@@ -139,9 +139,9 @@ def read_export(body: bytes) -> str:
     return _export_of(read_json(body))
 
 
-def _export_of(data: Any) -> str:
-    path = data.get("export") if isinstance(data, dict) else None
-    if not isinstance(path, str) or not path or set(data) != {"export"} or len(path) > LONGEST_PATH:
+def _export_of(data: JSON) -> str:
+    path = data.get("export") if isinstance(data, dict) and set(data) == {"export"} else None
+    if not isinstance(path, str) or not 0 < len(path) <= LONGEST_PATH:
         raise RequestError(
             expected=f'{{"export": "FOLDER"}}, a path of at most {LONGEST_PATH:,} characters',
             found=f"{data!r:.80}",
@@ -161,7 +161,7 @@ def _too_long(most: int, found: str) -> RefusedRequestError:
     )
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes) -> JSON:
     """Return a body as plain data: no key twice, nothing nested too deep, no number out of reach, no NaN."""
     data = parse_json(body, where="request, body", error=RequestError, ways_out=_JSON_WAYS)
     if (b"NaN" in body or b"Infinity" in body) and _has_no_number(data):  # Python's parser takes them, JSON has none
@@ -193,10 +193,11 @@ def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:
     return recommend_of(read_json(body), config=config)
 
 
-def recommend_of(data: Any, *, config: ServerConfig) -> RecommendRequest:
+def recommend_of(data: JSON, *, config: ServerConfig) -> RecommendRequest:
     """Return plain data as a request for recommendations within the server's bounds; raises RequestError."""
     k = data.get("k") if isinstance(data, dict) else None
-    if isinstance(k, float) and k.is_integer():  # 10.0 is an integer of JSON Schema, and some languages write no other
+    # 10.0 is an integer of JSON Schema, and some languages write no other.
+    if isinstance(data, dict) and isinstance(k, float) and k.is_integer():
         k = int(k)
         data = {**data, "k": k}
     if type(k) is int and not 1 <= k <= config.max_k:
@@ -216,9 +217,12 @@ def read_rank(body: bytes, *, config: ServerConfig) -> RankRequest:
     return _build(RankRequest, data)
 
 
-def _build(cls: type[Question], data: Any) -> Question:
+def _build(cls: type[Question], data: JSON) -> Question:
     """A request of plain data: by its constructor, which checks once, or, where that fails, by what explains best."""
+    if not isinstance(data, dict):
+        return cls.from_json(data)
     try:
+        # Not yet typed: the constructor checks what it is given, and names what is wrong.
         given: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
         return cls(**given)
     except (TypeError, AttributeError, ZigguratError):
@@ -235,7 +239,7 @@ def _not_so_many(expected: str, found: int, name: str) -> RequestError:
     )
 
 
-def read_deadline(scope: Any, *, config: ServerConfig) -> float | None:
+def read_deadline(scope: Scope, *, config: ServerConfig) -> float | None:
     """Seconds that the header X-Deadline-Ms allows, or None without one; raises RequestError."""
     text = header(scope, b"x-deadline-ms")
     if not text and all(name != b"x-deadline-ms" for name, _ in scope["headers"]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.responses import Response
 
@@ -36,7 +35,7 @@ def encode(data: object) -> bytes:
     return _encode_strictly(data).encode("ascii")
 
 
-def json_response(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(data: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Plain data as an answer of Starlette."""
     return Response(encode(data), status_code=status, media_type="application/json", headers=headers)
 

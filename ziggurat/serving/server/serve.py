@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, FileError, MissingDependencyError, MissingFileError
 from ziggurat.files import read_text
@@ -227,7 +227,7 @@ def _own_folder() -> OwnFolder:
 
 
 def _with_shards(
-    load: Callable[[Path], Any], config: ServerConfig, api_key: str, *, seen: Path
+    load: Callable[[Path], Answerer], config: ServerConfig, api_key: str, *, seen: Path
 ) -> tuple[Callable[[Path], Answerer], ShardKeeper | None]:
     """Return the loader of an export whose searches go to shards, and the keeper that runs those of this machine."""
     from ziggurat.serving.server.shards.client import ShardSettings

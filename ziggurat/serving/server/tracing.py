@@ -21,11 +21,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.serving.answering.stages import Stage
+
+if TYPE_CHECKING:  # an option: without it nothing is traced
+    from opentelemetry.context import Context  # pyright: ignore[reportMissingImports]
+    from opentelemetry.trace import Span, Tracer  # pyright: ignore[reportMissingImports]
+
+    from ziggurat.serving.answers import Ranked, Recommendations
 
 _NAME = "ziggurat.server"
 _ERROR = 500  # statuses from here on are the server's fault
@@ -45,18 +53,18 @@ class Watch:
         tracer: makes the spans of its parts.
     """
 
-    def __init__(self, span: Any, *, tracer: Any) -> None:
+    def __init__(self, span: Span, *, tracer: Tracer) -> None:
         self._span = span
         self._tracer = tracer
         self._begin = self._queued = self._batch_begin = self._computed = time.time_ns()
-        self._batch: dict[str, Any] = {}
+        self._batch: dict[str, str | int] = {}
         self._stages: Sequence[Stage] = ()
 
     def queue(self) -> None:
         """Note that the request is read, and waits for its batch."""
         self._queued = time.time_ns()
 
-    def batch(self, begin_ns: int, *, stages: Sequence[Stage], about: dict[str, Any]) -> None:
+    def batch(self, begin_ns: int, *, stages: Sequence[Stage], about: Mapping[str, str | int]) -> None:
         """Note that its batch was computed just now.
 
         Args:
@@ -69,7 +77,7 @@ class Watch:
         self._stages = tuple(stages)
         self._batch = {f"ziggurat.batch.{name}": value for name, value in about.items()}
 
-    def end(self, status: int, *, answer: Any = None) -> None:
+    def end(self, status: int, *, answer: Recommendations | Ranked | None = None) -> None:
         """Note that the answer is written."""
         from opentelemetry import trace  # pyright: ignore[reportMissingImports]
 
@@ -93,7 +101,7 @@ class Watch:
             self._span.set_status(trace.StatusCode.ERROR)
         self._span.end(now)
 
-    def _part(self, name: str, begin_ns: int, end_ns: int, parent: Any) -> None:
+    def _part(self, name: str, begin_ns: int, end_ns: int, parent: Context) -> None:
         self._tracer.start_span(name, parent, start_time=begin_ns).end(end_ns)
 
 
@@ -113,7 +121,7 @@ class Tracing:
         self._extract = propagate.extract
         self._server = trace.SpanKind.SERVER
 
-    def begin(self, scope: Any) -> Watch | None:
+    def begin(self, scope: Scope) -> Watch | None:
         """Return a watch that records a request of ASGI; None if the request is not sampled."""
         carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         method = scope["method"]

@@ -87,10 +87,12 @@ class ValueModel:
         Args:
             scores: a tensor for each name, all of one shape.
         """
+        # In 64 bits: products of scores of many tasks soon leave the range and the digits of FP32.
         given = {name: scores[name].double() for name in self.names}
         if not given:
             given = {"": next(iter(scores.values())).double()}  # a constant, of the candidates' shape
         found = self._tree.compute(given)
+        # An order needs numbers that compare: with NaN, sorting would put items anywhere.
         return torch.where(found.isfinite(), found, LOWEST).clamp(LOWEST, -LOWEST)
 
 
@@ -118,10 +120,12 @@ class _FormulaReader:
     def _split(self) -> list[_Token]:
         tokens = []
         position = 0
+        # Spaces at the end are no token that the pattern knows.
         end = len(self._text.rstrip())
         while position < end:
             found = _TOKEN.match(self._text, position)
             if not found:
+                # Point at what cannot be read, not at the spaces before it.
                 at = position + len(self._text[position:]) - len(self._text[position:].lstrip())
                 what = "a closing quote" if self._text[at] == '"' else "numbers, names and operators"
                 raise self._wrong(at, what, repr(self._text[at : at + 20]))
@@ -241,6 +245,7 @@ class _FormulaReader:
         if token.kind == "quoted":
             return self._named(token)
         if token.kind == "name" and token.text not in _WORDS:
+            # A name in front of a parenthesis is a function, and a quoted one never is.
             if self._token.text == "(" and self._token.kind == "sign":
                 return self._call(token)
             return self._named(token)
@@ -302,6 +307,7 @@ class _FormulaReader:
 
     def _wrong(self, at: int, expected: str, found: str, *ways_out: str) -> ConfigError:
         text = self._text if isinstance(self._text, str) else ""
+        # A window around the mistake: formulas may have thousands of characters.
         first = max(0, at - 30)
         shown = text[first : first + 70].replace("\n", " ")
         marked = f"{shown}\n{' ' * (at - first)}^" if text else ""

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "<": torch.lt,
     "<=": torch.le,
     ">": torch.gt,

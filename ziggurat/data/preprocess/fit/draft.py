@@ -107,6 +107,7 @@ class DraftWriter:
         if not parsed.num_rows:
             return
         batch = _to_batch(parsed)
+        # The schema is known with the first rows, since it depends on what ids were parsed as.
         if self._writer is None:
             self._file = pa.OSFile(str(self.path), "wb")
             self._writer = pa.ipc.new_file(self._file, batch.schema)
@@ -131,6 +132,7 @@ def read_draft(path: Path, facts: DraftFacts, *, first: int = 0, last: int | Non
         for index, size in enumerate(facts.batch_rows):
             low = max(first - begin, 0)
             high = min(last - begin, size)
+            # Batches that lie outside of the range are not read at all.
             if low < high:
                 yield _to_parsed(reader.get_batch(index).slice(low, high - low))
             begin += size
@@ -157,6 +159,7 @@ def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
 def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=batch.column(f"{_ROW}:").to_numpy())
     for title, column in zip(batch.schema.names, batch.columns, strict=True):
+        # Once: the name of a feature may hold colons.
         kind, name = title.split(":", 1)
         if kind == _FLOAT:
             parsed.features[name] = column.to_numpy()
@@ -208,6 +211,7 @@ def _ids_to_array(ids: Ids | NumberedIds | Rows) -> tuple[str, pa.Array]:
         return _NUMBERS, pa.array(ids.numbers)
     if isinstance(ids, Rows):
         return _ROWS, pa.array(ids.rows)
+    # Their texts are never needed again: the vocabulary, or a modulus, goes by the keys.
     return _KEYS, pa.array(ids.keys, mask=ids.missing)
 
 

@@ -223,9 +223,7 @@ def _sums(entry: Sequence[str]) -> ExactSums:
 
 
 def _series(texts: pa.Array) -> pl.Series:
-    series = pl.from_arrow(texts)
-    assert isinstance(series, pl.Series)
-    return series
+    return pl.Series(texts)
 
 
 def _large_strings(texts: pl.Series) -> pa.Array:

@@ -160,6 +160,7 @@ def parse_chunk(
 def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool, needs_extras: bool) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=chunk.global_rows)
     id_columns = [column_of(feature) for feature in schema.features if feature.is_id]
+    # All columns of ids in one query: most need no change, which one look at all of them finds.
     texts = canonical_strings(chunk.frame, [*id_columns, schema.group, schema.session])
     missing = [name for name in map(column_of, schema.features) if not chunk.has_column(name)]
     if missing:
@@ -175,6 +176,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
             if type(feature).__module__.startswith("ziggurat."):
                 raise
             raise _failed_parse(feature, problem, schema=schema, chunk=chunk) from problem
+        # Our own kinds are looked at, too: it costs nothing beside parsing, and finds what a change of theirs breaks.
         _refuse_other_values(feature, values, num_rows=chunk.num_rows)
         parsed.features[feature.name] = values
         if cells.truncated:
@@ -520,11 +522,10 @@ def _with_unknown(label: Label, labels: np.ndarray, *, unknown: np.ndarray) -> n
 def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     """1 where the canonical text is `positive`, 0 elsewhere; a third text is a fault if `negative` is set."""
     texts = canonical_text(series)
-    if texts is None:
+    wanted = canonical_text(pl.Series([label.positive, label.negative], dtype=pl.String))
+    if texts is None or wanted is None:
         raise wrong_type(series, faults.chunk, role=f"label {label.name!r}", expected="texts, numbers or booleans")
     texts = texts.str.strip_chars()
-    wanted = canonical_text(pl.Series([label.positive, label.negative], dtype=pl.String))
-    assert wanted is not None
     positive = (texts == wanted[0]).fill_null(False).to_numpy()
     unknown = (texts.is_null() | (texts == "")).fill_null(True).to_numpy()
     wrong = texts.is_null().to_numpy()

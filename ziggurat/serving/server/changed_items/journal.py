@@ -109,6 +109,7 @@ class Journal:
 
     def write(self, changes: ItemChanges, number: int) -> bool:
         """Write a change; whether its number was still free. Under `locked`."""
+        # Beside its place, since a link does not lead to another file system.
         temporary = self.folder / f"new-{os.getpid()}.json"
         CHANGE.write(temporary, changes.to_json())
         try:
@@ -172,6 +173,7 @@ class Journal:
             else:
                 yield True
         finally:
+            # It frees the lock, too; a killed process frees it in the same way.
             os.close(descriptor)
 
     def path(self, number: int) -> Path:

@@ -25,7 +25,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,6 +32,7 @@ from ziggurat.errors import ExportError, FileError, MissingFileError, ZigguratEr
 from ziggurat.serving.answering.chain import Chain
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, folded
 from ziggurat.serving.answering.merged_items import MergedItems
+from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.changed_items.journal import Journal
 from ziggurat.serving.server.reading import refused, refused_as
 
@@ -80,7 +80,7 @@ class LiveItems:
         policy: when to merge.
     """
 
-    def __init__(self, recommender: Any, *, folder: Path, policy: MergePolicy | None = None) -> None:
+    def __init__(self, recommender: Recommender, *, folder: Path, policy: MergePolicy | None = None) -> None:
         self.recommender = recommender
         self.journal = Journal(folder)
         self.policy = policy or MergePolicy()
@@ -90,16 +90,16 @@ class LiveItems:
         self._last_problem = ""
 
     @staticmethod
-    def of(answerer: Any, *, beside: Path | None = None) -> LiveItems | None:
+    def of(answerer: object, *, beside: Path | None = None) -> LiveItems | None:
         """Return the live items of an answerer that can change them; None for another one.
 
         Args:
             answerer: what was loaded.
             beside: folder of the export that the journal lies beside; None: the folder that was loaded.
         """
-        if not hasattr(answerer, "change_items") or answerer.chain.catalogue is None:
+        if not isinstance(answerer, Recommender) or answerer.chain.catalogue is None:
             return None
-        path: Path = beside or answerer.export.path
+        path = beside or answerer.export.path
         return LiveItems(answerer, folder=path.with_name(f"{path.name}.changes") / answerer.export.version)
 
     def follow(self) -> int:
@@ -237,7 +237,7 @@ class LiveItems:
             self.recommender.become(lambda chain: (merged.with_index(chain, later=later), None))
 
     def _apply(self, new: list[ItemChanges], *, number: int) -> None:
-        changes, went = folded(new, id_column=self.recommender.chain.catalogue.columns.id)
+        changes, went = folded(new, id_column=self.recommender.chain.needed_catalogue.columns.id)
 
         def changed(chain: Chain) -> tuple[Chain, None]:
             chain, _ = change_items(chain, changes, went=went)

@@ -26,8 +26,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
+from ziggurat.plain import JSON
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control
 
 _log = logging.getLogger("ziggurat.server")
@@ -81,7 +82,7 @@ class Children(Generic[ChildT]):
         self,
         *,
         hang_s: float,
-        on_message: Callable[[ChildT, dict[str, Any]], None],
+        on_message: Callable[[ChildT, dict[str, JSON]], None],
         on_exit: Callable[[ChildT, int], None],
         selector: selectors.BaseSelector | None = None,
     ) -> None:
@@ -130,7 +131,9 @@ class Children(Generic[ChildT]):
                 become(functools.partial(run, Control(end=theirs)), at_end=at_end)
             finally:
                 os._exit(1)  # a child must never go on as a second parent
+        # Else this process would hold the child's end open, and never see that the child has ended.
         theirs.close()
+        # A child that stops reading must not stop its parent.
         ours.setblocking(False)
         child.pid = pid
         child.control = Control(end=ours)
@@ -240,6 +243,7 @@ class Backoff:
 
     def fail(self) -> None:
         """Count a start that failed."""
+        # Slower and slower: an export that does not load would else keep a core busy with trying.
         self.pause_s = min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, 2 * self.pause_s))
         self._not_before = time.monotonic() + self.pause_s
 
@@ -259,6 +263,7 @@ def become(run: Callable[[], int], *, at_end: Callable[[], None] = lambda: None)
     try:
         for name in (signal.SIGINT, signal.SIGHUP):  # meant for the supervisor, which a terminal's group shares
             signal.signal(name, signal.SIG_IGN)
+        # The parent's handler, which was inherited, would only note it for a loop that does not run here.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.setswitchinterval(_SWITCH_S)
         status = run()

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
 
 from ziggurat import errors
 from ziggurat.errors import ZigguratError
+from ziggurat.plain import JSON
 
 _MAX_BYTES = 1 << 20  # of one message, and of those that wait to be sent
 
@@ -46,7 +46,7 @@ class Control:
         """Return whether a part of a message still waits to be sent by `flush`."""
         return bool(self._unsent)
 
-    def send(self, **message: Any) -> bool:
+    def send(self, **message: object) -> bool:
         """Send a message whole, or none of it; bytes that the socket does not take yet wait for `flush`.
 
         Returns:
@@ -71,7 +71,7 @@ class Control:
             self._unsent = self._unsent[sent:]
         return True
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def receive(self) -> list[dict[str, JSON]] | None:
         """Return the messages that have arrived (waits for one if the socket blocks); None if the peer has ended.
 
         Raises:
@@ -96,7 +96,7 @@ class Control:
         self.socket.close()
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes) -> dict[str, JSON]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as problem:  # nested too deep, for the second
@@ -106,7 +106,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return message
 
 
-def error_from_json(data: Any) -> ZigguratError:
+def error_from_json(data: JSON) -> ZigguratError:
     """Return the error again, of its own kind where it is one of `ziggurat.errors`.
 
     Raises:

@@ -31,9 +31,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.plain import JSON
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
@@ -170,8 +171,10 @@ class Supervisor:
                 self._reconcile_shards()
                 self._reconcile()
                 self._stand_in.turn(on=self._needs_stand_in())
+                # Not until something arrives: a worker that hangs, and a link that is changed, wake nobody.
                 for key, _ in self._selector.select(_TICK_S):
                     if key.data is None:
+                        # Its bytes only wake this loop; which signals came, the handler has noted.
                         wakeup.recv(4096)
                     elif isinstance(key.data, StandIn):
                         key.data.handle_ready(key.fileobj)
@@ -215,6 +218,8 @@ class Supervisor:
 
     def _fork(self, export: Path, generation: int) -> None:
         private = self._private.of(export, generation=generation)
+        # The lowest number that is free: figures are files by slot, so that new numbers for ever would be files for
+        # ever.
         slot = next(number for number in range(10_000) if all(worker.slot != number for worker in self._workers))
         forget_metrics(folder=self._metrics, slot=slot)
         task = WorkerTask(
@@ -281,7 +286,7 @@ class Supervisor:
         worker.last_seen = time.monotonic()
         worker.control.send(serve=True)
 
-    def _handle_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _handle_message(self, worker: _Worker, message: dict[str, JSON]) -> None:
         """Act on a message of a worker; every field is checked before it is used.
 
         Raises:
@@ -380,6 +385,7 @@ class Supervisor:
             if worker.state is State.SERVING:
                 self._workers.kill_if_silent(worker)
             elif worker.state is State.DRAINING:
+                # It sends no signs of life any more, and may answer what it has for `drain_s`.
                 if now - worker.last_seen > self.config.drain_s + self.config.hang_s:
                     worker.kill()
             else:  # one that loads or waits is silent by nature; but one that is stopped is no help
@@ -403,6 +409,7 @@ class Supervisor:
             return
         if export == self._command:
             self._last_identity = identity_of(export)  # a bad one is tried once
+        # Counted on even where a swap is refused: its workers, which may still end, belong to no later one.
         self._last_generation += 1
         swap = _Swap(export=export, folder=export, generation=self._last_generation, asked_by=asked_by, number=number)
         swap.accept_loss = accept_loss
@@ -426,6 +433,7 @@ class Supervisor:
         ready = self._workers_in(swap.generation, State.READY)
         serving = self._workers_in(swap.generation, State.SERVING)
         if not swap.promoted:
+            # All at once, and only when enough have loaded: until then the old version serves with all its workers.
             if len(ready) >= self.config.workers:
                 for worker in ready:
                     self._promote(worker)
@@ -452,6 +460,7 @@ class Supervisor:
 
     def _refuse_swap(self, swap: _Swap, error: ZigguratError) -> None:
         self._swap = None
+        # Killed, not drained: none of them has ever accepted a connection.
         for worker in self._workers_in(swap.generation, State.READY, State.LOADING):
             worker.state = State.DRAINING
             worker.kill()
@@ -462,6 +471,7 @@ class Supervisor:
 
     def _check_export(self) -> None:
         identity = identity_of(self._command)
+        # A link that leads nowhere is one that is just being replaced, or a mistake: the served version stays.
         if identity is not None and identity != self._last_identity and self._swap is None and not self._ending:
             self._start_swap(self._command, None, 0)
 

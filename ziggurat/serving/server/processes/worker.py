@@ -22,11 +22,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config import from_json
 from ziggurat.errors import ConfigError, FileError, RequestError, ZigguratError
 from ziggurat.files.system_text import text_of
+from ziggurat.plain import JSON, as_text
 from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.changed_items.live import FOLLOW_S, LiveItems
@@ -69,7 +69,7 @@ class Loaded:
     item_columns: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     path: str = "/recommend"
-    example: dict[str, Any] = field(default_factory=dict)
+    example: dict[str, object] = field(default_factory=dict)
 
     @staticmethod
     def of(info: Info) -> Loaded:
@@ -97,7 +97,7 @@ class Loaded:
         return lost
 
     @staticmethod
-    def from_message(data: Any) -> Loaded:
+    def from_message(data: JSON) -> Loaded:
         """Parse the message of a worker; raises BrokenMessageError for one that no worker sends."""
         try:
             return from_json(Loaded, data, where="message of a worker")
@@ -145,12 +145,14 @@ def work(task: WorkerTask, *, control: Control) -> int:
     """
     prepare_thread = functools.partial(set_threads, task.config)
     prepare_thread()
+    # Before the first counter is made: where it keeps its value is decided then.
     share_metrics(folder=task.metrics, slot=task.slot)
     worker = _Worker(task, control)
     try:
         answerer = task.load(task.export.make())
         worker.live = LiveItems.of(answerer, beside=task.export.source)
         if worker.live is not None:
+            # Before "ready": a worker that joins must not answer with items that others have changed.
             worker.live.follow()
         if task.config.trace:
             export_traces()
@@ -162,6 +164,7 @@ def work(task: WorkerTask, *, control: Control) -> int:
             change=worker.live.change if worker.live else None,
             prepare_thread=prepare_thread,
         )
+        # The first requests would else pay for kernels that are loaded and memory that is mapped on first use.
         app.engine.warm_up(examples(app.info))
     except ZigguratError as error:
         control.send(failed=task.export.of_source(error).to_json())
@@ -261,6 +264,7 @@ class _Worker:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_log_accept_error)
         loop.add_signal_handler(signal.SIGTERM, self._drain)
+        # It blocked while this worker waited to be started; in an event loop it must not.
         self.control.socket.setblocking(False)
         loop.add_reader(self.control.socket.fileno(), self._read_messages)
         alive = loop.create_task(self._send_heartbeats(app))
@@ -287,17 +291,18 @@ class _Worker:
                     future.set_exception(_no_supervisor())
             return
         for message in messages:
-            future = self._pending_swaps.pop(message.get("number", -1), None)
+            number = message.get("number")
+            future = self._pending_swaps.pop(number, None) if isinstance(number, int) else None
             if "drain" in message:
                 self._drain()
             elif future is None or future.done():
                 continue
             elif "swapped" in message:
-                future.set_result(message["swapped"])
+                future.set_result(as_text(message["swapped"]))
             else:
                 future.set_exception(error_from_json(message["refused"]))
 
-    def _send(self, **message: Any) -> bool:
+    def _send(self, **message: JSON) -> bool:
         """Send a message to the supervisor; what its socket does not take now follows when it does."""
         is_accepted = self.control.send(**message)
         if is_accepted and self.control.has_unsent:
@@ -322,9 +327,11 @@ class _Worker:
 
     async def swap_by_admin(self, folder: str, accept_loss: bool) -> str:
         """Ask the supervisor for another version; its version, or RefusedRequestError."""
+        # Answers may come in another order than questions: each carries the number of its own.
         number = max(self._pending_swaps, default=0) + 1
         future = self._pending_swaps[number] = asyncio.get_running_loop().create_future()
         if not self._send(swap=folder, number=number, accept_loss=accept_loss):
+            # No answer will come to a question that could not be sent.
             del self._pending_swaps[number]
             raise _no_supervisor()
         try:
@@ -335,7 +342,7 @@ class _Worker:
             raise refused_as(409, error) from None
 
 
-def _log_accept_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_accept_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """Log in one line that no connection could be accepted; asyncio tries again in a second."""
     problem = context.get("exception")
     if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):

@@ -167,6 +167,7 @@ class Engine:
     def overloaded(self) -> bool:
         """True if a request with the default deadline would be refused now; costs next to nothing."""
         queue = self._queue
+        # With an empty queue nobody is refused: a wrong estimate could else refuse all, and never be corrected.
         return bool(queue.jobs) and (
             len(queue.jobs) >= self.config.max_queue or self.wait_s() + self._delivery_s > self._deadline_s
         )
@@ -209,6 +210,7 @@ class Engine:
         now = time.monotonic()
         arrived = now if arrived is None else arrived
         allowed = self._deadline_s if deadline_s is None else deadline_s
+        # Refused before it waits: an answer that would come too late only delays those behind it.
         self._admit(request, candidates, allowed, passed=now - arrived)
         assert self._loop is not None, "start() comes first"
         future = self._loop.create_future()
@@ -269,6 +271,7 @@ class Engine:
 
     def _most_candidates(self, cost: CostLine) -> float:
         fixed, _ = cost.line()
+        # Where a batch costs much whatever is in it, larger ones share that, as long as the deadline allows.
         longer = min(_FIXED_PARTS * fixed, _MOST_SHARE * self._deadline_s)
         bound = cost.candidates_within(max(_SHARE_OF_DEADLINE * self._deadline_s, longer))
         return min(bound, float(self.config.max_batch_candidates))
@@ -283,6 +286,7 @@ class Engine:
         count = self._queue.counts[kind]
         most = self._most_candidates(cost)
         if behind_next and count:
+            # The next batch takes as many as fit, and one request at least.
             candidates = candidates - max(most, candidates / count)
             count = count - 1
         if count <= 0 or candidates <= 0:

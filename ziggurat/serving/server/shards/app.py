@@ -22,7 +22,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from starlette.applications import Starlette
@@ -30,6 +29,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.retrieval.shard_numbers import check_shard
@@ -121,7 +121,7 @@ class ShardVersions:
                 loaded.states.popitem(last=False)
         return True
 
-    def about(self, asked: str = "") -> dict[str, Any]:
+    def about(self, asked: str = "") -> dict[str, dict[str, object]]:
         """Return the versions with their states and numbers of items; the version that is asked for stays."""
         if (loaded := self._versions.get(asked)) is not None:
             loaded.used = time.monotonic()
@@ -176,7 +176,7 @@ class ShardApp:
             exception_handlers={ZigguratError: _refused, ClientDisconnected: _refused, 404: _no_route, 405: _no_route},
         )
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of ASGI."""
         if scope["type"] == "lifespan":
             for stage in ("startup", "shutdown"):
@@ -197,10 +197,10 @@ class ShardApp:
             return
         await self._starlette(scope, receive, send)
 
-    def _has_key(self, scope: object) -> bool:
+    def _has_key(self, scope: Scope) -> bool:
         return hmac.compare_digest(header(scope, b"x-api-key").encode("latin-1"), self._key)
 
-    async def _search(self, scope: Any, receive: Any) -> tuple[int, bytes]:
+    async def _search(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         try:
             body = await read_body(scope, receive, config=self.config)
             version = header(scope, _VERSION)
@@ -267,11 +267,22 @@ class ShardMetrics:
         from prometheus_client import CollectorRegistry, Counter, Histogram
 
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self.registry}
-        self._searches = Counter("ziggurat_shard_searches", "Searches of this shard, by status.", ("status",), **own)
-        self._seconds = Histogram("ziggurat_shard_search_seconds", "Time of searches with status 200.", **own)
+        self._searches = Counter(
+            "ziggurat_shard_searches",
+            "Searches of this shard, by status.",
+            ("status",),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "ziggurat_shard_search_seconds",
+            "Time of searches with status 200.",
+            registry=self.registry,
+        )
         self.closed = Counter(
-            "ziggurat_connections_closed", "Connections closed by the server, by reason.", ("reason",), **own
+            "ziggurat_connections_closed",
+            "Connections closed by the server, by reason.",
+            ("reason",),
+            registry=self.registry,
         )
 
     def searched(self, status: int, seconds: float) -> None:
@@ -290,7 +301,7 @@ class ShardMetrics:
 _VERSION, _STATE = VERSION.lower().encode(), STATE.lower().encode()
 
 
-async def _answer(send: Any, status: int, body: bytes) -> None:
+async def _answer(send: Send, status: int, body: bytes) -> None:
     headers: Sequence[tuple[bytes, bytes]] = ((b"content-length", b"%d" % len(body)),)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

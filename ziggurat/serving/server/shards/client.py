@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, ZigguratError
@@ -106,7 +105,8 @@ class ShardClient:
         self.version = version
         self.observe = observe
         self._export = export
-        self._shards = [_Shard(number=i, **_parse(each)) for i, each in enumerate(settings.addresses)]
+        places = [_parse(each) for each in settings.addresses]
+        self._shards = [_Shard(number=i, host=host, port=port) for i, (host, port) in enumerate(places)]
         self._wake = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run_health_checks, name="shards", daemon=True)
@@ -328,7 +328,14 @@ class ShardClient:
             self._call(shard, "POST", "/state", _CHANGE_S, body=encode_change(wanted.change), wanted=wanted)
 
     def _call(
-        self, shard: _Shard, method: str, path: str, seconds: float, *, body: bytes = b"", wanted: Any = None
+        self,
+        shard: _Shard,
+        method: str,
+        path: str,
+        seconds: float,
+        *,
+        body: bytes = b"",
+        wanted: ShardItems | None = None,
     ) -> bytes:
         """Return the body of an answer with status 200, over a new connection; raises ValueError for another status."""
         connection = http.client.HTTPConnection(shard.host, shard.port, timeout=seconds)
@@ -370,7 +377,7 @@ def _answer_of(connection: http.client.HTTPConnection, end: float) -> tuple[int,
     return answer.status, answer.read()
 
 
-def _parse(address: str) -> dict[str, Any]:
+def _parse(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -380,4 +387,4 @@ def _parse(address: str) -> dict[str, Any]:
             where="--shard-addresses",
             ways_out="--shard-addresses 10.0.0.1:9000,10.0.0.2:9000",
         )
-    return {"host": host, "port": int(port)}
+    return host, int(port)

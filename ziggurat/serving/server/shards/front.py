@@ -10,30 +10,37 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from ziggurat.errors import ConfigError
 from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_index
 from ziggurat.serving.answering.shards import Shards
+from ziggurat.serving.answers import Answerer
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.shards.client import ShardClient, ShardSettings
 
 
-def load_front(
-    folder: Path, *, load: Callable[[Path], Recommender], settings: ShardSettings, seen: Path
-) -> Recommender:
+def load_front(folder: Path, *, load: Callable[[Path], Answerer], settings: ShardSettings, seen: Path) -> Recommender:
     """An export whose searches go to shards.
 
     Args:
         folder: of the export.
-        load: makes the recommender of a folder.
+        load: makes the recommender of a folder; other answerers have no index that shards could search.
         settings: where the shards are.
         seen: folder that remembers which versions all shards have loaded; a worker of such a version starts although a
             shard does not run at the moment.
 
     Raises:
         RequestError: the export has no index.
-        ConfigError: a shard has not the version of this export.
+        ConfigError: a shard has not the version of this export, or what was loaded is no `Recommender`.
     """
     loaded = load(folder)
+    if not isinstance(loaded, Recommender):
+        raise ConfigError(
+            expected="a Recommender, whose index shards can search",
+            found=f"an answerer of the class {type(loaded).__name__}",
+            where="server with shards",
+            ways_out=("search in one piece: ServerConfig(shards=1)", "load=Recommender.load"),
+        )
     index = loaded.chain.index
     if index is None:
         raise no_index(loaded.export.name)

@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from ziggurat.errors import RequestError
 from ziggurat.ops.scan import Found
+from ziggurat.plain import JSON, as_list, as_text, as_whole
 from ziggurat.retrieval.sharding import PartFound, ShardChange
 from ziggurat.serving.answering.shards import ShardQuestion
 
@@ -50,7 +50,11 @@ def decode_question(content: bytes) -> ShardQuestion:
         items = tensors["exclude_items"]
         exclude = [items[begin:end] for begin, end in itertools.pairwise(offsets)]
         question = ShardQuestion(
-            queries=tensors["queries"], k=plain["k"], filters=plain["filters"], exclude=exclude, probes=plain["probes"]
+            queries=tensors["queries"],
+            k=as_whole(plain["k"]),
+            filters=[None if each is None else as_text(each) for each in as_list(plain["filters"])],
+            exclude=exclude,
+            probes=as_whole(plain["probes"]),
         )
     except (KeyError, TypeError) as problem:
         raise _damaged(f"{type(problem).__name__}: {problem}") from None
@@ -75,7 +79,7 @@ def decode_answer(content: bytes) -> PartFound:
         if "fresh_scores" in tensors:
             fresh = Found(tensors["fresh_scores"], tensors["fresh_numbers"])
         main = Found(tensors["scores"], tensors["positions"])
-        return PartFound(main=main, fresh=fresh, plans=tuple(plain["plans"]))
+        return PartFound(main=main, fresh=fresh, plans=tuple(as_text(plan) for plan in as_list(plain["plans"])))
     except (KeyError, TypeError) as problem:
         raise _damaged(f"{type(problem).__name__}: {problem}") from None
 
@@ -104,7 +108,7 @@ def _encode(tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> bytes
     return save(dict(tensors) | {_PLAIN: torch.from_numpy(text)})
 
 
-def _decode(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _decode(content: bytes) -> tuple[dict[str, Tensor], dict[str, JSON]]:
     try:
         tensors = load(content)
         plain = json.loads(tensors.pop(_PLAIN).numpy().tobytes())

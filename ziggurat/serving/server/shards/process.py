@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.plain import JSON
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
@@ -79,7 +79,7 @@ async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: 
     settings = uvicorn_config(
         app,
         config=config,
-        metrics=app.metrics,  # type: ignore[arg-type]  # it counts what is closed
+        metrics=app.metrics,
         has_key=bool(task.api_key),
     )
     server = DrainingServer(settings, limits=config, listener=task.listener)
@@ -230,7 +230,7 @@ class ShardKeeper:
         shard.ready = False
         self._running.fork(shard, run)
 
-    def _handle_message(self, shard: _Shard, message: dict[str, Any]) -> None:
+    def _handle_message(self, shard: _Shard, message: dict[str, JSON]) -> None:
         if "ready" in message:
             shard.ready = True
             shard.backoff.succeed()
