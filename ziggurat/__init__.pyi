@@ -21,6 +21,7 @@ from ziggurat.features.schema import Extra as Extra
 from ziggurat.features.schema import Label as Label
 from ziggurat.features.schema import Moments as Moments
 from ziggurat.features.schema import MultiHot as MultiHot
+from ziggurat.features.schema import NumberColumn as NumberColumn
 from ziggurat.features.schema import Schema as Schema
 from ziggurat.features.schema import Sequence as Sequence
 from ziggurat.features.schema import Table as Table

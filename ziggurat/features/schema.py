@@ -40,6 +40,7 @@ from ziggurat.features.labels import Label as Label
 from ziggurat.features.labels import MissingLabel as MissingLabel
 from ziggurat.features.labels import Outcomes as Outcomes
 from ziggurat.features.labels import is_what_came_next
+from ziggurat.features.number_marks import NumberColumn as NumberColumn
 from ziggurat.features.pooling import Pooling as Pooling
 from ziggurat.features.schema_checks import refuse_doubles, refuse_our_columns, refuse_too_many_columns
 from ziggurat.features.tables import MISSING_ROW as MISSING_ROW
@@ -81,6 +82,7 @@ class Schema:
         items: which features describe the item; None where nobody said so.
         events: the rows are events of users, of which sequences are made; None: they are samples.
         extras: further columns, which a loss reads and no model.
+        numbers: columns of text whose numbers are written in another way than those of the others.
 
     Example:
         >>> schema = zg.Schema(
@@ -103,6 +105,7 @@ class Schema:
     items: Items | None = None
     events: Events | None = None
     extras: tuple[Extra, ...] = ()
+    numbers: tuple[NumberColumn, ...] = ()
     _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
     _tables: dict[str, Table] = field(init=False, repr=False, compare=False, hash=False)
 
@@ -112,6 +115,7 @@ class Schema:
         refuse_doubles("label", [label.name for label in self.labels])
         refuse_doubles("table", [table.name for table in self.tables])
         refuse_doubles("extra", [extra.name for extra in self.extras])
+        refuse_doubles("number", [each.column for each in self.numbers])
         refuse_our_columns([feature.name for feature in self.features], extras=[extra.name for extra in self.extras])
         if not self.features:
             raise SchemaError(
@@ -195,10 +199,18 @@ class Schema:
         """Every column of the raw data that training reads: those of `columns` and of the extras."""
         return tuple(dict.fromkeys((*self.columns, *(column_of(extra) for extra in self.extras))))
 
+    @property
+    def number_columns(self) -> tuple[str, ...]:
+        """Every column of the raw data that is read as numbers, one a row: by features, labels, extras, the weight."""
+        features = [column_of(each) for each in self.features if each.reads_numbers]
+        labels = [column_of(each) for each in self.labels if not each.positive]
+        extras = [column_of(each) for each in self.extras if not each.dim]
+        return tuple(dict.fromkeys((*features, *labels, *extras, *([self.weight] if self.weight else []))))
+
     def to_state(self) -> dict[str, JSON]:
         """Plain data that fingerprints are made of: settings younger than the first release count only when used."""
         state = to_json(self)
-        for name in ("missing_texts", "items", "events", "extras"):
+        for name in ("missing_texts", "items", "events", "extras", "numbers"):
             if not state[name]:
                 del state[name]
         if self.items is not None and self.items.repeats is Repeats.LEAVE_OUT_BUT_TARGET:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ziggurat.errors import SchemaError
+from ziggurat.errors import SchemaError, nearest_names
 from ziggurat.features.growing import MOST_SIGHTINGS, Evict
 
 if TYPE_CHECKING:
-    from ziggurat.features.schema import Table
+    from ziggurat.features.schema import Schema, Table
 
 # Every feature costs time before training begins (about 8 ms), and so many are one list that was written wide.
 MAX_FEATURES = 20_000
@@ -51,6 +51,34 @@ def refuse_our_columns(names: list[str], *, extras: list[str]) -> None:
             found=", ".join(map(repr, ours[:5])),
             where="schema, features",
             ways_out='rename the feature, and name its column: name = "row", column = "row:"',
+        )
+
+
+def refuse_unread_numbers(schema: Schema, *, where: str) -> None:
+    """Refuse settings of the numbers of a column that nothing reads as numbers: they would do nothing, without a word.
+
+    It is asked where a schema is new: one that was made of another may have lost features and kept their columns.
+
+    Args:
+        schema: that is new.
+        where: opens the location in the error.
+
+    Raises:
+        SchemaError: names the column.
+    """
+    known = schema.number_columns
+    for each in schema.numbers:
+        if each.column in known:
+            continue
+        near = nearest_names(each.column, known, most=1)
+        raise SchemaError(
+            expected=f"a column that is read as numbers: {', '.join(known[:30]) or 'the schema has none'}",
+            found=repr(each.column),
+            where=f"{where}, number {each.column!r}",
+            ways_out=(
+                *(f'column = "{name}": that is the nearest name' for name in near),
+                f"take the block out: no feature, label, extra or weight reads numbers from {each.column!r}",
+            ),
         )
 
 

@@ -25,7 +25,8 @@ default value is left out, so a file says only what was decided:
     id = "movie_id"
     features = ["movie_id", "genres"]
 
-A block `[[extra]]` names a column that a loss reads; see `extras.py`. A file whose rows are events of users has a block
+A block `[[extra]]` names a column that a loss reads; see `extras.py`. A block `[[number]]` says how the numbers of one
+column of text are written; see `number_marks.py`. A file whose rows are events of users has a block
 `[events]` as well; see `events.py`.
 
 Above the first block, `missing = ["NULL", "?"]` says which texts mean that there is no value; left out, those of
@@ -60,16 +61,18 @@ from ziggurat.features.schema import (
     Extra,
     Feature,
     Label,
+    NumberColumn,
     Schema,
     Table,
     column_of,
 )
+from ziggurat.features.schema_checks import refuse_unread_numbers
 from ziggurat.files import check_version, parse_toml, read_text, write_text
 from ziggurat.specification import Specification
 from ziggurat.typed import Reader, extension_way, nearest, quoted
 
 ROLES = ("weight", "group", "session", "time")
-BLOCKS = ("missing", "feature", "label", "table", "extra", "roles", "items", "events")
+BLOCKS = ("missing", "feature", "label", "table", "extra", "number", "roles", "items", "events")
 VERSION = 1  # of the file; `version = 1` may stand at its top
 _COMMENT_WIDTH = 116
 
@@ -136,6 +139,7 @@ def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None)
     for name, item in blocks:
         comment = "" if isinstance(item, Table) else pending.pop(column_of(item), "")
         lines.append(_comment(comment) + _block_text(name, item))
+    lines += [_block_text("number", each) for each in schema.numbers]
     roles = {role: getattr(schema, role) for role in ROLES if getattr(schema, role)}
     if roles:
         notes = {role: pending.pop(column, "") for role, column in roles.items()}
@@ -165,21 +169,26 @@ def schema_from_toml(text: str, where: str) -> Schema:
     refuse_threshold_of_number(labels, where=where)
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
     extras = tuple(_read_item(Extra, entry, place) for entry, place in _entries(data, "extra", where))
+    numbers = tuple(_read_item(NumberColumn, entry, place) for entry, place in _entries(data, "number", where))
     missing = _read_missing(data, where)
     roles = _read_roles(data, where)
     items = _read_block(Items, data, "items", where=where, example='id = "movie_id", features = ["year"]')
-    given = {"labels": labels, "tables": tables, "extras": extras, "missing_texts": missing, "items": items, **roles}
+    given = {"labels": labels, "tables": tables, "extras": extras, "numbers": numbers, "missing_texts": missing}
+    given |= {"items": items, **roles}
     given["events"] = _read_block(Events, data, "events", where=where, example='actions = ["rating"], max_length = 200')
-    return _located(where, lambda: Schema(features=features, **given))
+    schema = _located(where, lambda: Schema(features=features, **given))
+    refuse_unread_numbers(schema, where=where)
+    return schema
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _block_text(name: str, item: Feature | Label | Table | Extra) -> str:
+def _block_text(name: str, item: Feature | Label | Table | Extra | NumberColumn) -> str:
     """One `[[name]]` block: the name, the kind, then whatever is not the default."""
     table = tomlkit.table()
-    table.add("name", _plain(item.name))
+    if not isinstance(item, NumberColumn):
+        table.add("name", _plain(item.name))
     if isinstance(item, Feature):
         table.add("kind", _plain(item.kind))
     for entry in fields(item):
@@ -242,7 +251,7 @@ def _entries(data: Mapping[str, object], block: str, where: str) -> Iterable[tup
             ways_out=f"write [[{block}]] in double brackets: there can be many",
         )
     for number, entry in enumerate(blocks, start=1):
-        name = entry.get("name")
+        name = entry.get("column" if block == "number" else "name")
         yield entry, f"{where}, {block} {name!r}" if isinstance(name, str) else f"{where}, {block} number {number}"
 
 
@@ -272,7 +281,7 @@ def _read_feature(entry: dict[str, object], where: str) -> Feature:
     return _read_item(kinds[kind], entry, where)
 
 
-_ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table | Extra)
+_ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table | Extra | NumberColumn)
 _BlockT = typing.TypeVar("_BlockT", Items, Events)
 
 

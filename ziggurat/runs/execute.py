@@ -38,6 +38,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
+from ziggurat.features.schema_checks import refuse_unread_numbers
 from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, Model, build_model
 from ziggurat.models.converted import take_precision
@@ -405,6 +406,7 @@ def check_schema_fits(config: RunConfig) -> None:
     """
     schema = config.table_schema
     refuse_threshold_of_number(schema.labels, where="schema")
+    refuse_unread_numbers(schema, where="schema")
     if schema.events is not None or type(config.model) not in MODEL_CONFIGS:
         return
     tables = {name for feature in schema.features if (name := table_of(feature))}

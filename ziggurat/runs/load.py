@@ -30,6 +30,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_keys, missing_column
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.written_numbers import WrittenColumns
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
@@ -110,6 +111,11 @@ class Run:
     step: int
     team: Team
     reading: FileReading
+
+    @property
+    def written(self) -> WrittenColumns:
+        """How numbers are written in texts: as files are read, but for columns of which the schema says more."""
+        return WrittenColumns(files=self.reading.text.numbers).with_own(self.config.table_schema.numbers)
 
     def evaluate(
         self,
@@ -312,7 +318,7 @@ class Run:
             refuse_events(self, frame)
         if isinstance(frame, Mapping):
             self._refuse_absent_keys(frame)
-        rows = as_polars(frame, where="rows to score", written=text.numbers)
+        rows = as_polars(frame, where="rows to score", written=self.written)
         with saying_unknown_ids(self, None):
             try:
                 batch = self.preprocessing.batch(rows, numbers=text.numbers, list_separator=text.list_separator)

@@ -197,7 +197,7 @@ class Recommender:
         """
         rows = items
         if is_frame(items):
-            rows = as_polars(items, where="rank, items", written=self.chain.settings.written).to_dicts()
+            rows = as_polars(items, where="rank, items", written=self.chain.settings.written_columns).to_dicts()
         given = tuple(dict(item) if isinstance(item, Mapping) else item for item in rows)
         return or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
 
@@ -207,10 +207,10 @@ class Recommender:
         Numbers in columns of text are read as in the files of the run; columns of numbers are taken as they are.
         """
         ranker = self._ranker()
-        written = self.chain.settings.written
+        written = self.chain.settings.written_columns
         rows = as_polars(frame, where="rows to score", written=written)
         try:
-            return ranker.score_frame(rows, numbers=written).numpy()
+            return ranker.score_frame(rows, numbers=written.files).numpy()
         except (DataError, BoundsError) as error:
             raise in_terms_of_frame(error) from error
 
@@ -391,7 +391,7 @@ class Recommender:
     def _asker(self, user: Mapping[str, object]) -> Question:
         """Describe the asker: the columns of the request, completed by what is known of the user."""
         refuse_unknown(user, self._user_columns, what="user")
-        user = in_plain_numbers(user, columns=self._number_columns, written=self.chain.settings.written)
+        user = in_plain_numbers(user, columns=self._number_columns, written=self.chain.settings.written_columns)
         if self._users is None:
             return Question(row=dict(user), k=1)
         number = self._users.number(user)
@@ -456,7 +456,8 @@ class Recommender:
         given = {place: item for place, item in enumerate(request.items) if not isinstance(item, str)}
         for place, item in given.items():
             refuse_unknown(item, self._item_columns, what="item")
-            given[place] = in_plain_numbers(item, columns=self._number_columns, written=self.chain.settings.written)
+            written = self.chain.settings.written_columns
+            given[place] = in_plain_numbers(item, columns=self._number_columns, written=written)
         if given and self.chain.catalogue is not None:
             given = self.chain.catalogue.completed(given, columns=self._item_columns)
         numbers = self._catalogue().numbers(ids) if ids else torch.empty(0, dtype=torch.int64)

@@ -27,7 +27,7 @@ from polars.exceptions import PolarsError
 from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.data.raw.bad_rows import BadRow
-from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers
 from ziggurat.errors import BoundsError, DataError, RequestError
 from ziggurat.features.events import HISTORY_TIMES
 from ziggurat.features.schema import Schema, column_of
@@ -114,14 +114,14 @@ def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
 
 
 def in_plain_numbers(
-    row: Mapping[str, object], *, columns: Collection[str], written: WrittenNumbers
+    row: Mapping[str, object], *, columns: Collection[str], written: WrittenColumns
 ) -> Mapping[str, object]:
     """Return a row of a request in which texts of numbers are numbers, by the marks of the run's files.
 
     Args:
         row: raw columns by name, as a client sent them; none that an export keeps.
         columns: those that are numbers.
-        written: the way in which the files of the run write numbers.
+        written: the way in which the files of the run write numbers, by column.
 
     Raises:
         RequestError: a text that is none in this way; names the column.
@@ -129,7 +129,7 @@ def in_plain_numbers(
     if written.is_plain:
         return row
     texts = {name: value for name, value in row.items() if name in columns and isinstance(value, str)}
-    numbers = {name: _written_number(value, column=name, written=written) for name, value in texts.items()}
+    numbers = {name: _written_number(value, column=name, written=written.of(name)) for name, value in texts.items()}
     return {**row, **numbers}
 
 
@@ -169,7 +169,8 @@ def series_of(
     """
     if dtype.is_numeric():
         rows = ({name: value} for value in values)
-        values = [in_plain_numbers(row, columns=(name,), written=written)[name] for row in rows]
+        marks = WrittenColumns(files=written)
+        values = [in_plain_numbers(row, columns=(name,), written=marks)[name] for row in rows]
     cells = [_cell(value, dtype, name) for value in values]
     try:
         return pl.Series(name, cells, dtype=dtype, strict=True)

@@ -37,6 +37,7 @@ from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import Outcomes, Schema, table_of
+from ziggurat.features.schema_checks import refuse_unread_numbers
 from ziggurat.files.writing import replacing, replacing_folder
 from ziggurat.models import (
     BSTConfig,
@@ -148,6 +149,7 @@ def candidates_of(
         ConfigError: models of samples are not what this table needs; says which are.
     """
     refuse_threshold_of_number(schema.labels, where="schema")
+    refuse_unread_numbers(schema, where="schema")
     _refuse_other_tables(schema)
     summed = pooled_schema(schema)
     models: dict[str, ModelConfig] = {"logistic_regression": LogisticRegressionConfig()}

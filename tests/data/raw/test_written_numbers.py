@@ -86,8 +86,11 @@ def test_what_can_be_read_in_two_ways_is_said():
     (note,) = find_marks({"x": fixed}, separator=";").warnings
     assert note == "'x': '4.731' is read as 4.731; where it is 4731 say --data.decimal comma --data.thousands point"
     other = {"x": pl.Series(["4.731", "950", "3.864", "5.933", "1.010", "8.000"]), "y": pl.Series(["3.5", "7.25"])}
-    notes = find_marks(other, separator=";").warnings
-    assert any("'x': '4.731' is read as 4.731; where it is 4731 say" in note for note in notes)
+    found = find_marks(other, separator=";")
+    assert found.numbers == WrittenNumbers()
+    assert found.own == {"x": WrittenNumbers(decimal=DecimalMark.COMMA, thousands=ThousandsMark.POINT)}
+    assert "'x': numbers such as '4.731'" in found.own_notes["x"][0]
+    assert "that this is 4731: [[number]]" in found.own_notes["x"][0]
     mixed = find_marks({"x": pl.Series(["$3", "€4", "5%"])}, separator=",")
     assert mixed.numbers.signs is NumberSigns.STRIP
     assert any("$ and €" in note for note in mixed.warnings)
@@ -163,7 +166,7 @@ def test_a_column_without_thousands_is_read_as_one_that_has_them() -> None:
 
 
 @pytest.mark.parametrize("odd", ["english", "german"])
-def test_columns_that_differ_in_marks_have_a_way_out_that_works(
+def test_a_line_of_python_writes_numbers_of_a_column_that_differs(
     odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = [1000.5 + row * 37 for row in range(200)]
@@ -173,9 +176,9 @@ def test_columns_that_differ_in_marks_have_a_way_out_that_works(
     columns = {"click": [row % 2 for row in range(200)], "odd": mine, "one": others, "two": others}
     monkeypatch.chdir(tmp_path)
     pl.DataFrame(columns).write_csv("t.csv", separator=";")
-    (warning,) = [each for each in inspect_file("t.csv").warnings if "another way" in each]
-    assert warning.startswith("'odd': ")
-    line = warning[warning.index("df.with_columns") :]
+    (own,) = inspect_file("t.csv").schema.numbers
+    assert own.column == "odd"
+    line = in_one_line("odd", written=WrittenNumbers.of_column(own))
     exec(line, {"pl": pl, "df": pl.read_csv("t.csv", separator=";", infer_schema=False)})
     found = inspect_file("numbers.parquet")
     assert not any("another way" in each for each in found.warnings)

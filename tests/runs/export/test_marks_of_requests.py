@@ -10,7 +10,7 @@ import pytest
 
 import ziggurat as zg
 from tests.serving.shop import SETTINGS
-from ziggurat.data.raw.written_numbers import DecimalMark, ThousandsMark, WrittenNumbers
+from ziggurat.data.raw.written_numbers import DecimalMark, ThousandsMark, WrittenColumns, WrittenNumbers
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.errors import DataError, RequestError
 from ziggurat.features.items import Items
@@ -156,5 +156,6 @@ def test_marks_stand_in_the_export_and_plain_ones_are_the_default(
     ChainSettings(formula="like", written=GERMAN).write(tmp_path / "chain.json")
     assert ChainSettings.read(tmp_path / "chain.json").written == GERMAN
     row = {"age": "1.5", "name": "a"}
-    assert in_plain_numbers(row, columns={"age"}, written=WrittenNumbers()) is row
-    assert in_plain_numbers({"age": "1.500"}, columns={"age"}, written=GERMAN) == {"age": 1500.0}
+    assert in_plain_numbers(row, columns={"age"}, written=WrittenColumns()) is row
+    german = WrittenColumns(files=GERMAN)
+    assert in_plain_numbers({"age": "1.500"}, columns={"age"}, written=german) == {"age": 1500.0}

@@ -4,7 +4,7 @@ from datetime import date
 
 import polars as pl
 
-from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, DecimalMark, WrittenNumbers
+from ziggurat.data.raw.written_numbers import DecimalMark, WrittenColumns, WrittenNumbers
 from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema
 from ziggurat.runs.export.typed_columns import typed_columns
 
@@ -23,7 +23,7 @@ TEXT = pl.DataFrame(
 
 
 def test_columns_get_the_types_of_the_schema_then_of_their_values():
-    typed = typed_columns(TEXT, schemas=[SCHEMA], is_text=True, written=PLAIN_NUMBERS)
+    typed = typed_columns(TEXT, schemas=[SCHEMA], is_text=True, written=WrittenColumns())
     assert typed["sku"].to_list() == ["1021", "1022", "a"]
     assert typed["tags"].to_list() == [["sale", "kids"], None, None]
     assert typed["price"].to_list() == [3.5, None, 7.0]
@@ -34,12 +34,12 @@ def test_columns_get_the_types_of_the_schema_then_of_their_values():
 
 
 def test_further_columns_of_typed_files_stay_what_they_are():
-    typed = typed_columns(TEXT, schemas=[SCHEMA], is_text=False, written=PLAIN_NUMBERS)
+    typed = typed_columns(TEXT, schemas=[SCHEMA], is_text=False, written=WrittenColumns())
     assert typed.schema == {**TEXT.schema, "tags": pl.List(pl.String), "price": pl.Float64}
 
 
 def test_numbers_with_a_comma():
     frame = pl.DataFrame({"price": ["3,5", "1,25"]})
-    assert typed_columns(frame, schemas=[SCHEMA], is_text=True, written=WrittenNumbers(decimal=DecimalMark.COMMA))[
-        "price"
-    ].to_list() == [3.5, 1.25]
+    written = WrittenColumns(files=WrittenNumbers(decimal=DecimalMark.COMMA))
+    typed = typed_columns(frame, schemas=[SCHEMA], is_text=True, written=written)
+    assert typed["price"].to_list() == [3.5, 1.25]

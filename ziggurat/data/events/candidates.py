@@ -100,6 +100,7 @@ def candidate_schema(schema: Schema) -> Schema:
         group=schema.group,
         session=QUESTION,
         items=items,
+        numbers=schema.numbers,
     )
 
 

@@ -190,7 +190,7 @@ def _read_chunk(
     chunk: RawChunk, schema: Schema, bad_rows: BadRows, *, carried: Sequence[str], is_asked: bool
 ) -> pl.DataFrame:
     """The usable events of a chunk: `user:`, `time:`, `row:`, `carried:…`, and the features by name."""
-    chunk = with_nulls(chunk, schema.missing_texts)
+    chunk = with_nulls(chunk, schema.missing_texts).with_number_columns(schema.numbers)
     faults = Faults(chunk=chunk)
     columns = {"user:": _ids(chunk, schema.group, faults, role="the user")}
     for feature in schema.features:

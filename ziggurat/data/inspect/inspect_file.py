@@ -249,7 +249,7 @@ def _measured_and_guessed(
             from_text=from_text,
             num_rows=num_rows,
             exact=exact.get(name),
-            written=marks.numbers,
+            written=marks.of(name),
             is_marked=name in marks.marked,
         )
         for name in sample.columns
@@ -257,7 +257,12 @@ def _measured_and_guessed(
     ]
     found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=named)
     notes = [] if from_text else numbers_in_text(columns)
-    return replace(found, warnings=(*marks.warnings, *notes, *found.warnings), numbers=marks.numbers)
+    read = found.schema.number_columns
+    own = tuple(written.as_column(name) for name, written in marks.own.items() if name in read)
+    schema = replace(found.schema, numbers=own) if own else found.schema
+    of_own = [note for each in own for note in marks.own_notes[each.column]]
+    warnings = (*marks.warnings, *of_own, *notes, *found.warnings)
+    return replace(found, schema=schema, warnings=warnings, numbers=marks.numbers)
 
 
 def _refuse_wrong_names(label: str, session: str, *, columns: tuple[str, ...], file: DataPath) -> None:

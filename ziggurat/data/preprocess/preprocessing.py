@@ -99,7 +99,10 @@ class FeatureCounters:
 
 
 def numeric_columns(schema: Schema, *, with_labels: bool = True, with_extras: bool = False) -> tuple[str, ...]:
-    """Return the columns that the schema reads as numbers alone: what `RawSource.frames(numbers=…)` wants."""
+    """Return the columns that the schema reads as numbers alone: what `RawSource.frames(numbers=…)` wants.
+
+    Those whose numbers are written in a way of their own are not among them: readers of files know nothing of it.
+    """
     dense = {column_of(item) for item in schema.features if item.reads_numbers}
     if with_labels:
         dense |= {column_of(label) for label in schema.labels if not label.positive} | ({schema.weight} - {""})
@@ -108,6 +111,7 @@ def numeric_columns(schema: Schema, *, with_labels: bool = True, with_extras: bo
     others = {column_of(item) for item in schema.features if not item.reads_numbers}
     others |= {column_of(label) for label in schema.labels if label.positive}
     others |= {column_of(extra) for extra in schema.extras if extra.dim}
+    others |= {each.column for each in schema.numbers}
     return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,8 @@ import polars as pl
 
 from ziggurat.data.raw.bad_rows import place
 from ziggurat.data.raw.spans import TextSpans
-from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers
+from ziggurat.features.number_marks import NumberColumn
 from ziggurat.files.stores import DataPath
 
 
@@ -29,6 +30,7 @@ class RawChunk:
         lines: (N,) 1-based line of each row in a text file, or None.
         spans: columns of ids that were left as bytes of a text file (`ids` of `RawSource.frames`); not in `frame`.
         numbers: how numbers are written in columns of text.
+        number_columns: columns of text in which they are written in another way, as the schema says.
         list_separator: what divides lists in columns of text, where the schema does not say it.
     """
 
@@ -40,12 +42,23 @@ class RawChunk:
     lines: np.ndarray | None = field(default=None, repr=False)
     spans: Mapping[str, TextSpans] = field(default_factory=dict, repr=False)
     numbers: WrittenNumbers = PLAIN_NUMBERS
+    number_columns: tuple[NumberColumn, ...] = ()
     list_separator: str = ""
 
     @staticmethod
     def of(frame: pl.DataFrame, *, name: str = "frame", start: int = 0) -> RawChunk:
         """A chunk of a frame in memory; `name` stands for the file in errors."""
         return RawChunk(frame=frame, path=Path(name), start=start)
+
+    def with_number_columns(self, columns: Iterable[NumberColumn]) -> RawChunk:
+        """The same rows, read as a schema says of columns whose numbers are written in a way of their own."""
+        columns = tuple(columns)
+        return replace(self, number_columns=columns) if columns != self.number_columns else self
+
+    @cached_property
+    def written(self) -> WrittenColumns:
+        """How numbers are written in each column of text."""
+        return WrittenColumns(files=self.numbers).with_own(self.number_columns)
 
     @property
     def num_rows(self) -> int:

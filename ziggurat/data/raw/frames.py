@@ -27,7 +27,7 @@ import polars as pl
 import pyarrow as pa
 import torch
 
-from ziggurat.data.raw.written_numbers import WrittenNumbers
+from ziggurat.data.raw.written_numbers import WrittenColumns, WrittenNumbers
 from ziggurat.errors import DataError
 from ziggurat.files.parquet import write_table
 
@@ -52,7 +52,7 @@ def is_pandas(data: object) -> TypeGuard[pandas.DataFrame]:
     return loaded is not None and isinstance(data, loaded.DataFrame)
 
 
-def as_polars(data: object, *, where: str = "data to score", written: WrittenNumbers | None = None) -> pl.DataFrame:
+def as_polars(data: object, *, where: str = "data to score", written: WrittenColumns | None = None) -> pl.DataFrame:
     """Return a table in memory as a polars frame.
 
     In a dict, NaN, None and NA among texts are missing values, and with `written` numbers among texts are texts.
@@ -60,7 +60,7 @@ def as_polars(data: object, *, where: str = "data to score", written: WrittenNum
     Args:
         data: see the module docstring.
         where: it was given, for the error.
-        written: how the reader of the texts expects numbers in them; None: numbers among texts are refused.
+        written: how the reader of the texts expects numbers in them, by column; None: numbers among texts are refused.
 
     Raises:
         DataError: it is nothing that polars can take; names the column.
@@ -99,13 +99,16 @@ def _ways_to_a_frame(data: object) -> tuple[str, ...]:
     return ("let each column have values of one kind: numbers, texts, times, or lists of these",)
 
 
-def _frame_of(data: Any, written: WrittenNumbers | None = None) -> pl.DataFrame | None:
+def _frame_of(data: Any, written: WrittenColumns | None = None) -> pl.DataFrame | None:
     if isinstance(data, pl.DataFrame):
         return data
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, Mapping):
-        return pl.DataFrame({str(name): _column_of(values, written) for name, values in data.items()})
+        columns: dict[str, Any] = {}
+        for name, values in data.items():
+            columns[str(name)] = _column_of(values, None if written is None else written.of(str(name)))
+        return pl.DataFrame(columns)
     if is_pandas(data):
         has_name = any(name is not None for name in data.index.names)
         return pl.from_pandas(data, include_index=has_name)

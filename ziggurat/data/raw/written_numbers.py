@@ -3,9 +3,10 @@
 Problem: "4.731" is four and three quarters to one program and nearly five thousand to another, and one cell alone never
 says which. A reader that guesses cell by cell divides by a thousand without a word.
 
-Idea: how numbers are written is a setting of the files, and holds for all of their numbers. Within it a cell is read
-strictly: marks between thousands stand before groups of three digits (or of two and a last one of three, as in
-1,20,000), and only before the fraction; anything else is no number, and so a bad row.
+Idea: how numbers are written is a setting of the files, and holds for all of their numbers but those of columns that
+have a block of their own in the schema (`features/number_marks.py`). Within it a cell is read strictly: marks between
+thousands stand before groups of three digits (or of two and a last one of three, as in 1,20,000), and only before the
+fraction; anything else is no number, and so a bad row.
 
     settings                              reads                            refuses
     decimal point (the default)           3.5  1200                        1,200  3,5
@@ -14,49 +15,30 @@ strictly: marks between thousands stand before groups of three digits (or of two
     decimal comma, thousands point        1.234,5  4.731 (= 4731)  3,5     1.23  3.5
     signs strip                           $12.5  12.5 €  12% (= 0.12)      12 kg
 
-`find_marks` looks at whole columns, and says of each how it must be written.
+`find_marks` looks at whole columns, says under which settings most can be read, and which need a block of their own.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 
 import polars as pl
 
 from ziggurat.errors import ConfigError
+from ziggurat.features.number_marks import DecimalMark as DecimalMark
+from ziggurat.features.number_marks import NumberColumn
+from ziggurat.features.number_marks import NumberSigns as NumberSigns
+from ziggurat.features.number_marks import ThousandsMark as ThousandsMark
 
 _CURRENCY = r"[$€£¥₹]"
 _SPACES = " \u00a0\u202f\u2009"
 _LEAST_MARKED = 5  # distinct cells with three digits behind their only mark, before that is taken for thousands
-
-
-class DecimalMark(StrEnum):
-    """The mark before the fraction of a number in text."""
-
-    POINT = "point"  # 3.5
-    COMMA = "comma"  # 3,5; a point in a number is then a fault, unless it stands between thousands
-
-
-class ThousandsMark(StrEnum):
-    """The mark between the thousands of a number in text."""
-
-    NONE = "none"  # 1200
-    COMMA = "comma"  # 1,200
-    POINT = "point"  # 1.200
-    SPACE = "space"  # 1 200, also with spaces that do not break
-    APOSTROPHE = "apostrophe"  # 1'200
-
-
-class NumberSigns(StrEnum):
-    """Ways to treat signs of currencies and per cent around a number in text."""
-
-    REFUSE = "refuse"  # they make it no number
-    STRIP = "strip"  # $12.5 is 12.5, and 12% is 0.12
 
 
 _CHARACTERS = {
@@ -97,6 +79,11 @@ class WrittenNumbers:
                 ),
             )
 
+    @staticmethod
+    def of_column(column: NumberColumn) -> WrittenNumbers:
+        """Return how a column with settings of its own is written."""
+        return WrittenNumbers(decimal=column.decimal, thousands=column.thousands, signs=column.signs)
+
     @property
     def is_plain(self) -> bool:
         """True if numbers are written as programs write them: a point before the fraction, and nothing else."""
@@ -108,6 +95,18 @@ class WrittenNumbers:
         thousands = ("--data.thousands", self.thousands.value) if self.thousands is not ThousandsMark.NONE else ()
         signs = ("--data.signs", self.signs.value) if self.signs is not NumberSigns.REFUSE else ()
         return (*decimal, *thousands, *signs)
+
+    def block(self, column: str) -> str:
+        """Say in words which block of a schema says this of a column."""
+        keys = {"decimal": self.decimal, "thousands": self.thousands, "signs": self.signs}
+        plain = {"decimal": DecimalMark.POINT, "thousands": ThousandsMark.NONE, "signs": NumberSigns.REFUSE}
+        lines = [f"column = {json.dumps(column, ensure_ascii=False)}"]
+        lines += [f'{name} = "{value.value}"' for name, value in keys.items() if value is not plain[name]]
+        return f"[[number]], and below it {' and '.join(lines)}"
+
+    def as_column(self, column: str) -> NumberColumn:
+        """Return the settings of a column that is written so."""
+        return NumberColumn(column=column, decimal=self.decimal, thousands=self.thousands, signs=self.signs)
 
     def cast(self, series: pl.Series) -> pl.Series:
         """Read texts as Float64; null where a text is no number, or is null or blank."""
@@ -170,22 +169,57 @@ PLAIN_NUMBERS = WrittenNumbers()  # as programs write them
 
 
 @dataclass(frozen=True, kw_only=True)
+class WrittenColumns:
+    """The way in which the numbers of each column of text are written.
+
+    Args:
+        files: that of the files.
+        own: by column, of those that the schema says more of.
+    """
+
+    files: WrittenNumbers = PLAIN_NUMBERS
+    own: Mapping[str, WrittenNumbers] = field(default_factory=dict)
+
+    def with_own(self, columns: Iterable[NumberColumn]) -> WrittenColumns:
+        """Return the same, with the columns of a schema; those that are there already stay as they are."""
+        own = {each.column: WrittenNumbers.of_column(each) for each in columns}
+        return WrittenColumns(files=self.files, own={**own, **self.own})
+
+    def of(self, column: str) -> WrittenNumbers:
+        """Return how the numbers of a column are written."""
+        return self.own.get(column, self.files)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the numbers of all columns are written as programs write them."""
+        return self.files.is_plain and all(each.is_plain for each in self.own.values())
+
+
+@dataclass(frozen=True, kw_only=True)
 class MarksFound:
     """The way in which the numbers of a file are written, as its columns show.
 
     Args:
         numbers: the settings under which most columns of numbers can be read.
-        marked: names of columns that need these settings: they are measurements, and no ids.
-        warnings: what may be read in two ways, and what the settings do not fit.
+        marked: names of columns that need these settings, or their own: they are measurements, and no ids.
+        warnings: what may be read in two ways.
+        own: by column, of those that are written in another way than most.
+        own_notes: by such a column, what is to be said of it where it is read as numbers.
     """
 
     numbers: WrittenNumbers
     marked: frozenset[str]
     warnings: tuple[str, ...]
+    own: Mapping[str, WrittenNumbers] = field(default_factory=dict)
+    own_notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def of(self, column: str) -> WrittenNumbers:
+        """Return how the numbers of a column are written."""
+        return self.own.get(column, self.numbers)
 
 
 def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFound:
-    """Find out how the numbers in columns of text are written, for all of them alike.
+    """Find out how the numbers in columns of text are written: for most of them alike, for others by themselves.
 
     Args:
         columns: texts by the name of the column, without nulls and texts that mean nothing.
@@ -209,17 +243,21 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
             f"{name!r} ({each.example!r} is {each.read_as(numbers)})" for name, each in sorted(marked.items())[:3]
         )
         warnings.append(f"numbers are read with {' '.join(numbers.settings())}, as columns show: {shown}")
+    own: dict[str, WrittenNumbers] = {}
+    own_notes: dict[str, tuple[str, ...]] = {}
     for name, each in known.items():
-        if not each.is_read_by(best):
-            alone = each.with_signs(next(iter(each.readings)))
-            warnings.append(
-                f"{name!r}: numbers such as {each.example!r} are written in another way than those of other columns; "
-                f"they alone would need {' '.join(alone.settings()) or _plain_flags(numbers)}, and a run reads all "
-                f"columns alike; in Python, of df = pl.read_csv(…, infer_schema=False), this writes one for it: "
-                f"{in_one_line(name, written=alone)}"
-            )
-    warnings += [note for name, each in known.items() for note in each.doubts(name, numbers)]
-    return MarksFound(numbers=numbers, marked=frozenset(marked), warnings=tuple(warnings))
+        alone = each.read_alone(best)
+        if alone is None:
+            warnings += each.doubts(name, numbers)
+            continue
+        own[name] = alone
+        note = (
+            f"{name!r}: numbers such as {each.example!r} are written in another way than those of other columns; the "
+            f"schema says of it alone that this is {each.read_as(alone)}: {alone.block(name)}"
+        )
+        own_notes[name] = (note, *each.doubts(name, alone, is_own=True))
+    marked |= {name: needy[name] for name in own if name in needy}
+    return MarksFound(numbers=numbers, marked=frozenset(marked), warnings=tuple(warnings), own=own, own_notes=own_notes)
 
 
 def in_one_line(column: str, *, written: WrittenNumbers) -> str:
@@ -253,7 +291,8 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...
     found = texts.drop_nulls()
     column = _Texts.of(found.filter(found.str.strip_chars() != ""), separator=";")
     ways: list[str] = []
-    alone: list[str] = []
+    blocks: list[str] = []
+    lines: list[str] = []
     for marks, reading in column.readings.items():
         needed = column.with_signs(marks)
         if needed != present and reading in _LIKELY:
@@ -261,11 +300,13 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...
             meant = f"if {column.example!r} is {column.read_as(needed)}"
             ways.append(f"{meant}: {flags}")
             # A setting holds for all columns of the files, so it is no way out where these differ.
-            alone.append(
-                f"{meant}, and numbers of other columns are written in another way: in Python, of df = "
+            others = f"{meant}, and numbers of other columns are written in another way"
+            blocks.append(f"{others}: in the schema, {needed.block(texts.name)}")
+            lines.append(
+                f"{others}, and the schema is that of a trained run: in Python, of df = "
                 f"pl.read_csv(…, infer_schema=False), {in_one_line(texts.name, written=needed)}"
             )
-    return (*ways[:2], *alone[:1])
+    return (*ways[:2], *blocks[:2], *lines[:1])
 
 
 class _Reading(StrEnum):
@@ -351,6 +392,14 @@ class _Texts:
         same_mark = marks.decimal is DecimalMark.POINT or not self.unique.str.contains(".", literal=True).any()
         return self.readings.get(PLAIN_NUMBERS) is _Reading.SURE and same_mark
 
+    def read_alone(self, marks: WrittenNumbers) -> WrittenNumbers | None:
+        """Return the settings that this column needs by itself, where those of most columns do not read it well."""
+        likely = [each for each, reading in self.readings.items() if reading in _LIKELY]
+        is_read = self.is_read_by(marks)
+        if is_read and (self.reading_by(marks) is not _Reading.UNLIKELY or not likely):
+            return None
+        return self.with_signs(likely[0] if likely else next(iter(self.readings)))
+
     @property
     def example(self) -> str:
         """A text with a mark between thousands, or with another one, or the first."""
@@ -366,14 +415,20 @@ class _Texts:
         """Return the number that the example is."""
         return f"{marks.cast(pl.Series([self.example]))[0]:.10g}"
 
-    def doubts(self, name: str, marks: WrittenNumbers) -> list[str]:
-        """Say what may be read in another way than by these settings, and which signs are mixed."""
+    def doubts(self, name: str, marks: WrittenNumbers, *, is_own: bool = False) -> list[str]:
+        """Say what may be read in another way than by these settings, and which signs are mixed.
+
+        Args:
+            name: of the column.
+            marks: by which it is read.
+            is_own: whether the schema says them of this column alone.
+        """
         plain = replace(marks, signs=NumberSigns.REFUSE)
         notes: list[str] = []
         others = [other for other in self.readings if other != plain]
         if self.readings.get(plain) in (_Reading.AMBIGUOUS, _Reading.UNLIKELY) and others:
             other = self.with_signs(others[0])
-            flags = " ".join(other.settings()) or _plain_flags(marks)
+            flags = other.block(name) if is_own else " ".join(other.settings()) or _plain_flags(marks)
             here = self.read_as(self.with_signs(plain))
             notes.append(f"{name!r}: {self.example!r} is read as {here}; where it is {self.read_as(other)} say {flags}")
         if not self.has_signs or plain not in self.readings:

@@ -23,7 +23,7 @@ from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates,
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.raw.written_numbers import WrittenNumbers
+from ziggurat.data.raw.written_numbers import WrittenColumns
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
@@ -61,6 +61,13 @@ class RunData:
         named = (*data.train, *data.valid, *data.test) if data.split.by is SplitBy.FILES else data.train
         return data.source([*(paths or named)], bad_rows=self.bad_rows)
 
+    def written(self, schemas: Sequence[Schema] = ()) -> WrittenColumns:
+        """Return how numbers are written in the files: as its own schema says, then as those of further models do."""
+        written = WrittenColumns(files=self.config.text.numbers).with_own(self.schema.numbers)
+        for schema in schemas:
+            written = written.with_own(schema.numbers)
+        return written
+
     def samples(self, *, num_rows: int) -> Iterator[RawChunk]:
         """About so many rows with labels, the first ones of each file."""
         source = self.source()
@@ -70,7 +77,8 @@ class RunData:
         for path in source.paths:
             left = quota
             numbers = numeric_columns(schema)
-            for chunk in self.source([path]).frames(columns=columns, numbers=numbers, chunk_rows=1 << 14):
+            for raw in self.source([path]).frames(columns=columns, numbers=numbers, chunk_rows=1 << 14):
+                chunk = raw.with_number_columns(schema.numbers)
                 mask = np.arange(chunk.num_rows) < left
                 yield chunk if mask.all() else chunk.filter(mask)
                 left -= chunk.num_rows
@@ -120,7 +128,7 @@ def make_catalogue(
         frame = catalogue_of(data.source(), schema=described[0], keep=more)
     source = data.source(items)
     is_text = all(source.is_text(path) for path in source.paths)
-    frame = typed_columns(frame, schemas=described, is_text=is_text, written=source.text.numbers)
+    frame = typed_columns(frame, schemas=described, is_text=is_text, written=data.written(schemas))
     return ItemCatalogue(frame, columns=ItemColumns(id=columns[0], features=columns))
 
 
@@ -163,7 +171,7 @@ def make_users(
         as_items = dataclasses.replace(named, items=Items(id=_USER, features=tuple(mine)))
         source = of_users.source()
         frame = catalogue_of(source, schema=as_items, keep=sorted(names))
-        frame = _with_numbers(frame, schemas=schemas, written=source.text.numbers)
+        frame = _with_numbers(frame, schemas=schemas, written=of_users.written(schemas))
         ids = canonical_text(frame[schema.group])
         assert ids is not None, "read as ids before"
         user_ids = NumberOfId(ids)
@@ -194,13 +202,13 @@ def make_users(
     )
 
 
-def _with_numbers(frame: pl.DataFrame, *, schemas: Sequence[Schema], written: WrittenNumbers) -> pl.DataFrame:
+def _with_numbers(frame: pl.DataFrame, *, schemas: Sequence[Schema], written: WrittenColumns) -> pl.DataFrame:
     """Turn texts with marks in columns of numbers into numbers: who reads an export knows no marks of files."""
     if written.is_plain:
         return frame
     columns = {column_of(each) for schema in schemas for each in schema.features if each.reads_numbers}
     texts = [name for name in frame.columns if name in columns and frame.schema[name] == pl.String]
-    return frame.with_columns(written.cast(frame[name]) for name in texts)
+    return frame.with_columns(written.of(name).cast(frame[name]) for name in texts)
 
 
 def _events(

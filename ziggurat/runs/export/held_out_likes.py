@@ -299,6 +299,7 @@ def _raw_rows(
     for chunk in source.frames(columns=tuple(features)):
         wanted = np.isin(chunk.global_rows, rows)
         if wanted.any():
+            chunk = chunk.with_number_columns(data.schema.numbers)
             found.append(plain_columns(chunk.filter(wanted), features.values()))
     return request_rows(pl.concat(found)) if found else []
 

@@ -145,8 +145,16 @@ def export_run(
         sizes = {"num_candidates": config.num_candidates, "num_over_arch": config.num_over_arch}
         items = runs.main.preprocessing.schema.items
         repeats = Items.repeats if items is None else items.repeats
-        written = seen.raw.text.numbers
-        settings = ChainSettings(formula=formula, user_id=user_id, repeats=repeats, written=written, **sizes)
+        # Of two runs the first decides, whose files are read.
+        own = {each.column: each for schema in reversed(seen.schemas) for each in schema.numbers}
+        settings = ChainSettings(
+            formula=formula,
+            user_id=user_id,
+            repeats=repeats,
+            written=seen.raw.text.numbers,
+            number_columns=tuple(own.values()),
+            **sizes,
+        )
         if runs.encoder is not None:
             progress.say(f"{repeats.of_answers} (repeats = {repeats.value}); a request may say otherwise: exclude_seen")
         settings.write(folder / CHAIN_FILE)

@@ -231,14 +231,21 @@ def plain_rows(chunk: RawChunk, schema: Schema) -> pl.DataFrame:
 
 
 def plain_columns(chunk: RawChunk, features: Iterable[Feature]) -> pl.DataFrame:
-    """The columns of some features, with numbers in text as programs write them."""
+    """The columns of some features, with numbers in text as programs write them.
+
+    Columns whose numbers are written in a way of their own become numbers: the schema would read their texts in that
+    way a second time.
+    """
     features = tuple(features)
     frame = chunk.frame.select(list(dict.fromkeys(map(column_of, features))))
-    if chunk.numbers.is_plain:
+    if chunk.written.is_plain:
         return frame
     names = {column_of(each) for each in features if each.reads_numbers}
     texts = [name for name in names if frame.schema[name] == pl.String]
-    return frame.with_columns(chunk.numbers.as_points(frame[name]) for name in texts)
+    own = chunk.written.own
+    return frame.with_columns(
+        own[name].cast(frame[name]) if name in own else chunk.numbers.as_points(frame[name]) for name in texts
+    )
 
 
 def _is_free(schema: Schema, feature: Feature) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
-from ziggurat.data.raw.written_numbers import WrittenNumbers
+from ziggurat.data.raw.written_numbers import WrittenColumns, WrittenNumbers
 from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.ops.written_decimals import with_decimals
 
@@ -25,7 +25,7 @@ _NOT_PLAIN = r"^\s*[+-]?0[0-9]"  # an id with leading zeros, no number
 
 
 def typed_columns(
-    frame: pl.DataFrame, *, schemas: Sequence[Schema], is_text: bool, written: WrittenNumbers
+    frame: pl.DataFrame, *, schemas: Sequence[Schema], is_text: bool, written: WrittenColumns
 ) -> pl.DataFrame:
     """The same rows, with columns of texts that are numbers, dates or lists as such.
 
@@ -33,14 +33,15 @@ def typed_columns(
         frame: the catalogue, raw.
         schemas: of the models that read it; the first one that has a feature of a column decides.
         is_text: it comes from a text file, so that types of further columns are guessed.
-        written: how numbers in text are written.
+        written: how numbers in text are written, by column.
     """
     features: dict[str, Feature] = {}
     for schema in schemas:
         for feature in schema.features:
             features.setdefault(column_of(feature), feature)
     columns = [
-        _typed(series, features.get(series.name), is_text=is_text, written=written) for series in frame.get_columns()
+        _typed(series, features.get(series.name), is_text=is_text, written=written.of(series.name))
+        for series in frame.get_columns()
     ]
     return pl.DataFrame(columns)
 

@@ -85,7 +85,7 @@ def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy,
         labels = label_columns(schema)
         needed = (*(column_of(feature) for feature in schema.features), schema.group, schema.time)
         if is_frame(data):
-            frame = as_polars(data, written=run.reading.text.numbers)
+            frame = as_polars(data, written=run.written)
             known = list(frame.columns)
             chunks = chunks_of_frame(frame, text=run.reading.text)
         else:

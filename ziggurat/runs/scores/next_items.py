@@ -113,7 +113,7 @@ def next_items(
 def _chunks(run: Run, data: Any, bad_rows: BadRows) -> Iterable[RawChunk]:
     if is_frame(data):
         text = run.reading.text
-        return chunks_of_frame(as_polars(data, written=text.numbers), text=text)
+        return chunks_of_frame(as_polars(data, written=run.written), text=text)
     source = RawSource(data, format=run.reading.format, bad_rows=bad_rows, text=run.reading.text)
     return source.frames(columns=run.config.table_schema.columns)
 

@@ -257,7 +257,7 @@ def encoded_chunks(
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         if is_frame(data):
             text = run.reading.text
-            frame = as_polars(data, written=text.numbers)
+            frame = as_polars(data, written=run.written)
             if with_labels:
                 _refuse_no_label_in_frame(run, frame)
             chunks = chunks_of_frame(frame, text=text)
@@ -378,7 +378,7 @@ def refuse_events(run: Run, data: Any) -> None:
     if run.config.table_schema.events is None:
         return
     if is_frame(data):
-        known = as_polars(data, written=run.reading.text.numbers).columns
+        known = as_polars(data, written=run.written).columns
     else:
         known = list(RawSource(data, format=run.reading.format).columns())
     if HISTORY not in known:
@@ -447,7 +447,7 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
         return pl.Schema({ROW: pl.Int64(), **scores})
     if is_frame(data):
         path = Path("frame")
-        types = dict(as_polars(data, written=run.reading.text.numbers).schema)
+        types = dict(as_polars(data, written=run.written).schema)
     else:
         source = RawSource(data, format=run.reading.format, text=run.reading.text)
         path = source.paths[0]

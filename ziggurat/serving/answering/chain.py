@@ -20,9 +20,10 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers
 from ziggurat.errors import ExportError
 from ziggurat.features.items import Repeats
+from ziggurat.features.number_marks import NumberColumn
 from ziggurat.files import Format
 from ziggurat.retrieval.filters import Filter
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
@@ -58,6 +59,7 @@ class ChainSettings:
         user_id: column with the user's id, or "".
         repeats: of the run that retrieves: whether answers leave out what a user had, where a request does not say.
         written: the way in which the files of the run write numbers, and so requests those in their texts.
+        number_columns: columns whose numbers are written in another way.
     """
 
     formula: str
@@ -66,6 +68,12 @@ class ChainSettings:
     user_id: str = ""
     repeats: Repeats = Repeats.LEAVE_OUT_BUT_TARGET
     written: WrittenNumbers = PLAIN_NUMBERS
+    number_columns: tuple[NumberColumn, ...] = ()
+
+    @property
+    def written_columns(self) -> WrittenColumns:
+        """The way in which the numbers of each column are written in texts."""
+        return WrittenColumns(files=self.written).with_own(self.number_columns)
 
     @staticmethod
     def read(path: Path) -> ChainSettings:

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ziggurat.data.raw.written_numbers import WrittenNumbers
+from ziggurat.data.raw.written_numbers import WrittenColumns
 from ziggurat.errors import RequestError
 from ziggurat.serving.answering.chain import Chain, numbers_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
@@ -172,7 +172,7 @@ def change_items(chain: Chain, changes: ItemChanges, *, went: Sequence[str] = ()
     order = sorted(range(len(ids)), key=lambda place: numbers[place] < 0)  # known numbers first, then new ones in order
     num_new = int((numbers < 0).sum())
     numbers[numbers < 0] = range(len(catalogue), len(catalogue) + num_new)
-    rows = _frame(catalogue, [merged[place] for place in order], written=chain.settings.written)
+    rows = _frame(catalogue, [merged[place] for place in order], written=chain.settings.written_columns)
     if not ids and not gone:  # ids of no item, or nothing at all: answers stay as they are, and so does their version
         return chain, ChangedItems(
             added=0, changed=0, deleted=0, unknown=changes.delete, num_items=catalogue.num_items()
@@ -231,11 +231,11 @@ def _ids(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, object]]) -> list
     return ids
 
 
-def _frame(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, object]], *, written: WrittenNumbers) -> pl.DataFrame:
+def _frame(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, object]], *, written: WrittenColumns) -> pl.DataFrame:
     schema = catalogue.frame.schema
     columns = []
     for name in schema:
-        columns.append(series_of(name, [row.get(name) for row in rows], dtype=schema[name], written=written))
+        columns.append(series_of(name, [row.get(name) for row in rows], dtype=schema[name], written=written.of(name)))
     return pl.DataFrame(columns)
 
 

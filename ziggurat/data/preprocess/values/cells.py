@@ -121,7 +121,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
         series = series.cast(pl.String)
         dtype = pl.String()
     if dtype == pl.String:
-        numbers = _numbers_in_text(series, faults, written=faults.chunk.numbers, ways_out=ways_out)
+        numbers = _numbers_in_text(series, faults, written=faults.chunk.written.of(series.name), ways_out=ways_out)
     elif dtype.is_numeric() or dtype == pl.Boolean:
         numbers = as_float64(series).to_numpy()  # null becomes NaN
     else:

@@ -144,7 +144,7 @@ def parse_chunk(
         DataError: a bad row (policy ERROR).
         BoundsError: an id outside an identity table (policy ERROR).
     """
-    chunk = with_truths(with_nulls(chunk, schema.missing_texts))
+    chunk = with_truths(with_nulls(chunk, schema.missing_texts)).with_number_columns(schema.numbers)
     faults = Faults(chunk=chunk)
     parsed = _parse(schema, chunk, faults, with_labels=with_labels, needs_extras=needs_extras)
     if not faults.found:
