@@ -155,6 +155,29 @@ def test_the_command(shop: Shop, users: Path, tmp_path: Path, capsys: pytest.Cap
     assert pl.read_parquet(out)["items"].list.len().unique().to_list() == [40]
 
 
+def test_numbers_of_users_are_read_by_the_marks_that_are_said(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "lists.parquet"
+    pl.DataFrame({"user_id": [1, 2], "age": [1234.5, 21.5]}).write_parquet(tmp_path / "users.parquet")
+    pl.DataFrame({"user_id": [1, 2], "age": ["1.234,5", "21,5"]}).write_csv(tmp_path / "users.csv", separator=";")
+    command = ["recommend", str(shop.export), "--k", "3", "--out", str(out)]
+    assert main([*command, str(tmp_path / "users.parquet")]) == 0
+    expected = pl.read_parquet(out)
+    command += ["--data.separator", "semicolon", str(tmp_path / "users.csv")]
+    assert main(command) != 0, "files of the run have a point"
+    assert "'age'" in capsys.readouterr().err
+    assert main([*command, "--data.decimal", "comma", "--data.thousands", "point"]) == 0
+    assert pl.read_parquet(out).equals(expected)
+    assert main([*command, "--data.decimal", "comma"]) != 0
+    shown = capsys.readouterr().err
+    assert "'1.234,5'" in shown
+    assert "row 0" in shown
+    assert "--data.thousands" in shown
+    assert main([*command, "--data.decimal", "comma", "--data.thousands", "comma"]) != 0
+    assert "a comma for both" in capsys.readouterr().err
+
+
 def test_recall_of_the_index(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "recall.png"
     arguments = ["index", "recall", str(shop.export), "--k", "10", "--users", "20", "--filter", "tags:t1"]

@@ -126,6 +126,34 @@ def settings_given(rest: Sequence[str]) -> dict[str, str]:
     return {written[dashed]: values[-1] for dashed, values in changes.items()}
 
 
+def reading_settings(
+    rest: Sequence[str], *, known: Mapping[str, str], where: str, instead: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return settings that say how files are read, by the name of a field, as texts.
+
+    Args:
+        rest: of the command line.
+        known: the field that each dotted path sets.
+        where: of the error.
+        instead: by the path of a setting that is not among them, the way out.
+
+    Raises:
+        ConfigError: another setting.
+    """
+    changes = {path.replace("_", "-"): text for path, text in settings_given(rest).items()}
+    for path in changes:
+        if path not in known:
+            near = nearest_names(path, known, most=1)
+            at_hand = [instead[path]] if instead and path in instead else []
+            raise ConfigError(
+                expected="a setting that says how files are read: " + ", ".join(f"--{each}" for each in known),
+                found=f"--{path}",
+                where=where,
+                ways_out=[*at_hand, *(f"did you mean --{each}?" for each in near), "leave it out"],
+            )
+    return {known[path]: text for path, text in changes.items()}
+
+
 def _present_name(path: str) -> str:
     """The name that a renamed setting has now, with a notice."""
     new = RENAMED.get(path.replace("_", "-"))

@@ -34,7 +34,9 @@ from ziggurat.config import to_json
 from ziggurat.data.raw.names import guess_separator, name_of_separator
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
+from ziggurat.data.raw.written_numbers import WrittenNumbers
 from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
+from ziggurat.features.number_marks import DecimalMark, NumberSigns, ThousandsMark
 from ziggurat.files import FileLock, Format, read_bytes, replacing, sha256_of, write_bytes, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import facts_of
@@ -65,6 +67,9 @@ class BulkConfig:
         exclude_seen: leave out what a user has had in the data that the export was made from; None: as the export does.
         part_users: users of one part, the unit of going on after a kill.
         separator: of text files of users; "" for the format's own.
+        decimal: what stands before the fraction of numbers in their texts; None: as in the files of the run.
+        thousands: what stands between thousands; None: as in those files.
+        signs: whether signs of currencies and per cent may stand around numbers; None: as in those files.
     """
 
     k: Annotated[int, Range(1, MAX_K, "more than one request may ask for")] = 100
@@ -72,9 +77,27 @@ class BulkConfig:
     exclude_seen: bool | None = None
     part_users: Count = 4096
     separator: str = ""
+    decimal: DecimalMark | None = None
+    thousands: ThousandsMark | None = None
+    signs: NumberSigns | None = None
 
     def __post_init__(self) -> None:
         TextOptions(delimiter=self.separator)  # refuses an impossible one
+
+    def written(self, of_run: WrittenNumbers) -> WrittenNumbers:
+        """Return how numbers in texts of users are written.
+
+        Args:
+            of_run: how the files of the run write them.
+
+        Raises:
+            ConfigError: one mark for both.
+        """
+        return WrittenNumbers(
+            decimal=of_run.decimal if self.decimal is None else self.decimal,
+            thousands=of_run.thousands if self.thousands is None else self.thousands,
+            signs=of_run.signs if self.signs is None else self.signs,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +150,7 @@ def recommend_in_bulk(
     target = Path(out)
     source = users_of(users, out=target, config=config)
     columns = _columns(export, source)
+    config.written(export.chain.settings.written)  # refuses one mark for both
     # Once, before hours of work: a mistake in the filter would else show with the first part.
     if config.filter:
         export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
@@ -399,6 +423,12 @@ def _chunks(source: RawSource, columns: Sequence[str], *, size: int) -> Iterator
 
 def _answered(export: Recommender, frame: pl.DataFrame, *, start: int, config: BulkConfig, where: str) -> pl.DataFrame:
     rows = list(frame_with_decimals(frame).iter_rows(named=True))
+    written = config.written(export.chain.settings.written)
+    if written != export.chain.settings.written:
+        rows = [
+            _with_numbers(export, row, written=written, where=f"{where}, row {start + place}")
+            for place, row in enumerate(rows)
+        ]
     items: list[list[str]] = []
     scores: list[list[float]] = []
     for first in range(0, len(rows), _TOGETHER):
@@ -436,6 +466,21 @@ def _user_column(export: Recommender, columns: Sequence[str]) -> str:
     """The column of the user's id, if the files have it."""
     name = export.chain.settings.user_id
     return name if name in columns else ""
+
+
+def _with_numbers(
+    export: Recommender, row: Mapping[str, Any], *, written: WrittenNumbers, where: str
+) -> dict[str, Any]:
+    """Return a row whose texts of numbers are numbers, by the marks of the files of users."""
+    try:
+        return export.with_numbers(row, written=written)
+    except RequestError as error:
+        raise RequestError(
+            expected=f"text of a number{written.in_words()}",
+            found=error.found,
+            where=f"{where}: {error.where}",
+            ways_out=("say how the files write numbers: --data.decimal, --data.thousands, --data.signs", "correct it"),
+        ) from None
 
 
 def _num_unknown(export: Recommender, frame: pl.DataFrame) -> int:

@@ -32,6 +32,7 @@ from torch import Tensor
 from ziggurat.arguments import check_arguments
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.names import in_terms_of_frame
+from ziggurat.data.raw.written_numbers import WrittenColumns, WrittenNumbers
 from ziggurat.errors import BoundsError, DataError, RequestError, ZigguratError
 from ziggurat.features.schema import column_of
 from ziggurat.retrieval.filters import Filter
@@ -213,6 +214,19 @@ class Recommender:
             return ranker.score_frame(rows, numbers=written.files).numpy()
         except (DataError, BoundsError) as error:
             raise in_terms_of_frame(error) from error
+
+    def with_numbers(self, user: Mapping[str, Any], *, written: WrittenNumbers) -> dict[str, Any]:
+        """Return columns of a user in which texts of numbers are numbers, for texts of other files than the run's.
+
+        Args:
+            user: raw columns.
+            written: how those files write numbers; columns of which the schema says more are read as it says.
+
+        Raises:
+            RequestError: a text that is no number in this way; names the column.
+        """
+        marks = WrittenColumns(files=written).with_own(self.chain.settings.number_columns)
+        return dict(in_plain_numbers(user, columns=self._number_columns, written=marks, even_plain=True))
 
     def info(self) -> Info:
         """Describe what the export is, and what may be asked of it."""

@@ -114,7 +114,7 @@ def _refuse_uneven(lists: Sequence[pl.Series]) -> None:
 
 
 def in_plain_numbers(
-    row: Mapping[str, object], *, columns: Collection[str], written: WrittenColumns
+    row: Mapping[str, object], *, columns: Collection[str], written: WrittenColumns, even_plain: bool = False
 ) -> Mapping[str, object]:
     """Return a row of a request in which texts of numbers are numbers, by the marks of the run's files.
 
@@ -122,11 +122,12 @@ def in_plain_numbers(
         row: raw columns by name, as a client sent them; none that an export keeps.
         columns: those that are numbers.
         written: the way in which the files of the run write numbers, by column.
+        even_plain: read texts that are written as programs write them, too, which who reads the column would do.
 
     Raises:
         RequestError: a text that is none in this way; names the column.
     """
-    if written.is_plain:
+    if written.is_plain and not even_plain:
         return row
     texts = {name: value for name, value in row.items() if name in columns and isinstance(value, str)}
     numbers = {name: _written_number(value, column=name, written=written.of(name)) for name, value in texts.items()}

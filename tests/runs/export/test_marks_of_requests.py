@@ -129,6 +129,16 @@ def test_a_text_that_the_files_could_not_have_is_refused(exported: tuple[Path, z
     assert rec.rank({"user_id": 1, "income": ""}, ["i3"]).items, "missing, as ever"
 
 
+def test_texts_of_other_files_than_the_runs_are_numbers_by_their_own_marks(
+    exported: tuple[Path, zg.Recommender, pl.DataFrame],
+) -> None:
+    _, rec, _ = exported
+    row = {"user_id": "1.5", "income": "1200.5"}
+    assert rec.with_numbers(row, written=WrittenNumbers()) == {"user_id": "1.5", "income": 1200.5}
+    with pytest.raises(RequestError, match="'income'"):
+        rec.with_numbers({"income": "1.200,5"}, written=WrittenNumbers())
+
+
 def test_examples_of_an_export_are_requests_that_it_answers(
     exported: tuple[Path, zg.Recommender, pl.DataFrame],
 ) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
-from ziggurat.cli.settings import settings_given
+from ziggurat.cli.settings import reading_settings
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb
 from ziggurat.commands import pasted
 from ziggurat.config import override
-from ziggurat.errors import ConfigError, nearest_names
+from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.precision import Precision
@@ -234,19 +234,13 @@ def _reading_as_told(run: Run, rest: list[str]) -> Run:
     from ziggurat.runs.scores.scoring import FileReading
 
     known = {f"data.{entry.name.replace('_', '-')}": entry.name for entry in dataclasses.fields(FileReading)}
-    changes = {path.replace("_", "-"): text for path, text in settings_given(rest).items()}
-    for path in changes:
-        if path not in known:
-            near = nearest_names(path, known, most=1)
-            at_hand = ["for bad rows: --bad-rows quarantine"] if path == "data.bad-rows" else []
-            raise ConfigError(
-                expected="a setting that says how files are read: " + ", ".join(f"--{each}" for each in known),
-                found=f"--{path}",
-                where="command line: a trained run keeps all other settings",
-                ways_out=[*at_hand, *(f"did you mean --{each}?" for each in near), "leave it out"],
-            )
-    also = {name: f"--{path}" for path, name in known.items()}
-    told = override(run.reading, {known[path]: text for path, text in changes.items()}, also=also)
+    changes = reading_settings(
+        rest,
+        known=known,
+        where="command line: a trained run keeps all other settings",
+        instead={"data.bad-rows": "for bad rows: --bad-rows quarantine"},
+    )
+    told = override(run.reading, changes, also={name: f"--{path}" for path, name in known.items()})
     return dataclasses.replace(run, reading=told)
 
 

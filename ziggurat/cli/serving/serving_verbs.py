@@ -7,8 +7,10 @@ import argparse
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.settings import reading_settings
 from ziggurat.cli.tables import print_line, print_table
-from ziggurat.cli.verb import Verb
+from ziggurat.cli.verb import Takes, Verb
+from ziggurat.config import override
 from ziggurat.errors import ConfigError
 
 EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
@@ -32,7 +34,9 @@ examples:
 RECOMMEND_SUMMARY = "the best items for every user of a file, by an export"
 RECOMMEND_EPILOG = """Users are rows with the columns of users that the run was trained on; columns that a row leaves
 out are those that the export knows of the user. One row a user comes out: row, the user's id, items and scores, best
-first. Killed at any instant, the same command goes on where it was.
+first. Killed at any instant, the same command goes on where it was. Numbers in texts are written as in the files of the
+run; of files that are written in another way say --data.decimal comma, --data.thousands point (1.234,5) or
+--data.signs strip ($12, 12%).
 examples:
   ziggurat recommend exports/films users.parquet --k 100 --out lists.parquet
   ziggurat recommend exports/films users.parquet --filter 'genres:Drama AND year:>=1990' --out drama.parquet"""
@@ -196,6 +200,9 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     config = BulkConfig(
         k=options.k, filter=options.filter, exclude_seen=options.exclude_seen, separator=options.separator
     )
+    known = {f"data.{name}": name for name in ("separator", "decimal", "thousands", "signs")}
+    told = reading_settings(rest, known=known, where="command line: how files of users are read")
+    config = override(config, told, also={name: f"--{path}" for path, name in known.items()})
     look_at_export(options.export, filters=[config.filter])
     users_of(options.users, out=options.out, config=config)
     loaded = Recommender.load(options.export, models=own_models(options))
@@ -299,6 +306,7 @@ RECOMMEND = Verb(
     epilog=RECOMMEND_EPILOG,
     add_arguments=add_recommend_arguments,
     run=recommend,
+    takes=Takes.SETTINGS,
 )
 
 INDEX = Verb(
