@@ -41,6 +41,8 @@ class Format:
         name: stands in the file: "ziggurat.plan". Never changes.
         what: for people: "a plan".
         version: of the layout as it is written now.
+        newest: a later layout that is read too, of the few files that an earlier Ziggurat would misread (`write` with
+            `version`); all others stay readable by it. 0: none.
         migrations: version → function that turns the content of that version into that of the next. 0 is a file
             without `format`; where migrations lack it, such a file is taken as version 1 (the layout was the same).
         seal: whether a checksum must be there.
@@ -53,6 +55,7 @@ class Format:
     name: str
     what: str
     version: int = 1
+    newest: int = 0
     migrations: Mapping[int, Migration] = field(default_factory=dict)
     seal: Seal = Seal.REQUIRED
     error: type[ZigguratError] = DataError
@@ -60,9 +63,16 @@ class Format:
     ways_out: tuple[str, ...] = WAYS_OUT
     max_bytes: int = MAX_BYTES
 
-    def write(self, path: str | os.PathLike[str], content: object, *, error: type[ZigguratError] = FileError) -> Path:
-        """Write `content`, a dict or a list of plain data, atomically."""
-        return write_bytes(path, self.encode(content), error=error)
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        content: object,
+        *,
+        error: type[ZigguratError] = FileError,
+        version: int | None = None,
+    ) -> Path:
+        """Write `content`, a dict or a list of plain data, atomically; `version`: see `newest`."""
+        return write_bytes(path, self.encode(content, version=version), error=error)
 
     def read(self, path: str | os.PathLike[str]) -> Content:
         """The content, in the present layout, whatever version wrote it.
@@ -81,11 +91,12 @@ class Format:
         )
         return self.decode(text, where=os.fspath(path))
 
-    def encode(self, content: object) -> bytes:
+    def encode(self, content: object, *, version: int | None = None) -> bytes:
         """The bytes of a file."""
+        version = self.version if version is None else version
         body = content if isinstance(content, dict) else {"content": content}
         assert not body.keys() & {"format", "version", "sha256"}, f"{self.name} uses a key of the format itself"
-        data = json.loads(json.dumps({"format": self.name, "version": self.version, **body}))  # as it will be read
+        data = json.loads(json.dumps({"format": self.name, "version": version, **body}))  # as it will be read
         data["sha256"] = digest_of(data)
         try:
             return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
@@ -106,9 +117,10 @@ class Format:
         # Not isinstance: to Python, true is an int.
         if type(version) is not int or version < 1:
             raise self._refusal("a version, counted from 1", f"version {version!r:.80}", where)
-        if version > self.version:
+        newest = max(self.version, self.newest)
+        if version > newest:
             raise self.error(
-                expected=f"{self.what} of version {self.version} or older",
+                expected=f"{self.what} of version {newest} or older",
                 found=f"version {version}: a newer Ziggurat wrote it",
                 where=where,
                 ways_out=("update Ziggurat", *self.ways_out),

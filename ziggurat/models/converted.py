@@ -188,14 +188,9 @@ def unreached_products(model: Model) -> tuple[dict[str, str], dict[str, str]]:
     Returns:
         Class of each module that does so without saying why, by its name; and the reasons of those that say why.
     """
-    runs: list[tuple[nn.Module, Run]] = [(model, dense_run(model))]
-    towers = model.towers
-    if towers is not None:
-        width = towers.input_dim
-        runs.append((towers, lambda size, device: towers(torch.zeros(size, width, device=device))))
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     found = dict[int, nn.Module]()
-    for module, run in runs:
+    for module, run in runs_on_shapes(model):
         found |= on_shapes(module, lambda device, module=module, run=run: _watched(module, run, device))
     missed = dict[str, str]()
     native = dict[str, str]()
@@ -207,6 +202,16 @@ def unreached_products(model: Model) -> tuple[dict[str, str], dict[str, str]]:
         else:
             missed[name] = type(each).__name__
     return missed, native
+
+
+def runs_on_shapes(model: Model) -> list[tuple[nn.Module, Run]]:
+    """Return what runs the dense network and the towers of a model, each with the module whose weights it reads."""
+    runs: list[tuple[nn.Module, Run]] = [(model, dense_run(model))]
+    towers = model.towers
+    if towers is not None:
+        width = towers.input_dim
+        runs.append((towers, lambda size, device: towers(torch.zeros(size, width, device=device))))
+    return runs
 
 
 def _chooser(arithmetic: Arithmetic | Choose) -> Choose:
@@ -223,6 +228,7 @@ def _chooser(arithmetic: Arithmetic | Choose) -> Choose:
     return arithmetic
 
 
+@torch.enable_grad()  # whoever packs a model for scoring wants no gradients meanwhile
 def check_arithmetic(arithmetic: Arithmetic) -> None:
     """Try an arithmetic on small matrices, forward and backward.
 
@@ -345,6 +351,7 @@ class _Noted(Arithmetic):
     def __init__(self, arithmetic: Arithmetic, *, watch: _Watch) -> None:
         self._arithmetic = arithmetic
         self._watch = watch
+        self.holds_weight = arithmetic.holds_weight
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
         with self._watch.inside():

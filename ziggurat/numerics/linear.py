@@ -33,6 +33,8 @@ from torch import Tensor
 from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.numerics import blocks
 from ziggurat.numerics.block_format import BlockFormat, Scope
+from ziggurat.numerics.blocks import Blocks
+from ziggurat.numerics.packing import Packed, blocks_of_bits
 from ziggurat.numerics.quantise import refuse_what_does_not_fit
 from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.kernel_choice import library_for
@@ -136,8 +138,7 @@ def pack_linear(
         ConfigError: the format is none of these, or the weight is no matrix of 1 to 65,536 inputs.
         NumericsError: a weight is infinite or NaN.
     """
-    most = _largest_integer(format)
-    if most > _WIDE_MOST:
+    if not is_packed_format(format):
         raise ConfigError(
             expected="a format of integers of at most 8 bits: in blocks of a multiple of 16 numbers with a power of "
             "two, or with one FP32 scale a row",
@@ -161,8 +162,23 @@ def pack_linear(
             where=f"{name}, {tuple(rows.shape)}",
             ways_out="take weights of a step before: a checkpoint of the run whose loss was finite",
         )
-    outputs, inputs = rows.shape
-    coded = blocks.encode(rows, format)
+    return _laid_out(blocks.encode(rows, format), format, inputs=rows.shape[1], bias=bias)
+
+
+def linear_of_bits(packed: Packed, *, bias: Float[Tensor, "O"] | None = None) -> PackedLinear:
+    """Lay a weight that is stored in the bits of its format out for `linear`: what `pack_linear` gave, bit by bit.
+
+    Args:
+        packed: `pack(weight, format, 1)` of a weight that `pack_linear` takes.
+        bias: of outputs.
+    """
+    return _laid_out(blocks_of_bits(packed), packed.format, inputs=packed.shape[1], bias=bias)
+
+
+def _laid_out(coded: Blocks, format: BlockFormat, *, inputs: int, bias: Float[Tensor, "O"] | None) -> PackedLinear:
+    """Lay the coded rows of a weight out in panels and steps."""
+    most = _largest_integer(format)
+    outputs = len(coded.elements)
     integers = torch.where(coded.signs, -coded.elements, coded.elements)
     exponents = None
     scales = None
@@ -172,8 +188,8 @@ def pack_linear(
             shifts = format.max_second - coded.seconds
             integers = integers << shifts.repeat_interleave(format.k2, dim=-1)
         units = coded.scales - format.max_second * (format.d2 > 0) + _lowest_exponent(format)
-        # A long block is several of 16 with the same scale.
-        exponents = (units + _EXPONENT_BIAS).repeat_interleave(integers.shape[-1] // _BLOCK, dim=-1)
+        # A long block is several of 16 with the same scale; from bits, one that is the whole of a row may be shorter.
+        exponents = (units + _EXPONENT_BIAS).repeat_interleave(-(-integers.shape[-1] // _BLOCK), dim=-1)
     else:
         scales = blocks.scale_bits_of(coded.scales[:, 0]) * 2.0 ** _lowest_exponent(format)
     in_blocks = _in_blocks(integers.flatten(1)[:, :inputs])
@@ -263,6 +279,11 @@ def integers_of(map: PackedLinear) -> Int64[Tensor, "O m 16"]:
     """Return the integers of a weight, in blocks."""
     codes = map.codes.long() - (0 if map.is_wide else _OFFSET)
     return codes.permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[: map.outputs]
+
+
+def is_packed_format(format: BlockFormat) -> bool:
+    """Return whether weights of a format are integers of few bits that `pack_linear` takes."""
+    return _largest_integer(format) <= _WIDE_MOST
 
 
 def _largest_integer(format: BlockFormat) -> int:

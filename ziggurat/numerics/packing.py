@@ -104,9 +104,15 @@ def unpack_reference(packed: Packed) -> Float[Tensor, "*B"]:
     n = packed.shape.numel() if packed.rows.shape[0] == 0 else _row_length(packed)
     if n == 0:
         return torch.zeros(packed.shape)
+    return from_rows(
+        blocks.decode(blocks_of_bits(packed), packed.format, n=n), packed.shape, packed.format, packed.axis
+    )
+
+
+def blocks_of_bits(packed: Packed) -> Blocks:
+    """Return the coded blocks of packed rows, of which there is one at least."""
     bits = (packed.rows.unsqueeze(-1) >> torch.arange(8, device=packed.rows.device)) & 1
-    coded = _blocks_of_bits(bits.flatten(1), packed.format, n=n)
-    return from_rows(blocks.decode(coded, packed.format, n=n), packed.shape, packed.format, packed.axis)
+    return _blocks_of_bits(bits.flatten(1), packed.format, n=_row_length(packed))
 
 
 def _row_length(packed: Packed) -> int:

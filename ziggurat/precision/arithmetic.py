@@ -40,10 +40,12 @@ class Arithmetic(ABC):
     Attributes:
         name: what reports and error messages call it.
         is_native: fused kernels, which compute products in torch's own way, may stand in for this arithmetic.
+        holds_weight: `linear` multiplies by a weight of its own, whatever weight of the module it is given.
     """
 
     name: str
     is_native: ClassVar[bool] = False
+    holds_weight: bool = False
 
     @abstractmethod
     def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:

@@ -46,6 +46,8 @@ class Linear(DenseProducts, nn.Linear):
 
     def padded(self, inputs: Float[Tensor, "*B i+p"]) -> Float[Tensor, "*B o"]:
         """Compute x Wᵀ + b of inputs that end in p columns of zeros, which make a product faster."""
+        if self.arithmetic.holds_weight:  # it was packed without them
+            return self.arithmetic.linear(inputs[..., : self.in_features], self.weight, self.bias)
         padding = inputs.shape[-1] - self.in_features
         weight = F.pad(self.weight, (0, padding)) if padding else self.weight
         return self.arithmetic.linear(inputs, weight, self.bias)

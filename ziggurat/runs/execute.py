@@ -56,6 +56,7 @@ from ziggurat.runs.display import metrics_html, plot_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.kept_frames import frames_by_split, keep_frames, with_kept_frames
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.quality.below_chance import BelowChance
 from ziggurat.runs.quality.pairs import fitted_too_long, gain_of_pairs, plateau_text
@@ -266,6 +267,7 @@ def train_run(
         config = with_kept_frames(config, frames, run=run)
     changes: list[Difference] | None = None
     if resume and (run.config.exists() or run.checkpoints.exists()):
+        refuse_training(run)
         config, changes = config_to_resume(run, config)  # another schema is named before what it does not go with
     config.check(metrics=metrics or ())
     _check_known_tables(config)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from torch import Tensor
 
 from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
@@ -39,6 +40,8 @@ from ziggurat.features.schema import column_of
 from ziggurat.models import Model, build_model
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.converted import dispatched_arithmetics, take_precision
+from ziggurat.models.packed import PackedProducts, empty_bits, pack_products, take_bits
+from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
@@ -54,6 +57,7 @@ from ziggurat.runs.data_record import (
 from ziggurat.runs.display import html_of, stored_metrics, text_of
 from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
+from ziggurat.runs.packed_run import read_products, refuse_packing, with_bits
 from ziggurat.runs.quality.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.quality.slices import SliceConfig, Slicer
 from ziggurat.runs.quality.trained_rows import SeenRows
@@ -102,6 +106,7 @@ class Run:
         step: the step that the weights come from.
         team: the ranks that hold the model; the methods are collective over them.
         reading: how files are read; as the run's own, unless `dataclasses.replace(run, reading=…)` says otherwise.
+        packed: the dense products that are packed in few bits; None where all are FP32.
     """
 
     folder: Path
@@ -111,6 +116,7 @@ class Run:
     step: int
     team: Team
     reading: FileReading
+    packed: PackedProducts | None = None
 
     @property
     def written(self) -> WrittenColumns:
@@ -455,7 +461,10 @@ def open_run(
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
     given = {"run": Path(folder).absolute(), "step": step, "precision": precision}
-    with job(device=device_of_finished_run(config.device), timeout_s=config.parallel.timeout_s):
+    is_packed = RunFolder(Path(folder)).products.exists()
+    with job(
+        device=Device.CPU if is_packed else device_of_finished_run(config.device), timeout_s=config.parallel.timeout_s
+    ):
         ranks = Ranks(on_any_ranks(config), plan=None, given=given)
         yield load_run(folder, step=step, models=models, ranks=ranks, precision=precision)
         ranks.close()
@@ -471,6 +480,7 @@ def load_run(
     tables: TablesConfig | None = None,
     device: Device | None = None,
     precision: Precision | None = None,
+    products: BlockFormat | None = None,
 ) -> Run:
     """Load a run for evaluation or prediction.
 
@@ -483,6 +493,8 @@ def load_run(
         tables: other formats of the rows, into which those of the checkpoint are rounded; None: those of the run.
         device: to compute on; None: a GPU where there is one, unless the run was asked to train on the CPU.
         precision: of dense products, whose operands it rounds (a direct cast); None: FP32, whatever the run trained in.
+        products: a format that weights of dense products are packed in, for scoring on a CPU (`models/packed.py`);
+            None: FP32, or what the run was packed in (`ziggurat quantise`).
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
@@ -499,11 +511,16 @@ def load_run(
     """
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)
+    asked = precision
     if precision is None:
         precision = Precision.FP32
         if ranks is None or ranks.is_first:
             _say_other_products(run.path.absolute(), config.training.precision)
     _refuse_other_precisions(precision, run)
+    recorded = read_products(run)
+    if recorded is not None or products is not None:
+        refuse_packing(run, recorded, precision=asked, products=products, ranks=ranks, device=device)
+        device = Device.CPU
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     refuse_other_vocabularies(run)
     preprocessing = load_preprocessing(run.preprocessing)
@@ -521,6 +538,10 @@ def load_run(
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     growing = GrowingTables(model)
     into = {f"model.{name}": value for name, value in model.state_dict().items()} | growing.state()
+    bits: dict[str, Tensor] = {}
+    if recorded is not None:
+        bits = empty_bits(model, recorded.format, recorded.modules)
+        into = with_bits(into, bits)
     # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
     loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
     store.close()
@@ -535,6 +556,11 @@ def load_run(
     for held in tables_of(model):
         held.mark_filled()
     model.eval()
+    packed = None
+    if recorded is not None:
+        packed = take_bits(model, recorded.format, bits)
+    elif products is not None:
+        packed = pack_products(model, products)
     return Run(
         folder=run.path,
         config=config,
@@ -543,6 +569,7 @@ def load_run(
         step=loaded.step,
         team=team,
         reading=FileReading.of(config),
+        packed=packed,
     )
 
 

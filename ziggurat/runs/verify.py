@@ -24,6 +24,7 @@ from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.data_record import refuse_other_vocabularies
 from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.packed_run import read_products
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, INPUTS, STARTUP, TRAFFIC, RunFolder
@@ -65,6 +66,8 @@ def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) 
     for name, error in _damaged_files(run):
         good = False
         lines.append(f"{name}: DAMAGED\n{error}")
+    if run.products.exists():  # it was packed from another run, whose log and ledger stay there
+        return Verdict(lines=[*lines, f"{run.products.name}: packed for scoring, so no log and no ledger"], good=good)
     files = WrittenFiles(run)
     if intact:
         # No tensor is wanted, only what the checkpoint says of the run.
@@ -94,6 +97,7 @@ def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:
         (run.startup, STARTUP.read),
         (run.plan, Plan.load),
         (run.dispatch, DISPATCH.read),
+        (run.products, lambda path: read_products(run)),
         (run.traffic, TRAFFIC.read),
         (run.data, lambda path: refuse_other_vocabularies(run)),
         *((path, EVALUATION.read) for path in sorted((run.path / "evaluations").glob("*.json"))),

@@ -469,8 +469,8 @@ def _user_column(export: Recommender, columns: Sequence[str]) -> str:
 
 
 def _with_numbers(
-    export: Recommender, row: Mapping[str, Any], *, written: WrittenNumbers, where: str
-) -> dict[str, Any]:
+    export: Recommender, row: Mapping[str, object], *, written: WrittenNumbers, where: str
+) -> dict[str, object]:
     """Return a row whose texts of numbers are numbers, by the marks of the files of users."""
     try:
         return export.with_numbers(row, written=written)

@@ -182,6 +182,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             print_line(f"{evaluation.num_rows:,} {what}, checkpoint of step {run.step:,}")
             if precision is not None:
                 print_line(f"dense products in {precision}")
+            if run.packed is not None:
+                print_line(run.packed.line())
             print_line(evaluation.line())
             items = run.config.table_schema.items
             for line in () if items is None else repeats_lines(evaluation.metrics, repeats=items.repeats):
@@ -193,6 +195,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             _print_slices(evaluation)
             if options.json:
                 named = {} if precision is None else {"precision": str(precision)}
+                if run.packed is not None:
+                    named["precision"] = f"packed {run.packed.format}"
                 EVALUATION.write(options.json, evaluation.to_json() | named)
             if options.report:
                 EVALUATION.write(RunFolder(run.folder).evaluation("evaluated"), evaluation.to_json())

@@ -8,6 +8,7 @@ runs/movielens_dlrm/
   startup.json       machine, versions, kernels and precision chosen, and why
   plan.json          where each table is; on many ranks
   dispatch.json      the kernel of each dense product; where precision dispatch was asked for
+  products.json      which dense products are packed in few bits; of runs that `ziggurat quantise` wrote
   traffic.json       bytes and messages a step by kind of link, counted; on many ranks
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
@@ -58,7 +59,16 @@ def _words_of_version_2(traffic: dict[str, Any]) -> dict[str, Any]:
     return {**traffic, "rows": [renamed(row) for row in traffic["rows"]]}
 
 
-CONFIG = Format(name="ziggurat.run_config", what="the configuration of a run", seal=Seal.EDITABLE, ways_out=_WAYS_OUT)
+CONFIG = Format(
+    name="ziggurat.run_config",
+    what="the configuration of a run",
+    newest=2,
+    seal=Seal.EDITABLE,
+    ways_out=_WAYS_OUT,
+)
+CONFIG_OF_PACKED = 2
+"""The version of config.json in a run whose weights are packed: an earlier Ziggurat would look for them in FP32."""
+PRODUCTS = Format(name="ziggurat.products", what="the packed products of a run", ways_out=_WAYS_OUT)
 INPUTS = Format(
     name="ziggurat.inputs",
     what="the inputs of a model",
@@ -134,7 +144,7 @@ def read_evaluation(path: Path) -> Evaluated:
 
 _NAMES = {
     *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
-    "dispatch.json",
+    *("dispatch.json", "products.json"),
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
     *("quarantine", "non_finite", ".lock", "run.log", "raw", "probe"),
     *("versus_baseline.json", "trees.json"),
@@ -268,6 +278,11 @@ class RunFolder:
     def dispatch(self) -> Path:
         """The kernel of each dense product, as training began with it."""
         return self.path / "dispatch.json"
+
+    @property
+    def products(self) -> Path:
+        """The file on the dense products that are packed, of a run that scores in few bits."""
+        return self.path / "products.json"
 
     @property
     def traffic(self) -> Path:

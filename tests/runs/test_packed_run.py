@@ -1,0 +1,117 @@
+"""Runs whose products are packed: written whole, loaded to the same scores, and refused for all but scoring."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.serving.shop import Shop, events
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.numerics import BlockFormat
+from ziggurat.parallel.device import Device
+from ziggurat.precision import Precision
+from ziggurat.runs.load import load_run
+from ziggurat.runs.packed_run import save_packed
+from ziggurat.runs.verify import verify_run
+from ziggurat.training.records.run_folder import CONFIG
+
+MX6 = BlockFormat.named("mx6")
+
+
+@pytest.fixture(scope="module")
+def trained(shop: Shop) -> Path:
+    """A small run."""
+    return shop.ranker
+
+
+@pytest.fixture(scope="module")
+def packed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, packed."""
+    out = tmp_path_factory.mktemp("packed") / "run"
+    save_packed(load_run(trained, products=MX6), out, report={})
+    return out
+
+
+def scores(folder: Path, *, products: BlockFormat | None = None) -> np.ndarray:
+    return load_run(folder, products=products).scores(events(300, seed=9))
+
+
+def test_a_packed_run_scores_as_it_did_before_it_was_written(trained: Path, packed: Path) -> None:
+    before = scores(trained)
+    cast = scores(trained, products=MX6)
+    found = scores(packed)
+    assert np.array_equal(found, cast)
+    assert 0 < np.abs(found - before).max() < 0.2
+    run = load_run(packed)
+    assert run.packed is not None
+    assert "mx6" in run.packed.line()
+    assert verify_run(packed).good
+
+
+def test_packed_weights_take_the_bits_of_their_format_in_the_file(trained: Path, packed: Path) -> None:
+    def tensors(folder: Path) -> dict[str, torch.Tensor]:
+        (file,) = (folder / "checkpoints").glob("step-*/*.safetensors")
+        return load_file(file)
+
+    weights = {name: each for name, each in tensors(trained).items() if name.startswith("model.")}
+    found = tensors(packed)
+    bits = {name.removeprefix("products."): each for name, each in found.items() if name.startswith("products.")}
+    assert bits
+    for name, each in bits.items():
+        outputs, inputs = weights[f"model.{name}.weight"].shape
+        blocks = -(-inputs // 16)
+        # 5 bits a number with its sign, 1 a pair and 8 a block.
+        assert each.shape == (outputs, -(-(5 * inputs + -(-inputs // 2) + 8 * blocks) // 8))
+        assert f"model.{name}.weight" not in found
+    assert all(torch.equal(found[name], each) for name, each in weights.items() if name in found)
+
+
+def test_evaluate_says_what_the_products_are_in(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = packed.parent / "evaluated.json"
+    assert main(["evaluate", str(packed), "--split", "valid", "--json", str(out)]) == 0
+    assert "dense products in mx6, packed in " in capsys.readouterr().out
+    assert json.loads(out.read_text())["precision"] == "packed mx6"
+
+
+def test_a_packed_run_is_not_packed_rounded_trained_or_moved_to_a_gpu(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="mx6 already"):
+        load_run(packed, products=BlockFormat.named("mx9"))
+    for precision in ("fp32", "mx6"):
+        with pytest.raises(ConfigError, match="leave --precision out"):
+            load_run(packed, precision=Precision(precision))
+    with pytest.raises(ConfigError, match="device cpu"):
+        load_run(packed, device=Device.CUDA)
+    files = sorted((path, path.stat().st_mtime_ns) for path in packed.rglob("*") if path.name != ".lock")
+    assert main(["train", str(packed), "--resume"]) == 2
+    assert "packed in mx6, for scoring" in capsys.readouterr().err
+    assert sorted((path, path.stat().st_mtime_ns) for path in packed.rglob("*") if path.name != ".lock") == files
+    with pytest.raises(ConfigError, match="does not exist yet"):
+        save_packed(load_run(packed), packed, report={})
+
+
+def test_an_earlier_version_refuses_a_packed_run_by_its_version(trained: Path, packed: Path) -> None:
+    earlier = dataclasses.replace(CONFIG, newest=0)
+    assert "table_schema" in earlier.read(trained / "config.json")
+    with pytest.raises(DataError, match="of version 1 or older") as refused:
+        earlier.read(packed / "config.json")
+    assert "version 2: a newer Ziggurat wrote it" in refused.value.found
+    assert refused.value.ways_out[0] == "update Ziggurat"
+
+
+def test_a_damaged_record_of_products_is_refused(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "damaged"
+    save_packed(load_run(trained, products=MX6), out, report={})
+    text = (out / "products.json").read_text()
+    (out / "products.json").write_text(text.replace('"mx6"', '"mx9"'))
+    with pytest.raises(DataError, match="sha256"):
+        load_run(out)
+    assert not verify_run(out).good

@@ -1,0 +1,71 @@
+"""Products by a weight that was packed once: scoring in INT8, MX6 or MX9 on a CPU.
+
+    training     every product rounds both operands to a format, forward and backward     `in_blocks.py`
+    scoring      x W'ᵀ + b, W' integers of few bits, x rounded to integers row by row      here
+
+Each module has an arithmetic of its own, which holds the module's weight as `numerics/linear.py` lays it out. What the
+module itself keeps as `weight` are the same numbers in FP32, and `linear` does not read them. A product of two
+activations (fields with fields, queries with keys) has no weight to pack, and is torch's own.
+
+Between two layers activations are FP32: the next layer rounds each row by its largest magnitude, which is known when
+all of the row is. So a chain of layers converts each number once a layer, inside the kernel, and copies nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.errors import ConfigError
+from ziggurat.numerics.linear import PackedLinear, linear
+from ziggurat.precision.arithmetic import Arithmetic
+
+
+class PackedArithmetic(Arithmetic):
+    """Multiplies activations by one packed weight, without gradients. See the module's docstring.
+
+    Args:
+        map: the weight, and the bias.
+        module: whose weight it is, for messages.
+    """
+
+    holds_weight = True
+
+    def __init__(self, map: PackedLinear, *, module: str = "") -> None:
+        self.name = f"packed {map.format}"
+        self.map = map
+        self._module = module
+
+    def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
+        """Multiply two activations, in FP32."""
+        return torch.matmul(left, right)
+
+    def linear(
+        self, inputs: Float[Tensor, "*B i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None = None
+    ) -> Float[Tensor, "*B o"]:
+        """Compute x W'ᵀ + b by the packed weight and bias, which are those that the module was packed with.
+
+        Raises:
+            ConfigError: a gradient is wanted of the result, or the inputs are not on a CPU.
+        """
+        if inputs.is_meta:  # shapes alone: FLOPs are counted, or products watched
+            return inputs.new_empty(*inputs.shape[:-1], self.map.outputs)
+        if inputs.requires_grad and torch.is_grad_enabled():
+            raise self._refusal(
+                "a forward pass under torch.no_grad(): weights in few bits are for scoring", "gradients"
+            )
+        if inputs.device.type != "cpu":
+            raise self._refusal("activations on a CPU, whose integers it multiplies", f"{inputs.device}")
+        return linear(inputs, self.map)
+
+    def _refusal(self, expected: str, found: str) -> ConfigError:
+        return ConfigError(
+            expected=expected,
+            found=found,
+            where=f"products of {self._module or 'a module'} in {self.map.format}",
+            ways_out=(
+                "score under torch.no_grad(), on the CPU",
+                "train or compute elsewhere by the run that this one was packed from",
+            ),
+        )
