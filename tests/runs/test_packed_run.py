@@ -19,6 +19,7 @@ from ziggurat.parallel.device import Device
 from ziggurat.precision import Precision
 from ziggurat.runs.load import load_run
 from ziggurat.runs.packed_run import save_packed
+from ziggurat.runs.products_cost import ProductsConfig, quantise_products
 from ziggurat.runs.verify import verify_run
 from ziggurat.training.records.run_folder import CONFIG
 
@@ -115,3 +116,52 @@ def test_a_damaged_record_of_products_is_refused(trained: Path, tmp_path: Path) 
     with pytest.raises(DataError, match="sha256"):
         load_run(out)
     assert not verify_run(out).good
+
+
+def test_quantise_says_what_packing_costs_and_writes_the_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mx9"
+    before = sorted((path, path.stat().st_mtime_ns) for path in trained.rglob("*") if path.name != ".lock")
+    arguments = ["--products", "mx9", "--out", str(out), "--json", str(tmp_path / "cost.json")]
+    assert main(["quantise", str(trained), *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert sorted((path, path.stat().st_mtime_ns) for path in trained.rglob("*") if path.name != ".lock") == before
+    assert "dense products in mx9, packed in" in shown
+    assert "times as fast" in shown
+    found = json.loads((tmp_path / "cost.json").read_text())
+    whole, packed = load_run(trained), load_run(out)
+    for run, key in ((whole, "before"), (packed, "after")):
+        metrics = run.evaluate_split("valid").metrics
+        assert found["metrics"]["auc"][key] == pytest.approx(metrics["auc"], abs=1e-9)
+        assert found["metrics"]["log_loss"][key] == pytest.approx(metrics["log_loss"], abs=1e-9)
+    assert found["metrics"]["log_loss"]["half_width"] > 0
+    assert set(found["times"]) == {"1", "16", "64"}
+    assert all(each["packed_ms"] > 0 for each in found["times"].values())
+    assert packed.packed is not None
+    assert found["packed_bytes"] == packed.packed.num_bytes
+    assert json.loads((out / "products.json").read_text())["report"]["metrics"] == found["metrics"]
+
+
+def test_a_run_that_finds_items_is_packed_and_ranked(shop: Shop, tmp_path: Path) -> None:
+    cost = quantise_products(shop.two_tower, config=ProductsConfig(format="int8"), out=tmp_path / "int8")
+    packed = load_run(tmp_path / "int8")
+    assert packed.packed is not None
+    ndcg = packed.evaluate_split("valid").metrics["full_ndcg@10"]
+    assert cost.metrics["full_ndcg@10"].after == pytest.approx(ndcg, abs=1e-12)
+
+
+def test_what_quantise_cannot_do_is_refused(
+    trained: Path, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, text in (
+        ([str(trained), "--products", "mxfp8_e4m3"], "mx6"),
+        ([str(trained), "--products", "nonsense"], "--products mx6"),
+        ([str(packed), "--products", "mx9"], "mx6 already"),
+        ([str(trained), "--products", "mx6", "--by-table"], "leave --by-table out"),
+        ([str(trained), "--out", str(tmp_path / "out")], "--products mx6"),
+        ([str(trained), "--products", "mx6", "--out", str(trained)], "does not exist yet"),
+    ):
+        assert main(["quantise", *arguments]) == 2, arguments
+        assert text in capsys.readouterr().err, arguments
+    assert not (tmp_path / "out").exists()

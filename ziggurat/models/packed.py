@@ -16,7 +16,8 @@ products and whoever reads `weight` agree.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,11 @@ class PackedProducts:
     format: BlockFormat
     bits: dict[str, Tensor]
     left: dict[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the packed weights in a file."""
+        return sum(rows.numel() for rows in self.bits.values())
 
     def line(self) -> str:
         """Return a line for reports."""
@@ -149,6 +155,20 @@ def empty_bits(model: Model, format: BlockFormat, modules: Iterable[str]) -> dic
             )
         found[name] = torch.empty(len(weight), -(-row_bits(format, weight.shape[1]) // 8), dtype=torch.uint8)
     return found
+
+
+@contextmanager
+def native_products(model: Model) -> Iterator[None]:
+    """Let a packed model multiply in FP32 by its rounded weights within, to compare times: FLOPs are those before."""
+    products = _products(model)
+    packed = {name: module.arithmetic for name, module in products.items()}
+    for module in products.values():
+        module.arithmetic = NATIVE
+    try:
+        yield
+    finally:
+        for name, module in products.items():
+            module.arithmetic = packed[name]
 
 
 def _packed(

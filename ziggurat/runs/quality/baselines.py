@@ -43,11 +43,11 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
 from ziggurat.runs.execute import prepare_run, raw_files, train_run
 from ziggurat.runs.load import load_run
-from ziggurat.runs.quality.paired import paired_differences
+from ziggurat.runs.quality.paired import ScoredRows, paired_differences, scored_rows
 from ziggurat.runs.quality.trees import TreesResult, boosted_trees
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig
-from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
-from ziggurat.training.metrics.accumulator import MetricAccumulator, auc, metric_names
+from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches
+from ziggurat.training.metrics.accumulator import auc, metric_names
 from ziggurat.training.records.run_folder import TREES, VERSUS, RunFolder
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
@@ -196,18 +196,12 @@ def _half_widths(
         datasets = [getattr(each, split) for each in prepared]
         if any(dataset is None or not dataset.num_rows for dataset in datasets):
             continue
-        accumulators: list[MetricAccumulator] = []
-        units: list[np.ndarray] = []
+        scored: list[ScoredRows] = []
         for each, dataset in zip(loaded, datasets, strict=True):
-            accumulator = MetricAccumulator(each.model.inputs)
-            # Both models read the same rows in the same order, so that the units of either are those of both.
-            units = []
             batches = ordered_batches(dataset, batch_size=_SCORED_ROWS).batches(epoch=0)
-            for batch, scores in scores_of(each.model, batches):
-                accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
-                units.append((batch.row_ids if batch.groups is None else batch.groups).cpu().numpy())
-            accumulators.append(accumulator)
-        differences = paired_differences(*accumulators, units=np.concatenate(units))
+            scored.append(scored_rows(each.model, batches))
+        # Both models read the same rows in the same order, so that the units of either are those of both.
+        differences = paired_differences(*(each.metrics for each in scored), units=scored[-1].units)
         found[split] = {name: each.half_width for name, each in differences.items() if math.isfinite(each.half_width)}
     return found
 

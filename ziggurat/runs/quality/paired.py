@@ -9,12 +9,16 @@ AUC. How the error is found stands in `training/metrics/jackknife.py`. Cost: 40 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 
+from ziggurat.features.batch import Batch
+from ziggurat.models import Model
+from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 from ziggurat.training.metrics.metric import from_one, is_best_at_one
@@ -26,6 +30,29 @@ class Difference:
 
     value: float
     half_width: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows:
+    """The scores that a model gives samples.
+
+    Args:
+        metrics: hold them.
+        units: what belongs together: the group of each sample, or its number.
+    """
+
+    metrics: MetricAccumulator
+    units: Int64[np.ndarray, " N"]
+
+
+def scored_rows(model: Model, batches: Iterable[Batch]) -> ScoredRows:
+    """Score samples with a model on one device, for `paired_differences`."""
+    metrics = MetricAccumulator(model.inputs)
+    units: list[np.ndarray] = []
+    for batch, scores in scores_of(model, batches):
+        metrics.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+        units.append((batch.row_ids if batch.groups is None else batch.groups).cpu().numpy())
+    return ScoredRows(metrics=metrics, units=np.concatenate(units))
 
 
 def paired_differences(

@@ -1,0 +1,314 @@
+"""What packed products cost a finished run: its metrics, its bytes, and the time of a score.
+
+    checkpoint ─► FP32 weights ──► scores of the validation samples ─┐
+               └► packed ────────► scores of the same samples ───────┴─► changes of metrics, with 95 % intervals
+                                   model(batch) of 1, 16 and 64 rows, FP32 and packed in turns ─► how many times as fast
+
+The change of a metric is paired: both score the same samples (`quality/paired.py`). Times are of the whole model, with
+lookups and what stays FP32, on as many threads as torch has here; one batch is scored again and again, so its rows are
+in the processor's cache for both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from ziggurat.config import to_json
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.raw.bad_rows import BadRowPolicy
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.files import Format
+from ziggurat.models import Model
+from ziggurat.models.build import ModelConfig
+from ziggurat.models.costs.model_cost import num_parameters
+from ziggurat.models.packed import native_products, pack_products
+from ziggurat.ops.machine.memory import size_text
+from ziggurat.parallel.device import Device
+from ziggurat.runs.load import Run, load_run
+from ziggurat.runs.packed_run import packed_format, refuse_output, save_packed
+from ziggurat.runs.quality.paired import paired_differences, scored_rows
+from ziggurat.runs.scores.scoring import check_data, encoded_chunks, own_rows, refuse_events
+from ziggurat.training.evaluation.evaluate import ordered_batches
+from ziggurat.training.metrics.metric import metric_of
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.typed import checked
+
+PRODUCTS_COST = Format(name="ziggurat.products_cost", what="a report on a run with packed products")
+BATCH_SIZES = (1, 16, 64)
+_SCORED_ROWS = 4096
+_TURNS = 25
+_TURN_S = 0.004
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class ProductsConfig:
+    """Settings of how a run is packed, and on which samples it is compared.
+
+    Args:
+        format: of the weights: mx6, mx9, int8, …
+        split: the run's own rows: train, valid or test.
+        data: files to score in place of them.
+        step: of the checkpoint; None: the best one by validation.
+    """
+
+    format: str
+    split: str = "valid"
+    data: tuple[str, ...] = ()
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricCost:
+    """A metric of the run as it is, and packed.
+
+    Args:
+        before: in FP32.
+        after: packed.
+        half_width: half of the 95 % interval of the change; NaN where none can be computed.
+    """
+
+    before: float
+    after: float
+    half_width: float
+
+    def verdict(self, name: str) -> str:
+        """Say whether the change is one."""
+        change = self.after - self.before
+        metric = metric_of(name)
+        if metric is None or metric.higher_is_better is None or not math.isfinite(self.half_width):
+            return ""
+        if abs(change) <= self.half_width:
+            return "no difference that these rows can show"
+        return "better" if (change > 0) == metric.higher_is_better else "worse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeCost:
+    """The time of scoring a batch.
+
+    Args:
+        fp32_ms: median.
+        packed_ms: median.
+        speedup: median over turns of FP32's time over the packed one's.
+    """
+
+    fp32_ms: float
+    packed_ms: float
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductsCost:
+    """What packing a run costs and gains.
+
+    Args:
+        format_of_weights: that they are packed in.
+        products: which were packed, and which not, in a line.
+        left: modules whose products are FP32, and why.
+        metrics: by name.
+        weight_bytes: of the packed weights in FP32.
+        packed_bytes: of the same in the format.
+        dense_bytes: of all weights but tables, FP32.
+        times: by batch size.
+        num_rows: samples that were scored.
+        step: of the checkpoint.
+        rows: which samples, in words.
+    """
+
+    format_of_weights: str
+    products: str
+    left: dict[str, str]
+    metrics: dict[str, MetricCost]
+    weight_bytes: int
+    packed_bytes: int
+    dense_bytes: int
+    times: dict[int, TimeCost] = field(default_factory=dict)
+    num_rows: int
+    step: int
+    rows: str
+
+    def lines(self) -> list[str]:
+        """Return what stands above the tables."""
+        dense = self.dense_bytes - self.weight_bytes + self.packed_bytes
+        return [
+            f"{self.num_rows:,} samples ({self.rows}), checkpoint of step {self.step:,}",
+            self.products,
+            f"packed weights: {size_text(self.packed_bytes)} instead of {size_text(self.weight_bytes)} "
+            f"({self.weight_bytes / self.packed_bytes:.2f} times smaller); dense network: {size_text(dense)} "
+            f"instead of {size_text(self.dense_bytes)}",
+        ]
+
+    def metric_cells(self) -> list[tuple[str, ...]]:
+        """Return a row for each metric: name, FP32, packed, change, half width, verdict."""
+        return [
+            (
+                name,
+                f"{each.before:.5f}",
+                f"{each.after:.5f}",
+                f"{each.after - each.before:+.5f}",
+                f"± {each.half_width:.5f}" if math.isfinite(each.half_width) else "",
+                each.verdict(name),
+            )
+            for name, each in self.metrics.items()
+        ]
+
+    def time_cells(self) -> list[tuple[str, ...]]:
+        """Return a row for each batch size."""
+        return [
+            (f"{size}", f"{each.fp32_ms:.3f}", f"{each.packed_ms:.3f}", f"{each.speedup:.2f}")
+            for size, each in self.times.items()
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        """Return everything as plain data, without numbers that are undefined."""
+        metrics = {
+            name: {key: value for key, value in vars(each).items() if math.isfinite(value)}
+            for name, each in self.metrics.items()
+        }
+        return {**to_json(replace(self, metrics={}, times={})), "metrics": metrics, "times": self._times()}
+
+    def _times(self) -> dict[str, object]:
+        return {str(size): dict(vars(each)) for size, each in self.times.items()}
+
+
+METRIC_COLUMNS = ("metric", "FP32", "packed", "change", "95 %", "")
+TIME_COLUMNS = ("rows of a request", "FP32, ms", "packed, ms", "times as fast")
+
+
+def quantise_products(
+    folder: str | Path,
+    *,
+    config: ProductsConfig,
+    out: str | Path | None = None,
+    models: Sequence[type[ModelConfig]] = (),
+    progress: Progress | None = None,
+) -> ProductsCost:
+    """Pack the products of a run, say what that costs, and write the packed run.
+
+    Args:
+        folder: of the run.
+        config: format and samples.
+        out: folder of the packed run; None writes none.
+        models: config classes of your own that the run may name.
+        progress: shows phases.
+
+    Raises:
+        ConfigError: see `models.packed.pack_products`; or `out` cannot be written to.
+        MissingFileError, CheckpointError, DataError: as loading a run and reading its data.
+    """
+    progress = progress or NoProgress()
+    format = packed_format(config.format, where="products to pack")
+    run = load_run(folder, step=config.step, models=models, device=Device.CPU)
+    if run.packed is not None:
+        raise ConfigError(
+            expected="a run with FP32 weights",
+            found=f"one whose products are in {run.packed.format} already",
+            where=f"{folder}",
+            ways_out="pack the run that it was made of; products.json names it",
+        )
+    if out is not None:
+        refuse_output(run, out)
+    progress.begin("the run", total=None)
+    before = scored_rows(run.model, _batches(run, config))
+    further = _ranking_metrics(run, config)
+    dense_bytes = 4 * num_parameters(run.model).dense
+    progress.end()
+    progress.begin(f"{format}", total=None)
+    packed = pack_products(run.model, format)
+    run = replace(run, packed=packed)
+    after = scored_rows(run.model, _batches(run, config))
+    further_after = _ranking_metrics(run, config)
+    progress.end()
+    metrics = {
+        name: MetricCost(before=value, after=further_after[name], half_width=math.nan)
+        for name, value in further.items()
+        if name in further_after
+    }
+    values = (before.metrics.compute(), after.metrics.compute())
+    for name, difference in paired_differences(after.metrics, before.metrics, units=before.units).items():
+        if name in values[0] and name in values[1]:
+            metrics[name] = MetricCost(before=values[0][name], after=values[1][name], half_width=difference.half_width)
+    progress.begin("times", total=None)
+    times = scoring_times(run.model, _first_rows(run, config))
+    progress.end()
+    cost = ProductsCost(
+        format_of_weights=format.name,
+        products=packed.line(),
+        left=packed.left,
+        metrics={name: each for name, each in metrics.items() if math.isfinite(each.before)},
+        weight_bytes=sum(4 * run.model.get_parameter(f"{name}.weight").numel() for name in packed.bits),
+        packed_bytes=packed.num_bytes,
+        dense_bytes=dense_bytes,
+        times=times,
+        num_rows=len(before.units),
+        step=run.step,
+        rows=", ".join(config.data) or f"the run's {config.split} rows",
+    )
+    if out is not None:
+        save_packed(run, out, report=cost.to_json())
+    return cost
+
+
+def scoring_times(model: Model, batch: Batch, *, sizes: Sequence[int] = BATCH_SIZES) -> dict[int, TimeCost]:
+    """Measure how long a packed model scores batches, and the same model with FP32 products, in turns."""
+    found = dict[int, TimeCost]()
+    for size in sizes:
+        if size > batch.batch_size:
+            continue
+        rows = batch.rows(0, size)
+        seconds = _seconds(model, rows, repeats=2)  # the first of these also warms up
+        repeats = max(1, math.ceil(_TURN_S / max(seconds, 1e-6)))
+        fp32: list[float] = []
+        packed: list[float] = []
+        for _ in range(_TURNS):
+            with native_products(model):
+                fp32.append(_seconds(model, rows, repeats=repeats))
+            packed.append(_seconds(model, rows, repeats=repeats))
+        found[size] = TimeCost(
+            fp32_ms=1e3 * statistics.median(fp32),
+            packed_ms=1e3 * statistics.median(packed),
+            speedup=statistics.median(one / other for one, other in zip(fp32, packed, strict=True)),
+        )
+    return found
+
+
+@torch.no_grad()
+def _seconds(model: Model, batch: Batch, *, repeats: int) -> float:
+    model(batch)  # whose arithmetic was exchanged just now
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        model(batch)
+    return (time.perf_counter() - begin) / repeats
+
+
+def _batches(run: Run, config: ProductsConfig) -> Iterable[Batch]:
+    if not config.data:
+        return ordered_batches(run.own_rows(config.split), batch_size=_SCORED_ROWS).batches(epoch=0)
+    data = list(config.data)
+    check_data(data)
+    refuse_events(run, data)
+    chunks = encoded_chunks(run, data, with_labels=True, bad_rows=BadRowPolicy.ERROR, progress=NoProgress())
+    return (own_rows(run, table) for _, table in chunks)
+
+
+def _first_rows(run: Run, config: ProductsConfig) -> Batch:
+    if config.data:
+        return next(iter(_batches(run, config)))
+    return table_to_batch(run.own_rows(config.split).read_group(0), run.preprocessing.inputs)
+
+
+def _ranking_metrics(run: Run, config: ProductsConfig) -> dict[str, float]:
+    """Return how a model that finds items ranks all of them, by which it is judged; nothing of others."""
+    if not run.model.finds_items or config.data:
+        return {}
+    found = run.evaluate_split(config.split).metrics
+    return {name: value for name, value in found.items() if name.startswith("full_")}
