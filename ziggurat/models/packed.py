@@ -29,7 +29,7 @@ from ziggurat.models.contract.model import Model
 from ziggurat.models.converted import convert, runs_on_shapes
 from ziggurat.models.costs.model_cost import Run, on_shapes, run_apart
 from ziggurat.numerics import BlockFormat
-from ziggurat.numerics.linear import linear_of_bits, pack_linear
+from ziggurat.numerics.linear import is_packed_format, linear_of_bits, pack_linear
 from ziggurat.numerics.packing import Packed, pack, row_bits, unpack
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
 from ziggurat.precision.packed import PackedArithmetic
@@ -67,6 +67,23 @@ class PackedProducts:
         reasons = Counter(self.left.values())
         parts = [f"{count} ({why}: {_some(self.left, why)})" for why, count in reasons.items()]
         return text + (f"; FP32 in {', '.join(parts)}" if parts else "")
+
+
+def packed_format(name: str, *, where: str) -> BlockFormat:
+    """Return a format of packed weights by its name.
+
+    Raises:
+        ConfigError: there is none of that name, or its weights cannot be packed.
+    """
+    known = {each.name: each for each in BlockFormat.listed() if is_packed_format(each)}
+    if name not in known:
+        raise ConfigError(
+            expected=f"a format of packed weights: {', '.join(known)}",
+            found=repr(name),
+            where=where,
+            ways_out=("--products mx6, or mx9, or int8", "a format of your own: ziggurat --extension MODULE …"),
+        )
+    return known[name]
 
 
 def pack_products(model: Model, format: BlockFormat) -> PackedProducts:

@@ -20,8 +20,8 @@ from torch import Tensor
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.files import replacing_folder
+from ziggurat.models.packed import packed_format
 from ziggurat.numerics import BlockFormat
-from ziggurat.numerics.linear import is_packed_format
 from ziggurat.parallel.device import Device
 from ziggurat.precision import Precision
 from ziggurat.recipes.run_config import run_config_to_json
@@ -51,23 +51,6 @@ class RecordedProducts:
     format: BlockFormat
     modules: tuple[str, ...]
     source: str
-
-
-def packed_format(name: str, *, where: str) -> BlockFormat:
-    """Return a format of packed weights by its name.
-
-    Raises:
-        ConfigError: there is none of that name, or its weights cannot be packed.
-    """
-    known = {each.name: each for each in BlockFormat.listed() if is_packed_format(each)}
-    if name not in known:
-        raise ConfigError(
-            expected=f"a format of packed weights: {', '.join(known)}",
-            found=repr(name),
-            where=where,
-            ways_out=("--products mx6, or mx9, or int8", "a format of your own: ziggurat --extension MODULE …"),
-        )
-    return known[name]
 
 
 def read_products(run: RunFolder) -> RecordedProducts | None:

@@ -29,11 +29,11 @@ from ziggurat.files import Format
 from ziggurat.models import Model
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.costs.model_cost import num_parameters
-from ziggurat.models.packed import native_products, pack_products
+from ziggurat.models.packed import native_products, pack_products, packed_format
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.parallel.device import Device
 from ziggurat.runs.load import Run, load_run
-from ziggurat.runs.packed_run import packed_format, refuse_output, save_packed
+from ziggurat.runs.packed_run import refuse_output, save_packed
 from ziggurat.runs.quality.paired import paired_differences, scored_rows
 from ziggurat.runs.scores.scoring import check_data, encoded_chunks, own_rows, refuse_events
 from ziggurat.training.evaluation.evaluate import ordered_batches

@@ -246,6 +246,7 @@ class Info:
         num_over_arch: items that the OverArch scores before, 0 without one.
         repeats: protocol for what a user had before, in the run's evaluation and in answers; see `features/items.py`.
         exclude_seen: whether answers leave out what a user had, where a request does not say.
+        products: format of the weights of dense products, by part: {"ranker": "mx6"}; see `models/packed.py`.
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
         changes: of the items since the export was made, as plain data: live_items, deleted_items, unmerged_items,
             changes, merged_changes, journal_bytes, last_merge (UTC, "" if there was none); empty without a catalogue.
@@ -269,6 +270,7 @@ class Info:
     num_over_arch: int = 0
     repeats: str = Repeats.LEAVE_OUT_BUT_TARGET.value
     exclude_seen: bool = True
+    products: dict[str, str] = field(default_factory=dict)
     examples: tuple[dict[str, object], ...] = ()
     changes: dict[str, JSON] = field(default_factory=dict)
 

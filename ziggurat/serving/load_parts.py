@@ -148,6 +148,11 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
         num_over_arch=0 if chain.rescorer is None else chain.settings.num_over_arch,
         repeats=chain.settings.repeats.value,
         exclude_seen=chain.settings.repeats.answers_leave_out,
+        products={
+            part: each.packed.products_format
+            for part, each in ((ENCODER, encoder), (RANKER, ranker))
+            if each is not None
+        },
         examples=read_requests(export),
     )
 

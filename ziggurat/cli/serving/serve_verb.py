@@ -128,7 +128,9 @@ def config_of(options: argparse.Namespace, rest: list[str]) -> ServerConfig:
 def _report(export: str, config: ServerConfig, has_key: bool, address: str, loaded: Loaded) -> None:
     items = f"{loaded.num_items:,} items" if loaded.num_items else "no catalogue"
     labels = f", scores for {', '.join(loaded.labels)}" if loaded.labels else ""
-    print_line(f"{export}: version {loaded.version}, {items}{labels}")
+    packed = ", ".join(f"{part} {format}" for part, format in loaded.products.items() if format != "fp32")
+    in_few_bits = f", dense products packed ({packed})" if packed else ""
+    print_line(f"{export}: version {loaded.version}, {items}{labels}{in_few_bits}")
     spares = f", {config.spares} in reserve" if config.spares else ""
     print_line(f"{config.workers} worker(s) of {config.threads_of_worker} thread(s){spares}; {_reach(config, has_key)}")
     where = f"{config.shards} processes" if config.shards > 1 else config.shard_addresses

@@ -76,6 +76,13 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="another format for some tables: user_id=int4,country=fp32",
     )
     parser.add_argument(
+        "--products",
+        metavar="FORMAT",
+        default="",
+        help="pack the weights of dense products for CPUs: mx6, mx9 or int8 (default: as the run has them);"
+        " `ziggurat quantise RUN --products FORMAT` says what it costs",
+    )
+    parser.add_argument(
         "--value",
         metavar="FORMULA",
         default="",
@@ -142,6 +149,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.report.progress import show_progress
 
     config = ExportConfig(
+        products=options.products,
         value=options.value,
         value_likes=options.value_likes,
         items=tuple(options.items),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
+from ziggurat.models.packed import packed_format
 from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.typed import Count, CountOrNone, Share, checked
 
@@ -18,6 +19,8 @@ class ExportConfig:
     Args:
         tables: the format that rows of embedding tables are kept in; fp32: the numbers of the run, whatever it keeps.
         by_table: another format for some tables.
+        products: the format that weights of dense products are packed in, for scoring on CPUs: mx6, mx9, int8; "": as
+            the run has them, which is FP32 unless `ziggurat quantise` packed it.
         value: formula over the tasks that orders answers; "" and "auto" choose one on validation likes, where a run
             retrieves and something scores what it finds; "" without such likes is the inner product, and without a run
             that retrieves the one task.
@@ -42,6 +45,7 @@ class ExportConfig:
 
     tables: RowFormat = PLAIN
     by_table: dict[str, RowFormat] = field(default_factory=dict)
+    products: str = ""
     value: str = ""
     value_likes: Count = 4_000
     items: tuple[str, ...] = ()
@@ -65,6 +69,14 @@ class ExportConfig:
                     where="ExportConfig.tables",
                     ways_out=f"{row_format.without_beside}: the same numbers are read",
                 )
+
+        if self.products:
+            packed_format(self.products, where="ExportConfig.products")
+
+    @property
+    def is_exact(self) -> bool:
+        """True if tables and products are those of the runs, so that scores are."""
+        return not self.kept.has_few_bits and not self.products
 
     @property
     def kept(self) -> TablesConfig:

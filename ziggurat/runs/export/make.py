@@ -33,6 +33,7 @@ from ziggurat.features.items import Items
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of, write_bytes
 from ziggurat.models.build import ModelConfig
+from ziggurat.models.packed import packed_format
 from ziggurat.parallel.device import Device
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
@@ -129,6 +130,7 @@ def export_run(
         seen = look_at_runs(run, ranker=ranker, models=models, progress=progress)
         check_asked(seen, value=config.value, keep=config.keep, items=config.items)
         runs = _load(run, ranker, models=models)
+        _refuse_packed_twice(runs, config)
         config.kept.check_names(runs.tables)
         asked = ValueAsked(value=config.value, num_likes=config.value_likes, encoder=runs.encoder, ranker=runs.ranker)
         formula = asked.first()
@@ -137,7 +139,7 @@ def export_run(
         )
         data = {part: _data_of(each, runs, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
         facts: dict[str, object] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
-        _write_models(folder, runs, config, progress)
+        facts |= _write_models(folder, runs, config, models, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
         asked.check(formula, catalogue=catalogue)
@@ -214,6 +216,21 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[M
     return _Runs(main=main, encoder=main, ranker=second)
 
 
+def _refuse_packed_twice(runs: _Runs, config: ExportConfig) -> None:
+    """Refuse a format for products of a run that has packed ones already, in another."""
+    for run in runs.parts.values():
+        if config.products and run.packed is not None and run.packed.format.name != config.products:
+            raise ConfigError(
+                expected=f"a run with FP32 weights, to pack in {config.products}",
+                found=f"one whose products are in {run.packed.format} already",
+                where=f"{run.folder}, --products",
+                ways_out=(
+                    f"leave --products out: the export keeps {run.packed.format}",
+                    "export the run that it was made of; products.json names it",
+                ),
+            )
+
+
 def _data_of(
     run: Run, runs: _Runs, config: ExportConfig, stack: ExitStack, bad_rows: BadRows, progress: Progress
 ) -> RunData:
@@ -231,11 +248,24 @@ def _data_of(
     return found
 
 
-def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:
+def _write_models(
+    folder: Path, runs: _Runs, config: ExportConfig, models: Sequence[type[ModelConfig]], progress: Progress
+) -> dict[str, object]:
+    """Write the models of the runs; return which of their products are packed, by part."""
+    said: dict[str, object] = {}
     for part, run in runs.parts.items():
         progress.begin(f"write {part}", total=None)
-        save_model(packed_of(run), folder / part, tables=config.kept)
+        written = run
+        if config.products and run.packed is None:
+            # Packed in a copy: the export is compared with the run as it is.
+            format = packed_format(config.products, where="ExportConfig.products")
+            written = load_run(run.folder, step=run.step, models=models, device=Device.CPU, products=format)
+        save_model(packed_of(written), folder / part, tables=config.kept)
         progress.end()
+        if written.packed is not None:
+            progress.say(f"{part}: {written.packed.line()}")
+            said[part] = {"format_of_weights": written.packed.format.name, "left": written.packed.left}
+    return {"products": said} if said else {}
 
 
 def _write_catalogue(
@@ -320,7 +350,7 @@ def _compare(
     parity = compare(run, ranker, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
-    exact = not config.kept.has_few_bits
+    exact = config.is_exact
     refuse_difference(parity, exact=exact, where=str(run.folder), allow=config.allow)
     return {"parity": parity.to_json()}
 
@@ -332,7 +362,7 @@ def _compare_vectors(
     parity = compare_vectors(run, loaded.chain, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
-    exact = not config.kept.has_few_bits
+    exact = config.is_exact
     refuse_other_vectors(parity, exact=exact, where=str(run.folder), allow=config.allow)
     return {"vectors": parity.to_json()}
 
@@ -343,6 +373,10 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
     if data.events is not None:
         why = "which candidates share a history is found in each batch"
         progress.say(f"no {PROGRAM_FILE}: {why}, which no program of torch.export can do")
+        return f"not written: {why}"
+    if ranker.packed.products is not None:
+        why = f"its dense products are packed in {ranker.packed.products_format}"
+        progress.say(f"no {PROGRAM_FILE}: {why}, for which other programs have no operation")
         return f"not written: {why}"
     chunk = next(iter(data.samples(num_rows=64)))
     batch = table_to_batch(

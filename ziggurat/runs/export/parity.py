@@ -4,9 +4,9 @@
              └─► the export, read back from its files ────────────► scores ─┴─► the largest difference, AUC of both
     the same rows with ids that nobody has seen, with missing cells and empty lists, as a request would send them
 
-With FP32 tables no score may differ by more than 1e-5. Tables in few bits change scores by design; the AUC of each
-binary label may then not fall by more than 1e-4 (of a label that is a number: the root mean squared error may not rise
-by more than 1e-4 of it). A metric that gets better by chance is no reason to refuse, and its change is said.
+With FP32 tables no score may differ by more than 1e-5. Tables or products in few bits change scores by design; the AUC
+of each binary label may then not fall by more than 1e-4 (of a label that is a number: the root mean squared error may
+not rise by more than 1e-4 of it). A metric that gets better by chance is no reason to refuse, and its change is said.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
 
     Args:
         parity: of the export and its run.
-        exact: whether its tables are as they were trained.
+        exact: whether its tables and products are those of the run.
         where: the run.
         allow: take it all the same.
 
@@ -142,6 +142,7 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
                 where=where,
                 ways_out=(
                     "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
+                    "products in more bits, where they are packed: --products mx9, or none",
                     f"see what each costs: ziggurat quantise {pasted(where)} --by-table",
                     "take it all the same: --allow",
                 ),

@@ -115,7 +115,11 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
 def packed_of(run: Run) -> PackedModel:
     """The model of a run as an export would hold it."""
     return PackedModel(
-        config=run.config.model, towers=run.config.towers, preprocessing=run.preprocessing, model=run.model
+        config=run.config.model,
+        towers=run.config.towers,
+        preprocessing=run.preprocessing,
+        model=run.model,
+        products=run.packed,
     )
 
 
@@ -124,7 +128,7 @@ def refuse_other_vectors(parity: VectorParity, *, exact: bool, where: str, allow
 
     Args:
         parity: of the export and its run.
-        exact: whether its tables are as they were trained.
+        exact: whether its tables and products are those of the run.
         where: the run.
         allow: take it all the same.
 
@@ -149,6 +153,7 @@ def refuse_other_vectors(parity: VectorParity, *, exact: bool, where: str, allow
             where=where,
             ways_out=(
                 "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
+                "products in more bits, where they are packed: --products mx9, or none",
                 "take it all the same: --allow",
             ),
         )

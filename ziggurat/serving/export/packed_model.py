@@ -4,6 +4,7 @@
     ranker/preprocessing/         as a run has it
     ranker/weights.safetensors    embeddings.tables.user_id.weight …, cross.0.weight …
                                   tables in few bits: (rows, bytes of a row), as `ops/row_formats` keeps them
+                                  packed products: products.cross.0 (outputs, bytes), the bits of `numerics/packing.py`
 
 What a model sees of the data (`InputSpec`) follows from the fitted preprocessing and is not written twice. A config of
 the user's own is loaded where its class is given (`models=`); a file never makes this code import anything.
@@ -11,6 +12,10 @@ the user's own is loaded where its class is given (`models=`); a file never make
 Tables in few bits are written and loaded in pieces and stay so in memory: lookups decode the rows that they add
 (`LowPrecisionStorage`). Exports of version 1 have other codes (`export/version_1.py`); their tables
 are decoded to FP32 once, so that they answer as they did.
+
+Weights of dense products that are packed (`models/packed.py`) are written in the bits of their format and laid out for
+the kernel when they are loaded. Such a model.json has version 3, which an earlier Ziggurat refuses; all others stay as
+it reads them.
 
 Safetensors has neither code nor compression; it is opened only after its checksum was compared.
 """
@@ -42,6 +47,7 @@ from ziggurat.files import Format
 from ziggurat.files.tensors import open_tensors
 from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
+from ziggurat.models.packed import PackedProducts, empty_bits, packed_format, take_bits
 from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.parallel.device import usable_kernel
 from ziggurat.plain import JSON
@@ -54,13 +60,24 @@ MODEL = Format(
     name="ziggurat.export_model",
     what="the model of an export",
     version=2,
+    newest=3,
     migrations={1: lambda data: data | {"by_table": {}, "version_1": data.get("tables") != "fp32"}},
     error=ExportError,
     ways_out=WAYS_OUT,
 )
 MODEL_FILE, WEIGHTS_FILE, PREPROCESSING = "model.json", "weights.safetensors", "preprocessing"
+_WITH_PACKED_PRODUCTS = 3
 _TABLES = "embeddings.tables."
+_BITS = "products."
 _CHUNK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Products:
+    """Dense products that are packed: the format of their weights, their modules, and those that stay FP32."""
+
+    format_of_weights: str
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +90,7 @@ class _Settings:
     by_table: dict[str, RowFormat]
     origin: str  # class of a config of the user's own, for people
     version_1: bool = False  # tables in the codes of version 1
+    products: _Products | None = None
 
     @property
     def kept(self) -> TablesConfig:
@@ -90,6 +108,7 @@ class PackedModel:
         preprocessing: as fitted on the training data.
         model: in evaluation mode.
         tables: what its tables are kept as.
+        products: its dense products that are packed in few bits; None where all are FP32.
     """
 
     config: ModelConfig
@@ -97,6 +116,12 @@ class PackedModel:
     preprocessing: Preprocessing
     model: Model
     tables: TablesConfig = field(default_factory=TablesConfig)
+    products: PackedProducts | None = None
+
+    @property
+    def products_format(self) -> str:
+        """The format of the weights of its dense products: fp32, mx6, …"""
+        return "fp32" if self.products is None else self.products.format.name
 
 
 def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> None:
@@ -117,11 +142,19 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> No
         "by_table": {name: each.value for name, each in tables.by_table.items() if name in places},
         "origin": f"{type(packed.config).__module__}:{type(packed.config).__qualname__}" if is_own else "",
     }
-    MODEL.write(folder / MODEL_FILE, content)
+    bits: dict[str, Tensor] = {}
+    if packed.products is None:
+        MODEL.write(folder / MODEL_FILE, content)
+    else:
+        bits = packed.products.bits
+        content["products"] = {"format_of_weights": packed.products.format.name, "modules": list(bits)}
+        MODEL.write(folder / MODEL_FILE, content, version=_WITH_PACKED_PRODUCTS)
     save_preprocessing(packed.preprocessing, folder / PREPROCESSING)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {f"{_BITS}{name}": rows for name, rows in bits.items()}
     known: set[int] = set()
     for name, value in packed.model.state_dict().items():
+        if name.removesuffix(".weight") in bits:
+            continue
         table = name.removeprefix(_TABLES).removesuffix(".weight") if name.startswith(_TABLES) else ""
         row_format = tables.format_of(table, dim=places[table].dim) if table else PLAIN
         if not row_format.is_plain:
@@ -176,7 +209,12 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]
         draw_tables=False,
         make_storage=tables.make_storage(seed=0, is_trained=False),
     )
-    _fill(model, export.file(f"{part}/{WEIGHTS_FILE}"), settings=settings)
+    weights = export.file(f"{part}/{WEIGHTS_FILE}")
+    bits = _fill(model, weights, settings=settings)
+    products = None
+    if settings.products is not None:
+        format = packed_format(settings.products.format_of_weights, where=str(file))
+        products = take_bits(model, format, bits)
     model.eval()
     model.requires_grad_(False)
     return PackedModel(
@@ -185,6 +223,7 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]
         preprocessing=preprocessing,
         model=model,
         tables=tables,
+        products=products,
     )
 
 
@@ -207,8 +246,11 @@ def _settings(data: JSON, *, where: str, models: Sequence[type]) -> _Settings:
     return from_json(_Settings, data, where=where, error=ExportError, kinds=tuple(models))
 
 
-def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
-    """Read all weights; what is missing, too much or of another shape is an error that names it."""
+def _fill(model: Model, path: Path, *, settings: _Settings) -> dict[str, Tensor]:
+    """Read all weights, and return the bits of packed ones.
+
+    What is missing, too much or of another shape is an error that names it.
+    """
     weights = model.embeddings.tables
     parts = parts_of(settings.tables) if settings.version_1 else ()
     keys = [f"{_TABLES}{name}.weight{part}" for name in weights.places for part in ("", *parts)]
@@ -222,16 +264,34 @@ def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
                 _fill_table(file, weights, name, settings=settings, where=path)
     except SafetensorError as error:
         raise damaged(path, expected="a file in the format safetensors", found=str(error)[:200]) from error
+    bits = _taken_bits(dense, model, settings=settings, where=path)
+    packed = {f"{name}.weight" for name in bits}
     try:
         missing, unexpected = model.load_state_dict(dense, strict=False)
     except RuntimeError as error:
         raise damaged(path, expected="weights of the model's shapes", found=str(error)[:300]) from error
-    missing = [name for name in missing if not name.startswith(_TABLES)]
+    missing = [name for name in missing if not name.startswith(_TABLES) and name not in packed]
     if missing or unexpected:
         raise damaged(
             path, expected="the weights of the model", found=f"missing {missing}, too much {unexpected}"[:300]
         )
     weights.mark_filled()
+    return bits
+
+
+def _taken_bits(dense: dict[str, Tensor], model: Model, *, settings: _Settings, where: Path) -> dict[str, Tensor]:
+    """Take the bits of packed weights out of the tensors of a file, by the names of their modules."""
+    if settings.products is None:
+        return {}
+    format = packed_format(settings.products.format_of_weights, where=str(where))
+    found: dict[str, Tensor] = {}
+    for name, room in empty_bits(model, format, settings.products.modules).items():
+        bits = dense.pop(f"{_BITS}{name}", None)
+        if bits is None or bits.shape != room.shape or bits.dtype is not room.dtype:
+            shown = "none" if bits is None else f"{bits.dtype} of shape {tuple(bits.shape)}"
+            raise damaged(where, expected=f"{_BITS}{name} as {room.dtype} of shape {tuple(room.shape)}", found=shown)
+        found[name] = bits
+    return found
 
 
 def _fill_table(file: safe_open, weights: TableWeights, name: str, *, settings: _Settings, where: Path) -> None:

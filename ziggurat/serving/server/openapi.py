@@ -471,6 +471,7 @@ def _info_schemas() -> dict[str, object]:
         "user_id": text,
         "item_id": text,
         "num_over_arch": number,
+        "products": {"type": "object", "additionalProperties": text},
         "repeats": {"type": "string", "enum": [each.value for each in Repeats]},
         "exclude_seen": {"type": "boolean"},
         "examples": {"type": "array", "items": _ref("Example")},

@@ -53,6 +53,7 @@ class Loaded:
         version: of the export.
         num_items: of its catalogue.
         labels: of its ranker.
+        products: format of the weights of dense products, by part.
         routes: that it answers.
         user_columns: that a request may have.
         item_columns: that items of a request may have.
@@ -64,6 +65,7 @@ class Loaded:
     version: str
     num_items: int = 0
     labels: tuple[str, ...] = ()
+    products: dict[str, str] = field(default_factory=dict)
     routes: tuple[str, ...] = ()
     user_columns: tuple[str, ...] = ()
     item_columns: tuple[str, ...] = ()
@@ -79,6 +81,7 @@ class Loaded:
             version=info.version,
             num_items=info.num_items,
             labels=info.labels,
+            products=info.products,
             routes=tuple(route for route, is_there in routes.items() if is_there),
             user_columns=tuple(column.name for column in info.user_columns),
             item_columns=tuple(column.name for column in info.item_columns),

@@ -1,0 +1,106 @@
+"""Exports with packed products: the scores of the packed run to the bit, smaller files, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+import ziggurat as zg
+from tests.serving.shop import Shop, events
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError, ExportError
+from ziggurat.numerics import BlockFormat
+from ziggurat.numerics.linear import linear_reference
+from ziggurat.precision import packed
+from ziggurat.runs.packed_run import save_packed
+from ziggurat.serving.answering.chain import Question
+from ziggurat.serving.answers import Effort
+from ziggurat.serving.export.export_folder import open_export, seal_export
+from ziggurat.serving.export.packed_model import MODEL
+
+MX6 = BlockFormat.named("mx6")
+QUICK = zg.ExportConfig(golden=2, parity_rows=300, products="mx6", allow=True)
+
+
+@pytest.fixture(scope="module")
+def export(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ranker whose products were packed when it was exported."""
+    out = tmp_path_factory.mktemp("packed") / "ranker"
+    zg.export_run(shop.ranker, out=out, config=QUICK)
+    return out
+
+
+def test_an_export_scores_as_the_packed_run_on_every_path(
+    shop: Shop, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = events(300, seed=9)
+    expected = zg.load_run(shop.ranker, products=MX6).scores(rows)
+    rec = zg.Recommender.load(export)
+    assert np.array_equal(rec.scores(rows), expected)
+    assert rec.info().products == {"ranker": "mx6"}
+    facts = open_export(export).manifest.facts
+    assert facts["products"]["ranker"]["format_of_weights"] == "mx6"
+    assert facts["program"] == "not written: its dense products are packed in mx6"
+    assert 1e-5 < facts["parity"]["largest_difference"] < 0.1, "it is compared with the run in FP32"
+    # A machine without the compiled kernel.
+    monkeypatch.setattr(packed, "linear", linear_reference)
+    assert np.array_equal(zg.Recommender.load(export).scores(rows), expected)
+
+
+def test_the_weights_of_an_export_take_fewer_bytes(shop: Shop, export: Path, tmp_path: Path) -> None:
+    zg.export_run(shop.ranker, out=tmp_path / "fp32", config=dataclasses.replace(QUICK, products=""))
+    whole = load_file(tmp_path / "fp32" / "ranker" / "weights.safetensors")
+    found = load_file(export / "ranker" / "weights.safetensors")
+    bits = {name.removeprefix("products."): each for name, each in found.items() if name.startswith("products.")}
+    assert bits
+    assert sum(each.numel() for each in bits.values()) < 0.4 * sum(4 * whole[f"{name}.weight"].numel() for name in bits)
+    assert not {f"{name}.weight" for name in bits} & set(found)
+
+
+def test_an_export_of_a_packed_run_is_exact(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_packed(zg.load_run(shop.ranker, products=MX6), tmp_path / "run", report={})
+    out = tmp_path / "export"
+    assert main(["export", str(tmp_path / "run"), "--out", str(out), "--parity-rows", "300"]) == 0
+    said = capsys.readouterr()
+    assert "dense products in mx6, packed in" in said.out + said.err
+    assert open_export(out).manifest.facts["parity"]["largest_difference"] == 0.0
+    assert main(["export", str(tmp_path / "run"), "--out", str(out), "--products", "mx9"]) == 2
+    assert "leave --products out: the export keeps mx6" in capsys.readouterr().err
+
+
+def test_a_run_that_finds_items_and_its_ranker_are_packed_together(shop: Shop, tmp_path: Path) -> None:
+    config = dataclasses.replace(QUICK, value="like", num_candidates=12, products="int8")
+    zg.export_run(shop.two_tower, ranker=shop.ranker, out=tmp_path / "both", config=config)
+    rec = zg.Recommender.load(tmp_path / "both")
+    assert rec.info().products == {"encoder": "int8", "ranker": "int8"}
+    found = rec.chain.recommend([Question(row={"user_id": 3}, k=5)], effort=Effort.FULL, explain=False)
+    assert len(found[0].items) == 5
+
+
+def test_unknown_formats_and_damaged_bits_are_refused(shop: Shop, export: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mx6"):
+        zg.ExportConfig(products="mxfp4")
+    earlier = dataclasses.replace(MODEL, newest=0)
+    with pytest.raises(ExportError, match="of version 2 or older"):
+        earlier.read(export / "ranker" / "model.json")
+    out = tmp_path / "cut"
+    shutil.copytree(export, out)
+    tensors = load_file(out / "ranker" / "weights.safetensors")
+    name = next(name for name in tensors if name.startswith("products."))
+    tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, out / "ranker" / "weights.safetensors")
+    seal_export(out, sources=(), facts={}, made_with={})
+    with pytest.raises(ExportError, match="products"):
+        zg.Recommender.load(out)
+
+
+def test_exports_in_fp32_stay_readable_by_earlier_versions(shop: Shop) -> None:
+    earlier = dataclasses.replace(MODEL, newest=0)
+    assert earlier.read(shop.export / "ranker" / "model.json")["tables"] == "fp32"
+    assert json.loads((shop.export / "ranker" / "model.json").read_text())["version"] == 2
