@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from ziggurat.precision import Precision
 from ziggurat.runs.load import load_run
 from ziggurat.runs.packed_run import save_packed
 from ziggurat.runs.products_cost import ProductsConfig, quantise_products
+from ziggurat.runs.quality.importance import ImportanceConfig
 from ziggurat.runs.verify import verify_run
 from ziggurat.training.records.run_folder import CONFIG
 
@@ -165,3 +167,42 @@ def test_what_quantise_cannot_do_is_refused(
         assert main(["quantise", *arguments]) == 2, arguments
         assert text in capsys.readouterr().err, arguments
     assert not (tmp_path / "out").exists()
+
+
+def test_fine_tuning_trains_the_network_in_the_format_and_leaves_tables(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tuned"
+    arguments = ["--products", "mx4", "--epochs", "2", "--learning-rate", "0.01", "--out", str(out)]
+    assert main(["quantise", str(trained), *arguments]) == 0
+    assert "trained on in mx4 for 14 steps, learning rate 0.01, tables as they were" in capsys.readouterr().out
+    before = load_run(trained).model
+    found = load_run(out).model
+    for name in before.embeddings.tables.places:
+        assert torch.equal(before.embeddings.table(name), found.embeddings.table(name)), name
+    cast = load_run(trained, products=BlockFormat.named("mx4"))
+    assert cast.packed is not None
+    moved = [
+        name
+        for name in cast.packed.bits
+        if not torch.equal(cast.model.get_parameter(f"{name}.weight"), found.get_parameter(f"{name}.weight"))
+    ]
+    assert moved == list(cast.packed.bits)
+    report = json.loads((out / "products.json").read_text())["report"]
+    assert report["tuned"].startswith("trained on in mx4")
+    # Formats that no precision of training is listed for are trained in all the same.
+    cost = quantise_products(trained, config=ProductsConfig(format="int8", epochs=1))
+    assert "trained on in int8 for 7 steps, learning rate 0.001" in cost.tuned
+
+
+def test_importance_and_prediction_are_those_of_packed_scores(trained: Path, packed: Path, tmp_path: Path) -> None:
+    rows = events(200, seed=3)
+    run = load_run(packed)
+    frame = run.predict(rows)
+    assert isinstance(frame, pl.DataFrame)
+    assert np.allclose(frame["like"].to_numpy(), run.scores(rows)[:, 0], atol=1e-7)
+    cast = load_run(trained, products=MX6)
+    config = ImportanceConfig(rounds=1, samples=100)
+    ours = run.importance(config=config)
+    theirs = cast.importance(config=config)
+    assert ours.table() == theirs.table()

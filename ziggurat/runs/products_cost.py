@@ -4,6 +4,11 @@
                └► packed ────────► scores of the same samples ───────┴─► changes of metrics, with 95 % intervals
                                    model(batch) of 1, 16 and 64 rows, FP32 and packed in turns ─► how many times as fast
 
+With `epochs` the dense network is trained on before it is packed, in the precision of the format
+(`precision/in_blocks.py`: operands rounded forward and backward, FP32 master weights), from the weights of the
+checkpoint and with optimizers that begin anew. Tables stay as they are: what is rounded is the network. The weights of
+the best evaluation are packed.
+
 The change of a metric is paired: both score the same samples (`quality/paired.py`). Times are of the whole model, with
 lookups and what stays FP32, on as many threads as torch has here; one batch is scored again and again, so its rows are
 in the processor's cache for both.
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,8 +36,10 @@ from ziggurat.models import Model
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.costs.model_cost import num_parameters
 from ziggurat.models.packed import native_products, pack_products, packed_format
+from ziggurat.numerics import BlockFormat
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.parallel.device import Device
+from ziggurat.precision import BlockArithmetic, InBlocks, Precision
 from ziggurat.runs.load import Run, load_run
 from ziggurat.runs.packed_run import refuse_output, save_packed
 from ziggurat.runs.quality.paired import paired_differences, scored_rows
@@ -39,7 +47,8 @@ from ziggurat.runs.scores.scoring import check_data, encoded_chunks, own_rows, r
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.metrics.metric import metric_of
 from ziggurat.training.report.progress import NoProgress, Progress
-from ziggurat.typed import checked
+from ziggurat.training.trainer import Trainer
+from ziggurat.typed import CountOrNone, FloatOrZero, checked
 
 PRODUCTS_COST = Format(name="ziggurat.products_cost", what="a report on a run with packed products")
 BATCH_SIZES = (1, 16, 64)
@@ -58,12 +67,16 @@ class ProductsConfig:
         split: the run's own rows: train, valid or test.
         data: files to score in place of them.
         step: of the checkpoint; None: the best one by validation.
+        epochs: passes over the run's train rows in the precision of the format, before packing; 0: a direct cast.
+        learning_rate: of them; 0: a tenth of the run's.
     """
 
     format: str
     split: str = "valid"
     data: tuple[str, ...] = ()
     step: int | None = None
+    epochs: CountOrNone = 0
+    learning_rate: FloatOrZero = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +135,7 @@ class ProductsCost:
         num_rows: samples that were scored.
         step: of the checkpoint.
         rows: which samples, in words.
+        tuned: how the network was trained on before it was packed, in words; "" for a direct cast.
     """
 
     format_of_weights: str
@@ -135,6 +149,7 @@ class ProductsCost:
     num_rows: int
     step: int
     rows: str
+    tuned: str = ""
 
     def lines(self) -> list[str]:
         """Return what stands above the tables."""
@@ -142,6 +157,7 @@ class ProductsCost:
         return [
             f"{self.num_rows:,} samples ({self.rows}), checkpoint of step {self.step:,}",
             self.products,
+            self.tuned or "a direct cast: nothing was trained on",
             f"packed weights: {size_text(self.packed_bytes)} instead of {size_text(self.weight_bytes)} "
             f"({self.weight_bytes / self.packed_bytes:.2f} times smaller); dense network: {size_text(dense)} "
             f"instead of {size_text(self.dense_bytes)}",
@@ -222,6 +238,7 @@ def quantise_products(
     further = _ranking_metrics(run, config)
     dense_bytes = 4 * num_parameters(run.model).dense
     progress.end()
+    tuned = fine_tune(run, format, config=config, progress=progress) if config.epochs else ""
     progress.begin(f"{format}", total=None)
     packed = pack_products(run.model, format)
     run = replace(run, packed=packed)
@@ -252,10 +269,72 @@ def quantise_products(
         num_rows=len(before.units),
         step=run.step,
         rows=", ".join(config.data) or f"the run's {config.split} rows",
+        tuned=tuned,
     )
     if out is not None:
         save_packed(run, out, report=cost.to_json())
     return cost
+
+
+def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress: Progress) -> str:
+    """Train the dense network of a run on, its products rounded to a format; return how, in words.
+
+    Args:
+        run: on one device, in FP32; its model is changed.
+        format: of products.
+        config: epochs and learning rate.
+        progress: shows steps.
+
+    Raises:
+        ConfigError: the run's tables train together with the dense network, or its rows are no longer there.
+    """
+    optimizer = run.model.embeddings.config.optimizer
+    problem = f"table optimizer {optimizer}, which trains whole tables with the network" if optimizer.is_dense else ""
+    if run.config.tables.has_few_bits or run.config.tables.disk:
+        problem = "tables in few bits, or on a disk"
+    if problem:
+        raise ConfigError(
+            expected="tables in FP32 in memory, which stay as they are while the network is trained on",
+            found=problem,
+            where=f"{run.folder}, --epochs",
+            ways_out=(
+                "leave --epochs out: a direct cast",
+                f"train a run in the precision from the start: ziggurat train … --precision {format}",
+            ),
+        )
+    precision = _precision_of(format)
+    before = run.config.training
+    learning_rate = config.learning_rate or before.learning_rate / 10
+    settings = replace(
+        before,
+        epochs=config.epochs,
+        max_steps=0,
+        learning_rate=learning_rate,
+        table_learning_rate=0.0,
+        precision=precision,
+        dispatch="",
+        start_at_base_rate=False,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            run.model,
+            config=settings,
+            train=run.own_rows("train"),
+            valid=run.own_rows("valid"),
+            folder=folder,
+            progress=progress,
+        )
+        fit = trainer.fit()
+    run.model.eval()
+    return f"trained on in {precision} for {fit.steps:,} steps, learning rate {learning_rate:g}, tables as they were"
+
+
+def _precision_of(format: BlockFormat) -> Precision:
+    """Return the precision of training that rounds operands to a format; one that is not listed, if none is."""
+    for each in Precision:
+        if isinstance(each.arithmetic, BlockArithmetic) and each.arithmetic.format is format:
+            return each
+    return InBlocks(format)
 
 
 def scoring_times(model: Model, batch: Batch, *, sizes: Sequence[int] = BATCH_SIZES) -> dict[int, TimeCost]:

@@ -26,12 +26,13 @@ what --json and --plot name; the chosen formats go into an export, which answers
 --products packs the weights of the dense network instead (MLPs, crosses, projections), for scoring on a CPU: the same
 samples are scored before and after, each change of a metric stands beside half of its 95 % interval, and batches of 1,
 16 and 64 rows are timed in turns. What stays FP32 is named. --out writes the packed run, which evaluate, predict,
-export and serve take like any run.
+export and serve take like any run. --epochs N trains the dense network on in the precision of the format before.
 examples:
   ziggurat quantise runs/first
   ziggurat quantise runs/first --split test --by-table --json costs.json --plot costs.png
   ziggurat quantise runs/first --data tomorrow.parquet --formats int8,int4
-  ziggurat quantise runs/first --products mx6 --out runs/mx6"""
+  ziggurat quantise runs/first --products mx6 --out runs/mx6
+  ziggurat quantise runs/first --products mx6 --epochs 1 --out runs/mx6"""
 
 
 def add_quantise_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,16 @@ def add_quantise_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--formats", metavar="A,B", help="what to try for tables (default: bf16,int8,int4)")
     parser.add_argument("--products", metavar="FORMAT", default="", help="pack dense products: mx6, mx9, int8, …")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="train the dense network on in the precision of --products first (default: a direct cast)",
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.0, metavar="X", help="of --epochs (default: a tenth of the run's)"
+    )
     add_output(parser, "--out", metavar="FOLDER", help="write the run with packed products there")
     parser.add_argument("--by-table", action="store_true", help="also try one table at a time, the others as they are")
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
@@ -98,7 +109,7 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
 def _refuse_mixed(options: argparse.Namespace) -> None:
     """Refuse what is of tables beside --products, and what is of products without it."""
     of_tables = [name for name in ("formats", "by_table", "plot") if getattr(options, name)]
-    of_products = [name for name in ("out",) if getattr(options, name)]
+    of_products = [name for name in ("out", "epochs", "learning_rate") if getattr(options, name)]
     wrong = of_tables if options.products else of_products
     if not wrong:
         return
@@ -114,7 +125,7 @@ def _refuse_mixed(options: argparse.Namespace) -> None:
             ),
         )
     raise ConfigError(
-        expected=f"--products FORMAT beside {flag}: what is packed is written",
+        expected=f"--products FORMAT beside {flag}: it is of packed products",
         found=f"{flag} alone",
         where="command line",
         ways_out=(
@@ -140,6 +151,8 @@ def _quantise_products(options: argparse.Namespace) -> int:
         split=options.split or "valid",
         data=tuple(options.data or ()),
         step=options.step,
+        epochs=options.epochs,
+        learning_rate=options.learning_rate,
     )
     found = quantise_products(
         options.run,
