@@ -235,6 +235,12 @@ def check_arithmetic(arithmetic: Arithmetic) -> None:
     Raises:
         ConfigError: it is none; it fails; or a product has another shape or dtype than torch's, or no gradient.
     """
+    # Whoever converts a model without gradients, to score it, asks for no other arithmetic.
+    with torch.inference_mode(False), torch.enable_grad():
+        _try_products(arithmetic)
+
+
+def _try_products(arithmetic: Arithmetic) -> None:
     left = torch.ones(2, 3, requires_grad=True)
     right = torch.ones(3, 4, requires_grad=True)
     problem = ""
