@@ -518,9 +518,10 @@ def fitted(recipe: RunConfig, changes: Mapping[str, str]) -> RunConfig:
 
 def any_schema() -> Schema:
     """A schema to list settings with, which do not depend on it."""
-    from ziggurat.features.schema import Categorical, Label, Schema
+    from ziggurat.features.kinds import feature_of_ids
+    from ziggurat.features.schema import Label, Schema
 
-    return Schema(features=(Categorical(name="feature"),), labels=(Label(name="label"),))
+    return Schema(features=(feature_of_ids("feature"),), labels=(Label(name="label"),))
 
 
 def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:

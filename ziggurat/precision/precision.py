@@ -28,6 +28,8 @@ class Precision(Specification, kind="precision"):
         arithmetic: of dense products; None: torch's own.
         is_measured: stands for another precision, the faster one of those that a measurement compares.
         is_dispatched: a file says by which kernel each product is computed (`dispatch.py`).
+        is_plain: FP32 throughout, as published figures were computed.
+        emulated_by: the precision that multiplies as this one does, with FP32 activations; "" if there is none.
         reads_tf32: FP32 products on a GPU read 10 bits of the mantissa.
         counts_as: the format of products whose rate of a device the planner takes, "fp32" or "bf16".
     """
@@ -42,8 +44,18 @@ class Precision(Specification, kind="precision"):
     arithmetic: Arithmetic | None = None
     is_measured: ClassVar[bool] = False
     is_dispatched: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
+    emulated_by: ClassVar[str] = ""
     reads_tf32: ClassVar[bool] = False
     counts_as: ClassVar[str] = "fp32"
+
+    @property
+    def can_score(self) -> bool:
+        """True if a finished run is scored in it as it is: FP32, or products of an arithmetic of its own.
+
+        Autocast, TF32 and measurements belong to training; a dispatched one asks for the kernels that a run keeps.
+        """
+        return self.is_plain or self.arithmetic is not None
 
     def lacks(self, device: torch.device) -> str:
         """Return what a device lacks to compute in it; "" if it can."""
@@ -72,6 +84,7 @@ class _FP32(Precision):
     """FP32 throughout."""
 
     name = "fp32"
+    is_plain = True
 
 
 class _TF32(Precision):
@@ -90,6 +103,7 @@ class _BF16(Precision):
 
     name = "bf16"
     dtype = torch.bfloat16
+    emulated_by = "bf16_emulated"
     counts_as = "bf16"
 
 
@@ -105,3 +119,5 @@ FP32 = Precision.add(_FP32())
 TF32 = Precision.add(_TF32())
 BF16 = Precision.add(_BF16())
 DISPATCH = Precision.add(_Dispatch())
+PLAIN = FP32  # of published figures, and of finished runs
+USUAL = AUTO  # of a run unless told otherwise

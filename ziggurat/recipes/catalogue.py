@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ziggurat import precision
 from ziggurat.arguments import check_arguments
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
@@ -51,7 +52,7 @@ from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
 from ziggurat.recipes.rankers import RANKER_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training import metrics
-from ziggurat.training.config import AS_VALIDATION, Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
+from ziggurat.training.config import AS_VALIDATION, Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
@@ -365,7 +366,7 @@ def logistic_run(config: RunConfig, *, rows: int, epochs: int = 20) -> RunConfig
         start_at_base_rate=given.start_at_base_rate,
         learning_rate=1e-2,
         table_learning_rate=0.2,
-        precision=Precision.FP32,
+        precision=precision.PLAIN,
         threads=given.threads,
         seed=given.seed,
         early_stop=replace(given.early_stop, patience=2, min_steps=0, min_delta=1e-6),

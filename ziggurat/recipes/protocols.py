@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from ziggurat import precision
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
 from ziggurat.errors import ConfigError
@@ -40,7 +41,7 @@ from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.contract.reads import is_linear
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training import metrics
-from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
+from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 from ziggurat.typed import Count, checked
 
 M = TypeVar("M", bound=ModelConfig)
@@ -89,7 +90,7 @@ def bars_training(
         learning_rate=learning_rate,
         embedding_l2=embedding_l2,
         clip_norm=10.0,
-        precision=Precision.FP32,
+        precision=precision.PLAIN,
         schedule=ScheduleConfig(decay=Decay.PLATEAU, plateau_factor=0.1, minimum=1e-6),
         early_stop=EarlyStopConfig(metric=metrics.USUAL, patience=patience, min_delta=1e-6),
         loader=LoaderConfig(batch_size=batch_size),
@@ -109,7 +110,7 @@ def scale_training(*, num_rows: int, settings: ScaleSettings | None = None) -> T
         epochs=1,
         learning_rate=settings.learning_rate,
         table_learning_rate=settings.table_learning_rate,
-        precision=Precision.FP32,
+        precision=precision.PLAIN,
         schedule=ScheduleConfig(warmup_steps=max(1, round(settings.warmup_share * steps)), decay=Decay.LINEAR),
         loader=LoaderConfig(batch_size=settings.batch_size),
     )

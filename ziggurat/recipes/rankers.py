@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ziggurat import precision
 from ziggurat.data.datasets import yambda
 from ziggurat.data.datasets.movielens_events import candidates_schema
 from ziggurat.data.encoded.epoch_stream import Shuffle
@@ -32,7 +33,7 @@ from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.recipes.protocols import SPARSE_TABLES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training import metrics
-from ziggurat.training.config import EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
+from ziggurat.training.config import EarlyStopConfig, ScheduleConfig, TrainingConfig
 
 _SMALL = replace(SPARSE_TABLES, init=TableInit.NORMAL, init_std=0.02)
 HSTU_RANKER = SequenceRankerConfig(
@@ -82,7 +83,7 @@ def yambda_stu() -> RunConfig:
         beta1=0.95,
         beta2=0.999,
         clip_norm=1.0,
-        precision=Precision.BF16,
+        precision=precision.Precision.BF16,
         schedule=ScheduleConfig(warmup_steps=REAL_WARMUP),
         evaluate_every=1_000,
         checkpoint_every=1_000,
@@ -123,7 +124,7 @@ def _smaller(*, share: int, dim: int, batch_size: int, recipe: str, dataset: str
         real.training,
         learning_rate=4e-3,
         table_learning_rate=0.1,
-        precision=Precision.AUTO,
+        precision=precision.USUAL,
         schedule=ScheduleConfig(warmup_steps=10),
         evaluate_every=40 if dataset == yambda.MADE else 500,
         checkpoint_every=0,

@@ -25,8 +25,8 @@ from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
 from ziggurat.parallel.process_groups import nccl_version
+from ziggurat.precision import USUAL
 from ziggurat.precision.choice import resolve_precision
-from ziggurat.training.config import Precision
 from ziggurat.training.report.startup import StartupReport, machine_lines, version_lines
 
 _LARGE = 4096  # side of a product that keeps a large GPU busy
@@ -36,7 +36,7 @@ def diagnose() -> StartupReport:
     """Measure and describe this machine; takes a few seconds (the C++ kernel is built the first time)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rates = measure_ratio(device=device)
-    precision, reason = resolve_precision(Precision.AUTO, device=torch.device(device))
+    precision, reason = resolve_precision(USUAL, device=torch.device(device))
     speed = {
         "matrix multiply FP32": f"{rates.fp32:,.0f} GFLOP/s",
         "matrix multiply BF16": f"{rates.bf16:,.0f} GFLOP/s, {rates.ratio:.2f} times FP32",

@@ -45,7 +45,7 @@ from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device, choose_device, device_of_finished_run, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
-from ziggurat.precision import Precision
+from ziggurat.precision import PLAIN, Precision
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import (
     DataRecord,
@@ -513,7 +513,7 @@ def load_run(
     config = load_config(run.path, models=models)
     asked = precision
     if precision is None:
-        precision = Precision.FP32
+        precision = PLAIN
         if ranks is None or ranks.is_first:
             _say_other_products(run.path.absolute(), config.training.precision)
     _refuse_other_precisions(precision, run)
@@ -588,8 +588,8 @@ def _say_other_products(folder: Path, trained: Precision) -> None:
 
 
 def _refuse_other_precisions(precision: Precision, run: RunFolder) -> None:
-    """A run is scored in FP32, but for the operands of products: autocast, TF32 and measurements belong to training."""
-    if precision is Precision.FP32 or precision.arithmetic is not None:
+    """Refuse what belongs to training, and a dispatch whose kernels the run does not keep."""
+    if precision.can_score:
         return
     if precision.is_dispatched:
         if run.dispatch.exists():
@@ -600,11 +600,13 @@ def _refuse_other_precisions(precision: Precision, run: RunFolder) -> None:
             where="precision of a loaded run",
             ways_out="--precision fp32, which is what leaving it out means",
         )
-    known = [str(each) for each in Precision if each is Precision.FP32 or each.arithmetic is not None]
-    bf16 = ("--precision bf16_emulated: products of BF16 operands",) if precision is Precision.BF16 else ()
+    known = [str(each) for each in Precision if each.can_score]
+    ways = [f"--precision {PLAIN}, which is what leaving it out means"]
+    if precision.emulated_by:
+        ways.insert(0, f"--precision {precision.emulated_by}: products of {str(precision).upper()} operands")
     raise ConfigError(
         expected=f"a precision that a finished run is scored in: {', '.join(known)}",
         found=str(precision),
         where="precision of a loaded run",
-        ways_out=(*bf16, "--precision fp32, which is what leaving it out means"),
+        ways_out=ways,
     )

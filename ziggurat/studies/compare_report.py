@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_figure, write_text
-from ziggurat.precision import Precision
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
@@ -79,7 +78,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
                 _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),
-                published.get(model.model, "") if model.precision is Precision.FP32 else "",
+                published.get(model.model, "") if model.precision.is_plain else "",
                 short(cost.table_parameters + cost.dense_parameters),
                 short(cost.forward_flops),
                 f"{sum(run.samples_per_s for run in model.runs) / len(model.runs):,.0f}",

@@ -13,7 +13,7 @@ from enum import StrEnum
 from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
-from ziggurat.precision.precision import Precision
+from ziggurat.precision.precision import USUAL, Precision
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, ThreadsOrNone, checked
 
@@ -182,7 +182,7 @@ class TrainingConfig:
     embedding_l2: FloatOrZero = 0.0
     clip_norm: FloatOrZero = 0.0
     weight_average: Fraction = 0.0
-    precision: Precision = Precision.AUTO
+    precision: Precision = USUAL
     dispatch: str = ""
     compile: Compile = Compile.OFF
     step_graph: StepGraphs = StepGraphs.AUTO

@@ -21,7 +21,8 @@ from ziggurat.data.inspect.column_facts import ColumnFacts, Values, short_number
 from ziggurat.data.inspect.column_rules import FeatureGuess, words
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
-from ziggurat.features.schema import Categorical, Label, Outcomes, Schema
+from ziggurat.features.kinds import feature_of_ids
+from ziggurat.features.schema import Label, Outcomes, Schema
 
 _ITEMS = (
     *("item", "product", "sku", "asin", "movie", "film", "video", "track", "song", "music", "book", "isbn", "article"),
@@ -101,7 +102,7 @@ def find_log(
     for facts in others:
         becomes.setdefault(facts.name, ("left out", "events know who, what, when and what was done; nothing else"))
     schema = Schema(
-        features=tuple(Categorical(name=name) for name in (item, *side, *actions)),
+        features=tuple(feature_of_ids(name) for name in (item, *side, *actions)),
         items=Items(id=item, features=(item, *side)),
         events=Events(actions=tuple(actions)),
         group=user,
@@ -147,7 +148,7 @@ def _pairs(
         becomes.setdefault(facts.name, ("left out", "add it to the schema if it describes the user or the item"))
     label = Label(name="chosen", column=chosen.name, positive_from=chosen.minimum, outcomes=Outcomes.POSITIVE_ONLY)
     schema = Schema(
-        features=(Categorical(name=user), Categorical(name=item)),
+        features=(feature_of_ids(user), feature_of_ids(item)),
         labels=(label,),
         items=Items(id=item),
         group=user,

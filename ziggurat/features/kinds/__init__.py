@@ -30,6 +30,17 @@ Feature.add(Sequence)
 Feature.add(Vector)
 Feature.add(Moments)
 
+
+def feature_of_ids(name: str, *, column: str = "") -> Feature:
+    """Return the feature that a column of ids is, one a row, where nothing more is said of it.
+
+    Args:
+        name: of the feature.
+        column: that it reads; "" for the column of its name.
+    """
+    return Categorical(name=name, column=column)
+
+
 __all__ = [
     "Categorical",
     "Cells",
@@ -48,4 +59,5 @@ __all__ = [
     "Sequence",
     "Spaces",
     "Vector",
+    "feature_of_ids",
 ]

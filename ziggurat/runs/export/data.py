@@ -27,7 +27,8 @@ from ziggurat.data.raw.written_numbers import WrittenColumns
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
-from ziggurat.features.schema import Categorical, Feature, Schema, column_of
+from ziggurat.features.kinds import feature_of_ids
+from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.export.typed_columns import typed_columns
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
@@ -142,7 +143,7 @@ def with_user_feature(schema: Schema, *, others: Sequence[Schema], finds_items: 
     reads = any(each.is_id and column_of(each) == column for other in others for each in other.features)
     if not column or not (reads or finds_items):
         return None
-    return dataclasses.replace(schema, features=(*schema.features, Categorical(name=_USER, column=column)))
+    return dataclasses.replace(schema, features=(*schema.features, feature_of_ids(_USER, column=column)))
 
 
 def make_users(
