@@ -5,6 +5,7 @@
     dispatch   a training step by dispatch of its products, against the fastest single precision
     probe      what the statistics of products cost, as a share of a step at the interval that the hook has by default
     scoring    a linear layer whose weights are integers in blocks, against torch's in FP32, at batches of 1 to 64
+    models     a whole model with packed products, lookups and all, against FP32, at batches of 1, 16 and 64
 
 Steps are those of the benchmark models (`workload.py`), 2,048 samples on one thread. All contestants of a model live in
 one process and take turns of one step, in an order that rotates; a ratio is the median over rounds. What is counted is
@@ -30,6 +31,7 @@ from benchmarks.ours import OurContestant
 from benchmarks.report import Report, by_round
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.models.dispatch_times import seconds_of_plans
+from ziggurat.models.packed import pack_products
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.linear import linear, pack_linear
@@ -69,6 +71,8 @@ LAYERS = ((256, 512), (512, 1024), (1024, 1024), (2048, 512))  # outputs, inputs
 SCORED_BATCHES = (1, 4, 16, 64)
 SCORING_REPEATS = 640  # of a batch of one; a turn has as many samples at any batch
 MIN_SCORING_SPEED = 1.3
+MODEL_BATCHES = (1, 16, 64)
+MODEL_REPEATS = 64  # of a batch of one
 UNIT = "samples/CPU s"
 
 
@@ -244,6 +248,41 @@ def measure_scoring(report: Report, options: argparse.Namespace) -> None:
     report.tables.append("\n".join(rows))
 
 
+def measure_models(report: Report, options: argparse.Namespace) -> None:
+    """Measure scores of whole models with packed products against FP32, in turns of many repeats each."""
+    rows = ["| model | batch | FP32, µs | " + " | ".join(f"`{name}`" for name in SCORED) + " |"]
+    rows.append("|---|---:|---:" + "|---:" * len(SCORED) + "|")
+    for kind in options.models:
+        workload = workload_of(kind)
+        contestants = {name: contestant(workload, precision="fp32") for name in ("fp32", *SCORED)}
+        packed = [pack_products(contestants[name].model, BlockFormat.named(name)) for name in SCORED]
+        report.notes += [f"{kind}: {each.line()}" for each in packed]
+        samples = contestants["fp32"].batches[0][0]
+        for each in contestants.values():
+            each.model.eval()
+        for batch in MODEL_BATCHES:
+            rows_of_batch = samples.rows(0, batch)
+            products = {name: functools.partial(each.model, rows_of_batch) for name, each in contestants.items()}
+            repeats = max(1, MODEL_REPEATS // batch)
+            with torch.inference_mode():
+                rates = rates_of_products(products, batch=batch, repeats=repeats, rounds=options.rounds)
+            speeds = []
+            for name in SCORED:
+                case = by_round(
+                    f"scoring_{kind}_{name}_batch{batch}",
+                    ours=(name, rates[name]),
+                    peer=("fp32", rates["fp32"]),
+                    goal=MIN_SCORING_SPEED,
+                    unit=UNIT,
+                )
+                report.cases.append(case)
+                speeds.append(f"{case.ratio:.2f}")
+            fp32_us = batch / statistics.median(rates["fp32"]) * 1e6
+            rows.append(f"| {kind} | {batch} | {fp32_us:.0f} | {' | '.join(speeds)} |")
+            say(f"  {rows[-1]}")
+    report.tables.append("\n".join(rows))
+
+
 def rates_of_products(
     products: Mapping[str, Callable[[], object]], *, batch: int, repeats: int, rounds: int
 ) -> dict[str, list[float]]:
@@ -319,4 +358,5 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "dispatch": measure_dispatch,
     "probe": measure_probe,
     "scoring": measure_scoring,
+    "models": measure_models,
 }

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import numerics
 from benchmarks.ours import OurContestant
 from benchmarks.report import Report
-from benchmarks.workload import Workload
+from benchmarks.workload import ModelKind, Workload
 from ziggurat.errors import ConfigError
 from ziggurat.precision.dispatch import DISPATCH
 
@@ -69,3 +69,16 @@ def test_every_layer_batch_and_format_of_scoring_is_a_case(monkeypatch: pytest.M
     names = {case.name for case in report.cases}
     assert names == {f"scoring_{name}_16x32_batch{batch}" for name in numerics.SCORED for batch in (1, 2)}
     assert len(report.tables[0].splitlines()) == 4
+
+
+def test_every_model_batch_and_format_of_scoring_is_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "MODEL_BATCHES", (1, 2))
+    monkeypatch.setattr(numerics, "MODEL_REPEATS", 1)
+    small = Workload(model=ModelKind.DLRM, num_batches=1, num_rows=50, batch_size=4)
+    monkeypatch.setattr(numerics, "workload_of", lambda model: small)
+    report = Report(benchmark="numerics", claim="", command="")
+    numerics.measure_models(report, numerics.parse_options(["--rounds", "1", "--models", "dlrm"]))
+    names = {case.name for case in report.cases}
+    assert names == {f"scoring_dlrm_{name}_batch{batch}" for name in numerics.SCORED for batch in (1, 2)}
+    assert len(report.tables[0].splitlines()) == 4
+    assert "FP32 in 1 (products of two activations: dot)" in report.notes[0]
