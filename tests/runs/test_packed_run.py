@@ -143,6 +143,16 @@ def test_quantise_says_what_packing_costs_and_writes_the_run(
     assert packed.packed is not None
     assert found["packed_bytes"] == packed.packed.num_bytes
     assert json.loads((out / "products.json").read_text())["report"]["metrics"] == found["metrics"]
+    assert "auc" in repr(packed)
+    assert main(["compare", str(trained), str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+
+
+def test_a_packed_run_without_metrics_says_how_to_get_them(
+    trained: Path, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(trained), str(packed)]) == 2
+    assert "pack it again, judged on its own rows" in capsys.readouterr().err
 
 
 def test_a_run_that_finds_items_is_packed_and_ranked(shop: Shop, tmp_path: Path) -> None:

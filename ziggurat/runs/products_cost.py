@@ -40,12 +40,14 @@ from ziggurat.numerics import BlockFormat
 from ziggurat.ops.machine.memory import size_text
 from ziggurat.parallel.device import Device
 from ziggurat.precision import BlockArithmetic, InBlocks, Precision
+from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
 from ziggurat.runs.packed_run import refuse_output, save_packed
 from ziggurat.runs.quality.paired import paired_differences, scored_rows
 from ziggurat.runs.scores.scoring import check_data, encoded_chunks, own_rows, refuse_events
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.metrics.metric import metric_of
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.trainer import Trainer
 from ziggurat.typed import CountOrNone, FloatOrZero, checked
@@ -272,7 +274,9 @@ def quantise_products(
         tuned=tuned,
     )
     if out is not None:
-        save_packed(run, out, report=cost.to_json())
+        made = save_packed(run, out, report=cost.to_json())
+        if not config.data:  # the run's own rows are there, by which a finished run is judged and compared
+            _write_evaluations(run, made, progress=progress)
     return cost
 
 
@@ -327,6 +331,15 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
         fit = trainer.fit()
     run.model.eval()
     return f"trained on in {precision} for {fit.steps:,} steps, learning rate {learning_rate:g}, tables as they were"
+
+
+def _write_evaluations(run: Run, made: RunFolder, *, progress: Progress) -> None:
+    """Write the metrics of a packed run on its validation and test rows, as the end of a training does."""
+    prepared = prepare_run(run.config, progress=progress, fitted=run.preprocessing)
+    for split in ("valid", "test"):
+        dataset = getattr(prepared, split)
+        if dataset is not None and dataset.num_rows:
+            EVALUATION.write(made.evaluation(split), run.evaluate_split(split, progress=progress).to_json())
 
 
 def _precision_of(format: BlockFormat) -> Precision:
