@@ -37,6 +37,7 @@ from ziggurat.data.preprocess.preprocessing import FeatureCounters
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
 from ziggurat.data.preprocess.values.list_ends import doubts_about_lists
 from ziggurat.data.preprocess.values.numeric import NumericState
+from ziggurat.data.preprocess.values.parsing import third_texts_note
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
@@ -380,6 +381,7 @@ class Build:
         warnings = [*split.notes, *find_leaks(train, valid)] if events is None else list(events.warnings)
         warnings += self._doubts_of_first_rows() if events is None else []
         warnings += [doubt for feature in self._schema.features for doubt in feature.doubts()]
+        warnings += self._third_texts([draft for each in facts for draft in each.drafts])
         summary = PreparedSummary(
             split=split.describe() if events is None else events.split,
             warnings=(*warnings, *find_flat_numbers(train, preprocessing)),
@@ -400,6 +402,15 @@ class Build:
         self._refuse_changed_files(fingerprint)
         write_prepared(self._out, fingerprint=fingerprint, preprocessing=preprocessing, summary=summary)
         publish(self._out, self._work.target)
+
+    def _third_texts(self, drafts: Sequence[DraftFacts]) -> list[str]:
+        """Name labels with texts that count as 0 beside their negative."""
+        notes: list[str] = []
+        for label in self._schema.labels:
+            counts = sum((Counter(each.negatives.get(label.name, {})) for each in drafts), Counter[str]())
+            num_rows = sum(each.num_rows for each in drafts)
+            notes.append(third_texts_note(label, counts, num_rows=num_rows))
+        return list(filter(None, notes))
 
     def _counters(self, drafts: Sequence[DraftFacts], parts: Sequence[EncodedPart]) -> dict[str, FeatureCounters]:
         total = {feature.name: FeatureCounters() for feature in self._schema.features}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -151,6 +152,8 @@ class Preprocessing:
         self.inputs = inputs_of_schema(schema, self.vocabularies, numbers=self.numbers)
         self._types = {entry.name: entry.type for entry in encoded_schema(self.inputs, with_labels=False)}
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
+        self.negatives: dict[str, Counter[str]] = {item.name: Counter() for item in schema.labels}
+        self.num_labelled = 0
         # Made when it is asked for: it hashes every vocabulary.
         self._fingerprint = ""
 
@@ -211,6 +214,10 @@ class Preprocessing:
         parsed = parse_chunk(
             self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels, needs_extras=needs_extras
         )
+        if with_labels:
+            self.num_labelled += parsed.num_rows
+            for name, counts in parsed.negatives.items():
+                self.negatives[name].update(counts)
         return self.encode_parsed(parsed, with_labels=with_labels)
 
     def encode_parsed(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ import pyarrow as pa
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.preprocess.values.parsing import third_texts_note
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame, is_pandas
@@ -135,12 +136,22 @@ def unknown_ids(preprocessing: Preprocessing) -> list[UnknownIds]:
 def saying_unknown_ids(run: Run, progress: Progress | None) -> Iterator[None]:
     """Say after a call how many ids of its rows training did not know; who shows progress says it himself.
 
+    Also says which texts of labels count as 0 beside their negative.
+
     Args:
         run: whose preprocessing encodes the rows.
         progress: of the call.
     """
     before = {name: (each.unknown, each.ids) for name, each in run.preprocessing.counters.items()}
+    texts_before = {name: Counter(counts) for name, counts in run.preprocessing.negatives.items()}
+    rows_before = run.preprocessing.num_labelled
     yield
+    if run.team.is_first:
+        for label in run.preprocessing.schema.labels:
+            counts = run.preprocessing.negatives[label.name] - texts_before[label.name]
+            note = third_texts_note(label, counts, num_rows=run.preprocessing.num_labelled - rows_before)
+            if note:
+                run.warn(note, progress)
     if progress is not None or not run.team.is_first:
         return
     found: list[str] = []

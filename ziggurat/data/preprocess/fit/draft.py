@@ -53,11 +53,13 @@ class DraftFacts:
         batch_rows: rows of each batch, in order.
         out_of_range: by feature, ids that were moved or sent to the unknown row.
         truncated: by feature, lists that were cut.
+        negatives: as in `ParsedChunk`.
     """
 
     batch_rows: tuple[int, ...] = ()
     out_of_range: dict[str, int] = field(default_factory=dict)
     truncated: dict[str, int] = field(default_factory=dict)
+    negatives: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -80,6 +82,7 @@ class DraftWriter:
         self._batch_rows: list[int] = []
         self._out_of_range: Counter[str] = Counter()
         self._truncated: Counter[str] = Counter()
+        self._negatives: dict[str, Counter[str]] = {}
         self._file: pa.NativeFile | None = None
         self._writer: pa.RecordBatchFileWriter | None = None
 
@@ -97,13 +100,18 @@ class DraftWriter:
     def facts(self) -> DraftFacts:
         """Facts about what was written so far."""
         return DraftFacts(
-            batch_rows=tuple(self._batch_rows), out_of_range=dict(self._out_of_range), truncated=dict(self._truncated)
+            batch_rows=tuple(self._batch_rows),
+            out_of_range=dict(self._out_of_range),
+            truncated=dict(self._truncated),
+            negatives={name: dict(counts) for name, counts in self._negatives.items()},
         )
 
     def append(self, parsed: ParsedChunk) -> None:
         """Keep some rows. All chunks of a draft must have been parsed in the same way."""
         self._out_of_range.update(parsed.out_of_range)
         self._truncated.update(parsed.truncated)
+        for name, counts in parsed.negatives.items():
+            self._negatives.setdefault(name, Counter()).update(counts)
         if not parsed.num_rows:
             return
         batch = _to_batch(parsed)

@@ -66,6 +66,7 @@ class ShardFacts:
                 "batch_rows": list(each.batch_rows),
                 "out_of_range": {**each.out_of_range},
                 "truncated": {**each.truncated},
+                "negatives": {name: {**counts} for name, counts in each.negatives.items()},
             }
             for each in self.drafts
         ]

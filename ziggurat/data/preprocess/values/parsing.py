@@ -10,6 +10,7 @@ Ids of `identity` tables become rows right here, since they need no fitting and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -70,6 +71,8 @@ _SAME_WORDS = {
     "true": frozenset(["t", "yes"]),
     "t": frozenset(["true", "yes"]),
 }
+_MOST_TEXTS = 100  # of a label that are counted one by one in a chunk
+_OTHER_TEXTS = "…"
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
@@ -108,6 +111,7 @@ class ParsedChunk:
         sessions: the same of the session column; of training data alone.
         out_of_range: by feature, ids that were moved or sent to the unknown row.
         truncated: by feature, lists that were cut.
+        negatives: by label that has a `positive` and no `negative`, how often each other text stands there.
     """
 
     global_rows: np.ndarray
@@ -119,6 +123,7 @@ class ParsedChunk:
     sessions: np.ndarray | None = None
     out_of_range: dict[str, int] = field(default_factory=dict)
     truncated: dict[str, int] = field(default_factory=dict)
+    negatives: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -185,7 +190,10 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
             parsed.out_of_range[feature.name] = cells.out_of_range
     if with_labels:
         for label in schema.labels:
-            parsed.labels[label.name] = parse_label(label, needed_column(chunk, column_of(label)), faults)
+            series = needed_column(chunk, column_of(label))
+            parsed.labels[label.name] = parse_label(label, series, faults)
+            if label.positive and not label.negative:
+                parsed.negatives[label.name] = negative_texts(label, series)
         for extra in schema.extras:
             column = column_of(extra)
             if needs_extras or chunk.has_column(column):
@@ -528,7 +536,7 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
     texts = texts.str.strip_chars()
     positive = (texts == wanted[0]).fill_null(False).to_numpy()
     unknown = (texts.is_null() | (texts == "")).fill_null(True).to_numpy()
-    wrong = texts.is_null().to_numpy()
+    wrong = unknown.copy()
     if label.outcomes is Outcomes.POSITIVE_ONLY:
         wrong = wrong | ~positive
     if label.negative:
@@ -552,10 +560,50 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
             column=series.name,
             reason=BadReason.BAD_LABEL,
             expected=f"{label.positive!r} or {other}, for label {label.name!r}",
-            found="nothing" if texts[index] is None else texts[index],
+            found=texts[index] or "nothing",
             ways_out=ways_out,
         )
     return _with_unknown(label, positive, unknown=unknown)
+
+
+def negative_texts(label: Label, series: pl.Series) -> dict[str, int]:
+    """Count the texts of a label that are not its `positive`; of many only the most frequent ones, the rest as one.
+
+    Args:
+        label: with a `positive`.
+        series: the raw column.
+    """
+    texts = canonical_text(series)
+    assert texts is not None, "read as a label before"
+    texts = texts.str.strip_chars()
+    positive = canonical_text(pl.Series([label.positive], dtype=pl.String))
+    others = texts.filter(((texts != "") & (texts != positive[0])).fill_null(False)) if positive is not None else texts
+    counts = others.value_counts(sort=True)
+    found = {str(text): int(count) for text, count in counts.head(_MOST_TEXTS).iter_rows()}
+    if rest := int(counts["count"][_MOST_TEXTS:].sum()):
+        found[_OTHER_TEXTS] = found.get(_OTHER_TEXTS, 0) + rest
+    return found
+
+
+def third_texts_note(label: Label, negatives: Mapping[str, int], *, num_rows: int) -> str:
+    """Say which texts count as 0 beside the most frequent negative of a label; "" where there is one negative alone.
+
+    Args:
+        label: with a `positive` and no `negative`.
+        negatives: how often each text stands there that is not the positive.
+        num_rows: all rows of the label.
+    """
+    if len(negatives) < 2:
+        return ""
+    usual = max((text for text in negatives if text != _OTHER_TEXTS), key=lambda text: (negatives[text], text))
+    thirds = {text: count for text, count in negatives.items() if text != usual}
+    most = sorted(thirds, key=lambda text: -thirds[text])[:3]
+    total = sum(thirds.values())
+    return (
+        f"label {label.name!r}: {total:,} of {num_rows:,} rows ({total / max(num_rows, 1):.2%}) are neither "
+        f"{label.positive!r} nor {usual!r}, such as {', '.join(map(repr, most))}: they count as 0; where that is "
+        f"wrong, negative = {json.dumps(usual, ensure_ascii=False)} in the [[label]] makes them bad rows"
+    )
 
 
 def _says_positive(label: Label, texts: pl.Series) -> np.ndarray:
