@@ -162,6 +162,7 @@ def _override(config: D, changes: Mapping[str, tuple[str, str]], *, where: str) 
         else:
             raise _wrong(full, f"no dot after {head!r}: it is {_type_name(hints[head])}", text, where)
     values |= {head: _override(getattr(config, head), inner, where=where) for head, inner in below.items()}
+    # An error of several changes together is blamed on the first of them.
     full = next(iter(changes.values()))[0]
     return reader.construct(lambda: dataclasses.replace(config, **values), full)
 
@@ -233,6 +234,7 @@ def _named(text: str, path: str, where: str) -> Iterator[tuple[str, str]]:
     for item in filter(None, (each.strip() for each in text.split(","))):
         name, equals, value = item.rpartition("=")
         name = name.strip()
+        # Twice is a slip of the hand, and nobody could tell which one was meant.
         if not (equals and name) or name in names:
             raise _wrong(path, "NAME=VALUE,NAME=VALUE, each name once", text, where)
         names.add(name)

@@ -181,6 +181,7 @@ class Reader:
             raise self.wrong(path, f"a group of {self.noun}s ({cls.__name__})", data)
         hints = hints_of(cls)
         known = {entry.name: entry for entry in fields_of(cls)}
+        # Files of versions before have the old names; where both stand, the new one counts.
         formerly = getattr(cls, "FORMERLY", {})
         data = {
             formerly[name] if name in formerly and formerly[name] not in data else name: data[name] for name in data
@@ -278,6 +279,7 @@ class Reader:
         else:
             raise self.wrong(path, f"a list of {len(arguments)}", data)
         items = [self.read(hint, item, f"{path}[{i}]") for i, (hint, item) in enumerate(zip(hints, data, strict=True))]
+        # Nothing was converted: the caller's own object stays, which `checked` then need not set again.
         if type(data) is origin and all(new is old for new, old in zip(items, data, strict=True)):
             return data
         return origin(items)
@@ -317,6 +319,7 @@ class Reader:
     def _kind(self, members: tuple[type, ...], data: object, path: str) -> object:
         if dataclasses.is_dataclass(data) and not isinstance(data, type):
             return data  # a member, or a config of the user's own
+        # The default of `kind` is the one value that its Literal allows.
         kinds = {member.__dataclass_fields__["kind"].default: member for member in members}
         kind = data.get("kind") if isinstance(data, dict) else data
         if not isinstance(kind, str) or kind not in kinds:

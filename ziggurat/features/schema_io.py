@@ -130,6 +130,7 @@ def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None)
         comments: explanations by raw column, written above the first block that reads the column. Those of columns
             that the schema does not read are listed at the end; the one under "" opens the file.
     """
+    # Those that no block has taken stand at the end, so that nothing that was found is lost.
     pending = dict(comments or {})
     lines = [_comment(pending.pop("", "")) + _missing_text(schema.missing_texts)]
     blocks: list[tuple[str, Feature | Label | Table | Extra]] = [("feature", feature) for feature in schema.features]
@@ -162,10 +163,12 @@ def schema_from_toml(text: str, where: str) -> Schema:
     """
     ways_out = ("correct the line", 'text needs quotes: name = "user_id"', "a block opens with [[feature]]")
     data = parse_toml(text, where=where, error=SchemaError, ways_out=ways_out)
+    # First: a newer file may have blocks that would be called unknown.
     check_version(data, VERSION, where=where, what="a schema", error=SchemaError)
     _refuse_unknown(data, BLOCKS, where=f"{where}, top level", what="block")
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
+    # Here and not in the label: the error names the file.
     refuse_threshold_of_number(labels, where=where)
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
     extras = tuple(_read_item(Extra, entry, place) for entry, place in _entries(data, "extra", where))
@@ -176,6 +179,7 @@ def schema_from_toml(text: str, where: str) -> Schema:
     given = {"labels": labels, "tables": tables, "extras": extras, "numbers": numbers, "missing_texts": missing}
     given |= {"items": items, **roles}
     given["events"] = _read_block(Events, data, "events", where=where, example='actions = ["rating"], max_length = 200')
+    # What does not go together is found only by the schema as a whole, which knows no file.
     schema = _located(where, lambda: Schema(features=features, **given))
     refuse_unread_numbers(schema, where=where)
     return schema

@@ -31,6 +31,7 @@ def keep_first(path: Path, answer: object, *, file_format: Format, read: Callabl
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a link cannot lead to another file system.
     number, name = tempfile.mkstemp(prefix=f".{path.stem}.", dir=path.parent)
     temporary = Path(name)
     try:

@@ -229,6 +229,7 @@ class StoreReader(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer."""
+        # Readers in front of this one may give memory of any shape: its bytes are what counts.
         view = memoryview(buffer).cast("B")
         data = self.read(len(view))
         view[: len(data)] = data

@@ -290,6 +290,7 @@ def _opened(url: str) -> _Opened:
             ),
         )
     environment = tuple(os.environ.get(name, "") for name in _ENVIRONMENT)
+    # The environment is part of the key: a program may set other credentials between two reads.
     return _made(parts.scheme, authority, parts.query, environment)
 
 

@@ -100,8 +100,10 @@ class Planner:
         """
         share = passing / max(1, self.num_rows)
         more = self.probes(probes, share)
+        # Every word of the mask is looked at, and every row that passes is read.
         by_rows = self.num_rows / 64 * _WORD_NS + passing * self._lines() * _LISTED_NS
         by_clusters = self._clusters_ns(more, share, is_listed=True)
+        # Where all rows that pass are wanted, or all clusters would be opened, the exact answer costs least.
         if passing <= k or more >= self.num_clusters or by_rows <= _EXACT_BONUS * by_clusters:
             return Plan(kind=PlanKind.ROWS, selectivity=share, least=passing, cached=cached, expected_us=by_rows / 1e3)
         expected = more * passing / self.num_clusters
@@ -109,6 +111,7 @@ class Planner:
             kind=PlanKind.CLUSTERS,
             selectivity=share,
             probes=more,
+            # Half of what is expected: fewer show that the clusters opened were the wrong ones for this filter.
             least=max(k, int(expected / 2)),
             cached=cached,
             expected_us=by_clusters / 1e3,
@@ -143,5 +146,6 @@ class Planner:
 
     def _clusters_ns(self, probes: int, share: float, *, is_listed: bool) -> float:
         rows = probes * share * self.num_rows / max(1, self.num_clusters)
+        # Few rows are picked out one by one, which the memory's prefetching does not see coming.
         row_ns = self._lines() * (_LISTED_NS if is_listed and share < 0.5 else _LINE_NS)
         return self.num_clusters * self._lines() * _CENTROID_NS + probes * _CLUSTER_NS + rows * row_ns

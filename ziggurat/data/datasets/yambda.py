@@ -126,6 +126,7 @@ def _convert(paths: dict[str, Path], out: Path) -> None:
         "likes": {"event": pl.lit("like")},
         "dislikes": {"event": pl.lit("dislike")},
     }
+    # Likes and dislikes have no label: they are history, and never candidates.
     none = {"listen_plus": pl.lit(None, pl.Int8), "played_ratio_pct": pl.lit(None)}
     frames = []
     for name, path in paths.items():
@@ -134,6 +135,7 @@ def _convert(paths: dict[str, Path], out: Path) -> None:
         plain = [pl.col(column).cast(pl.Int64) for column in _COMMON]
         frames.append(frame.select(*plain, told[name]["event"].alias("event"), **columns))
     try:
+        # Streamed: the whole log need not fit into memory.
         pl.concat(frames).sink_parquet(out)
     except pl.exceptions.PolarsError as error:
         raise DataError(

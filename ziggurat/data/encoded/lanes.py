@@ -113,6 +113,7 @@ class LaneOrder:
         size = slices.batch_size * slices.world_size
         first = slices.first_row + step * size
         last = min(first + size, slices.num_rows)
+        # Every rank takes the same share of the step, but for the rounding of a step that is not whole.
         quotas = even_cuts(last - first, np.arange(slices.world_size + 1))
         number = int(np.searchsorted(self._ends, first, side="right"))
         found: list[_Stretch] = []
@@ -213,6 +214,7 @@ class _WindowLanes:
 
     def _rows_before(self, positions: np.ndarray) -> Int64[np.ndarray, "P L+1"]:
         """Count the rows of the window before each position of the epoch that are in lanes below each lane."""
+        # Rows are dealt round by round, one to each lane: whole rounds are the same for all lanes.
         rounds, rest = np.divmod(positions[:, None] - self.start, self.num)
         return rounds * self._numbers + self._in_round[rest[:, 0]]
 
@@ -239,6 +241,7 @@ class _WindowLanes:
         for group, end, size in zip(
             self._groups.tolist(), self._group_ends.tolist(), np.diff(self._group_ends, prepend=0).tolist(), strict=True
         ):
+            # A row group may lie in lanes of several ranks: each stores its own part of it.
             begin = max(low, end - size)
             if begin < min(high, end):
                 parts.append(Part(group, begin - (end - size), min(high, end) - begin))
@@ -256,6 +259,7 @@ class _WindowLanes:
         while self.borders[lane] < last:
             begin = int(self.borders[lane])
             end = int(self.borders[lane + 1])
+            # Each lane draws by itself, so that a rank computes the order of its own lanes alone.
             order = self._order(begin, end, seed=derive_seed(self._seed, lane))
             low = max(begin, first)
             high = min(end, last)

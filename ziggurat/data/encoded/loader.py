@@ -195,6 +195,7 @@ class Loader:
             ConfigError: the settings ask for another order.
         """
         asked = self.config.shuffle
+        # A run from before there were lanes had the only order of its time.
         if asked is Shuffle.AUTO:
             self.shuffle = Shuffle(shuffle or Shuffle.BUFFER)
         elif shuffle and asked.value != shuffle:
@@ -238,8 +239,10 @@ class Loader:
 
     def _produced(self, slices: RankSlices, epoch: int) -> Iterator[Batch]:
         order = self._order(slices, epoch)
+        # Made for each pass: the groups may have been chosen since the last one.
         layout = BlockLayout(self.dataset.inputs, with_labels=self.dataset.with_labels, groups=self.groups)
         storages, self._storages = self._storages, []  # a second pass at the same time makes its own
+        # Without prefetching all work is the caller's own, as its setting promises.
         threads = (self.config.read_threads or default_threads()) if self.config.prefetch else 0
         read = getattr(self.dataset, "read_shared", self.dataset.read_group)  # not every data set can
         reader = BlockReader(order.windows, read_group=read, layout=layout, threads=threads, storages=storages)
@@ -256,6 +259,7 @@ class Loader:
                 reader.advance(position)
                 yield batch
         finally:
+            # The next epoch uses the memory of its blocks again: fresh memory would have to be paged in.
             self._storages = reader.close()
 
     def _order(self, slices: RankSlices, epoch: int) -> RankOrder:

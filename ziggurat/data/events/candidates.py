@@ -123,8 +123,10 @@ def asked_together(
     users = log.users[places]
     number = np.arange(len(places))
     starts = np.ones(len(places), dtype=np.bool_)
+    # A question is of one user, and none reaches over the border between two parts.
     starts[1:] = (np.diff(users) != 0) | (np.diff(parts) != 0)
     if most:
+        # The place within its user and part, counted from 0: every `most`-th candidate begins a question.
         starts |= (number - np.maximum.accumulate(np.where(starts, number, 0))) % most == 0
     return Asked(
         candidates=places,
@@ -172,6 +174,7 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
 def _from_the_end(users: np.ndarray) -> np.ndarray:
     """The split of each candidate: 2 for the last of a user with two or more, 1 for that before it, of three."""
     counts = np.bincount(users, minlength=int(users.max(initial=0)) + 1)
+    # How many candidates of the user come later; candidates stand user by user, in the order of time.
     behind = np.cumsum(counts)[users] - 1 - np.arange(len(users))
     return np.where((behind == 0) & (counts[users] > 1), 2, np.where((behind == 1) & (counts[users] > 2), 1, 0))
 
@@ -184,6 +187,7 @@ def _by_windows(log: EventLog, places: np.ndarray, *, window: int, most: int) ->
             where="schema, events",
             ways_out=("window = 86400: a day, where times are seconds", "--data.split.by time"),
         )
+    # Counted from the first event, so that windows do not hang on where the unit of time begins.
     numbers = (log.times[places] - int(log.times.min())) // window
     known = np.unique(numbers)
     if len(known) < 3:
@@ -193,6 +197,7 @@ def _by_windows(log: EventLog, places: np.ndarray, *, window: int, most: int) ->
             where="split by windows",
             ways_out=("a shorter window: [events] window", "more data", "--data.split.by time"),
         )
+    # The last windows that have candidates: empty ones would leave nothing to test on.
     chosen = (numbers < known[-2], numbers == known[-2], numbers == known[-1])
     train, valid, test = (asked_together(log, places[some], parts=numbers[some], most=most) for some in chosen)
     of_question = (log.times[train.begins] - int(log.times.min())) // window

@@ -117,6 +117,7 @@ def read_events(
     parts: list[pl.DataFrame] = []
     zones = ZoneSigns()
     for chunk in chunks:
+        # Of every chunk: one file may name a zone where another does not.
         zones.add(needed_column(chunk, schema.time, role="time"))
         part = _read_chunk(chunk, schema, bad_rows, carried=names, is_asked=carried is not None)
         if part.height:
@@ -136,6 +137,7 @@ def read_events(
     rank[np.argsort(first)] = np.arange(len(known))
     users = rank[users]
     times = frame["time:"].to_numpy()
+    # It is stable: equal times of a user stay in the order of the files.
     order = np.lexsort((times, users))
     # Within a user in the order of the files, to count the events that stood after a later one.
     by_user = np.argsort(users, kind="stable")
@@ -219,6 +221,7 @@ def _ids(chunk: RawChunk, column: str, faults: Faults, *, role: str, may_miss: b
     if not may_miss:
         for index in texts.is_null().arg_true().to_list():
             _missing(faults, index, column=column, role=role)
+    # Categories: the events of a log name few ids very often, and codes of 32 bits hold them.
     return texts.cast(pl.Categorical)
 
 
@@ -282,6 +285,7 @@ def _times(chunk: RawChunk, column: str, faults: Faults, *, future: FutureTimes)
         unreadable = numbers.is_null() & series.is_not_null()
         for index in unreadable.arg_true().to_list():
             _unreadable(faults, index, series=series)
+        # Reported as unreadable by now: as nulls they would be reported as missing, too.
         numbers = numbers.set(unreadable, 0)
     elif is_date and dtype != pl.Time:
         numbers = series.cast(pl.Datetime("us")).cast(pl.Int64)
@@ -295,6 +299,7 @@ def _times(chunk: RawChunk, column: str, faults: Faults, *, future: FutureTimes)
         )
     for index in numbers.is_null().arg_true().to_list():
         _missing(faults, index, column=column, role="the time")
+    # Rows without a time are faults, and are gone before anybody reads the 0.
     times = numbers.fill_null(0).to_numpy().copy()
     if future is FutureTimes.REFUSE:
         for index in np.flatnonzero(_in_future(times, is_date=is_date)).tolist():
@@ -325,6 +330,7 @@ def _unreadable(faults: Faults, index: int, *, series: pl.Series) -> None:
 
 def _in_future(times: Int64[np.ndarray, " N"], *, is_date: bool) -> np.ndarray:
     """Mark the times that lie more than a day (time zones) after now, each by the unit that its size suggests."""
+    # A clock of another zone is up to a day ahead of this one.
     now = int(time.time()) + _DAY_S
     return times > now * 10**6 if is_date else times // per_second(times) > now
 

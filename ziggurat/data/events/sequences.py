@@ -153,6 +153,7 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
             config.bad_rows, folder=target.with_name(f"{target.name}_bad_rows"), budget=config.bad_row_budget
         )
         with bad_rows, replacing_folder(target) as temporary:
+            # Again, with the policy for bad rows: the first look only names the files.
             checked = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
             log = read_events(checked.frames(columns=schema.columns), schema, bad_rows=bad_rows)
             _write(log, config, schema, folder=temporary, bad_rows=bad_rows)
@@ -203,6 +204,7 @@ def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
     files = [facts_of(path) for path in source.paths]
     names = ("format", "separator", "decimal", "thousands", "signs", "split", "bad_rows", "bad_row_budget")
     settings = {name: value for name, value in config.to_state().items() if name in names}
+    # Of the settings only those that decide what the samples are: other ones leave them as they stand.
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -372,6 +374,7 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
 
 def _asked_at(times: np.ndarray, *, is_open: bool) -> pa.Array:
     """One time each, or none."""
+    # Of an open question nobody knows when it will be asked: its list of times is empty.
     ends = np.zeros(len(times) + 1, np.int64) if is_open else np.arange(len(times) + 1)
     return pa.LargeListArray.from_arrays(ends, pa.array(times[:0] if is_open else times))
 

@@ -168,6 +168,7 @@ def measure(
         series = series.cast(pl.String)
     if series.dtype == pl.String:
         series = series.set(series == "", None)
+        # Texts such as NULL, as exports of databases write them: they are no values, and no ids.
         marks = series.is_in(pl.Series(MISSING_TEXTS).implode()).fill_null(False)
         missing = tuple(series.filter(marks).unique().sort().to_list())
         series = series.set(marks, None) if missing else series
@@ -175,6 +176,7 @@ def measure(
     dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
     zones = ZoneSigns()
     if dates is not None:
+        # From the texts: once they are dates, nothing shows which of them had named a zone.
         zones.add(series)
     if dates is not None:
         series = dates
@@ -212,10 +214,13 @@ def _examples(present: pl.Series) -> tuple[str, ...]:
     """Return up to three distinct values, in order of appearance, as the file says them."""
     values = present.drop_nans() if present.dtype.is_float() else present
     if isinstance(values.dtype, pl.Decimal) or values.dtype == pl.Float32:
+        # Written as the nearest double: 0.1 in 32 bits would show as 0.10000000149.
         values = as_float64(values)
     found: list[str] = []
+    # Enough to find three different ones where there are any to speak of.
     for value in values.head(200).to_list():
         text = _float_text(value) if isinstance(value, float) else str(value)
+        # An example stands within a line.
         text = text.replace("\r", "\\r").replace("\n", "\\n")
         text = text if len(text) <= _LONGEST_EXAMPLE else text[: _LONGEST_EXAMPLE - 3] + "…"
         if text not in found:
@@ -288,6 +293,7 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
     if dtype.is_float() or isinstance(dtype, pl.Decimal):
         numbers = as_float64(series)
         finite = numbers.filter(numbers.is_finite())
+        # Beyond 2^53 a float may be whole by rounding alone.
         if len(finite) and (finite == finite.round()).all() and number(finite.abs().max()) < 2**53:
             return Values.WHOLE, numbers.set(~numbers.is_finite(), None).cast(pl.Int64)  # pandas' integers with nulls
         return Values.NUMBERS, numbers
@@ -322,6 +328,7 @@ def _typed(series: pl.Series, *, written: WrittenNumbers) -> tuple[pl.Series, tu
     present = series.drop_nulls()
     if present.is_empty():
         return series, ()
+    # Of the first cells, before all of them are put into small letters.
     lowered = present.head(1000).str.to_lowercase()
     if lowered.is_in(["true", "false"]).all() and present.str.to_lowercase().is_in(["true", "false"]).all():
         return series.str.to_lowercase() == "true", ()
@@ -344,5 +351,6 @@ def _as_dates(series: pl.Series) -> tuple[pl.Series | None, DateOrder | None]:
     if not look_like_dates(series.drop_nulls().head(50)):
         return None, DateOrder.AUTO
     order = find_order(series)
+    # Where nothing shows the order, either one tells whether the cells are dates.
     dates = parse_dates(series, order=order or DateOrder.DAY_FIRST)
     return (dates, order) if dates.null_count() == series.null_count() else (None, DateOrder.AUTO)

@@ -121,6 +121,7 @@ def load_preprocessing(folder: Path) -> Preprocessing:
     loaded = reader.construct(
         lambda: Preprocessing(saved.schema, vocabularies=vocabularies, numbers=saved.numbers, grown=grown), "schema"
     )
+    # The files may each be whole and yet come from two folders.
     if loaded.fingerprint != saved.fingerprint:
         raise _damaged(main, "the fingerprint of what was loaded is not the one that was saved")
     return loaded
@@ -144,6 +145,7 @@ def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:
 
 def _read_grown(path: Path, entry: _File) -> GrownVocabulary:
     frame = _read_frame(path, entry, columns={"number": pl.Int64, "row": pl.Int32})
+    # After the checksum: what is read here is what was written.
     if pq.read_schema(path).field("number").type == pa.int32():
         raise CheckpointError(
             expected="numbers of 62 bits for the ids of a growing table",

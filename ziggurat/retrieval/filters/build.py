@@ -84,6 +84,7 @@ class Planes:
 
     def stacked(self) -> Int64[Tensor, "P W"]:
         """All planes, one below the other."""
+        # stack() of nothing knows no width.
         if not self._words:
             return torch.zeros(0, num_words(self._n), dtype=torch.int64)
         return torch.stack(self._words)
@@ -116,6 +117,7 @@ def index_attribute(column: pl.Series, *, attribute: Attribute, planes: Planes, 
     entries = _entries_of(column, attribute)
     counts = np.bincount(entries.codes, minlength=entries.num_values)
     tensors = _value_tensors(entries) | {"offsets": _small(np.concatenate([[0], counts.cumsum()]))}
+    # A plane that is true of every item would be read for nothing.
     present = -1 if entries.present.all() else planes.add(entries.present)
     planed = _planed(counts, attribute, n=n, config=config)
     tensors["planed"] = torch.from_numpy(planed)
@@ -151,9 +153,11 @@ def _entries_of(column: pl.Series, attribute: Attribute) -> _Entries:
         column = column.list.drop_nulls()
         lengths = column.list.len().fill_null(0).to_numpy()
         rows = np.repeat(np.arange(len(column)), lengths)
+        # Empty lists would explode to a null each, which is no value.
         column = column.filter(lengths > 0).explode()
     else:
         if column.dtype == pl.Float64:
+            # NaN is no number that a filter could name: the item has no value.
             column = column.fill_nan(None)
         present = column.is_not_null().to_numpy()
         rows = present.nonzero()[0]
@@ -166,6 +170,7 @@ def _entries_of(column: pl.Series, attribute: Attribute) -> _Entries:
         values, codes = np.unique(column.to_numpy(), return_inverse=True)
     else:
         texts = column.cast(pl.String)
+        # Both, whatever occurs, so that a filter by the other one finds nothing instead of being refused.
         values = pl.Series(["false", "true"]) if attribute.kind is AttributeKind.BOOLEAN else texts.unique().sort()
         codes = texts.cast(pl.Enum(values)).to_physical().to_numpy() if len(texts) else np.zeros(0)
     codes = codes.astype(np.int64)
@@ -195,6 +200,7 @@ def _planed(
         return np.arange(len(counts))
     if attribute.kind.is_ordered or config.most_planes == 0:
         return np.zeros(0, dtype=np.int64)
+    # Values of more than n / `most_planes` items: where items have one value each, these are fewer than that.
     return (counts * config.most_planes > n).nonzero()[0]
 
 

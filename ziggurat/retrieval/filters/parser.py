@@ -104,6 +104,7 @@ class _Parser:
         return children[0] if len(children) == 1 else And(tuple(children))
 
     def _one(self, depth: int) -> Expression:
+        # Python's own recursion ends with a traceback, long before such a filter means anything.
         if depth > MOST_NESTING:
             raise self._error(self._at, f"at most {MOST_NESTING} NOTs and parentheses in each other", "one more", _FLAT)
         start = self._at
@@ -184,6 +185,7 @@ class _Parser:
         if not attribute.kind.is_ordered:
             value, at = self._value(attribute)
             return Equals(name, self._converted(_text_or_boolean, value, attribute, at), self._said(attribute, start))
+        # ..1999: open below.
         low = None if self._text.startswith("..", self._at) else self._bound(attribute)
         if not self._take(".."):
             assert low is not None
@@ -196,6 +198,7 @@ class _Parser:
         if self._text.startswith(".", at):
             raise self._error(at, "two dots between the ends of a range", "three", "write 0.5, not .5, after the dots")
         high = self._bound(attribute)
+        # Ends are ranges themselves (a year has days): only ends that do not overlap are in the wrong order.
         if low is not None and low[0] > high[1] and low[1] > high[0]:
             found = f"{self._text[start : self._at].rstrip()!r:.80}, which is from the greater to the smaller"
             raise self._error(at, "a range that ends where it begins or later", found, "write the smaller value first")
@@ -208,9 +211,11 @@ class _Parser:
         if not attribute.kind.is_ordered:
             expected = f"':', '=' or '!=' for {attribute.name!r}, which is {attribute.describe()}"
             raise self._error(at, expected, repr(comparison), "only numbers, dates and times have an order")
+        # A value may stand for a range of numbers, as a date for all moments of its day.
         low, high = self._bound(attribute)
         text = self._said(attribute, at)
         if comparison[0] == "<":
+            # `<` ends before the first moment of the value, `<=` with its last one.
             return Within(attribute.name, None, high if comparison == "<=" else below(low), text)
         return Within(attribute.name, low if comparison == ">=" else above(high), None, text)
 
@@ -290,7 +295,9 @@ class _Parser:
         return quoted(match[0] if match else self._text[self._at])
 
     def _error(self, at: int, expected: str, found: str, *ways_out: str) -> FilterError:
+        # A window around the mistake, since a filter may be longer than any screen is wide.
         begin = max(0, at - 60)
+        # One sign for each sign, so that the mark below stands under the right one.
         line = "".join(each if each.isprintable() else " " for each in self._text[begin : at + 40])
         where = f"column {at + 1} of the filter\n            {line}\n            {' ' * (at - begin)}^"
         return FilterError(expected=expected, found=found, where=where, ways_out=ways_out)

@@ -86,6 +86,7 @@ class ItemSearch:
         found: dict[str, float] = {}
         if not len(self.index.vectors):
             return ""
+        # The values of the first item: they exist, and so at least it passes.
         for name, values in self._filters().values_of(0).items():
             for value in (values or [])[:3]:  # None: the item has none
                 text = f"{name}:{_quoted(value)}"
@@ -126,6 +127,7 @@ class ItemSearch:
         if self.shards is None:
             found = self.index.search(queries, k=k, filters=filters, exclude=exclude, probes=probes)
             return Retrieved(scores=found.scores, items=found.items, plans=tuple(map(str, found.plans)))
+        # As text: a shard reads it by its own index, whose codes are others.
         texts = [None if wanted is None else wanted.text for wanted in filters]
         question = ShardQuestion(queries=queries, k=k, filters=texts, exclude=exclude, probes=probes)
         return self.shards.search(question)
@@ -183,6 +185,7 @@ class ItemSearch:
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise damaged(path, expected="an index in the format safetensors", found=str(error)[:200]) from error
         order = index.vectors.order.sort().values
+        # Each number once: sorted, they rise everywhere.
         fits = len(order) == num_items - num_gone and bool((order.diff() > 0).all())
         if index.filters is None or not fits or (len(order) and not 0 <= int(order[0]) <= int(order[-1]) < num_items):
             raise damaged(path, expected=f"an index of {num_items - num_gone:,} items", found=f"one of {len(order):,}")

@@ -196,6 +196,7 @@ def seal_export(
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for name in names:
         (folder / name).chmod(0o644)  # who serves an export may be another user than who made it
+    # Not of the manifest, which cannot hold the digest of itself.
     files = {name: _entry(folder / name) for name in names if name != MANIFEST_NAME}
     manifest = Manifest(
         version_of_content=_version_of(files),
@@ -235,6 +236,7 @@ def read_manifest(path: str | Path) -> ExportFolder:
         ExportError: the manifest is damaged, or a newer Ziggurat wrote it.
     """
     given = Path(path)
+    # Once, here: a link that is changed while files are read would mix two exports.
     folder = Path(os.path.realpath(given))
     if not folder.is_dir():
         raise MissingFileError(
@@ -294,11 +296,13 @@ def _check_file(folder: Path, name: str, entry: FileEntry) -> None:
     place = folder
     for part in name.split("/")[:-1]:
         place /= part
+        # A link could lead out of the folder, to a file of the system that the server may read.
         if place.is_symlink():
             raise damaged(place, expected="a folder", found="a symbolic link")
     path = folder / name
     with _opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
+        # Before its bytes are read: most damage is a copy that was cut short.
         if size != entry.bytes:
             raise damaged(path, expected=f"{entry.bytes:,} bytes", found=f"{size:,} bytes")
         digest = hashlib.sha256()
@@ -341,6 +345,7 @@ def identity_of(path: Path) -> object:
     """Return what changes when an export's path leads to another folder, or its files are replaced; None: no folder."""
     try:
         real = path.resolve(strict=True)
+        # Names and times of the files, too: an export may be replaced under the path that it has.
         return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
         return None
@@ -352,6 +357,7 @@ def _entry(path: Path) -> FileEntry:
 
 
 def _version_of(files: dict[str, FileEntry]) -> str:
+    # Of contents alone: the same files make the same version wherever and whenever they were exported.
     return digest_of({name: entry.sha256 for name, entry in files.items()})[:16]
 
 

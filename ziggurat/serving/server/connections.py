@@ -142,6 +142,7 @@ class Connection(HttpToolsProtocol):
         """Let uvicorn parse some bytes, unless the connection was refused, and count those that it keeps to itself."""
         if not data or self.transport.is_closing() or self._refusal is not None:
             return
+        # As it was before these bytes: the parser may end this message, and begin others, while it reads them.
         message = self._message
         is_body = self._in_chunks
         was_in_message = self._in_message
@@ -172,6 +173,7 @@ class Connection(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         """The line with the size of a chunk is there: bytes follow, or, behind the last one, trailers."""
+        # The line of a chunk's size has to be there: only what is beside it and the body counts.
         self._between_chunks -= _CHUNK_FRAME
         self._in_trailer = True
 
@@ -183,6 +185,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; whether the connection stays open, for the answer to what it sent before."""
+        # Half a request will never be whole, and without a request no answer is due.
         if self._in_message or self.idle:
             return False
         self.cycle.keep_alive = False
@@ -209,6 +212,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header is there whole, or a trailer behind a body in chunks, which is none (RFC 9110, 6.5.1)."""
+        # The colon, the space and the line end come with each header.
         self._count(len(name) + len(value) + 4)
         if not self._has_headers:
             super().on_header(name, value)
@@ -230,6 +234,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError(self._wrong_head.found)  # the parser stops, and uvicorn asks for a 400
         super().on_headers_complete()
         self._has_cycle = True
+        # It came while the server was ending: it is answered, and is the last one of its connection.
         if self.draining and self.cycle is not None:
             self.cycle.keep_alive = False
 

@@ -190,12 +190,14 @@ def _one_state(table: pa.Table, schema: Schema) -> FitState:
 def _read_state(row: pa.Table, schema: Schema) -> FitState:
     try:
         head = HEAD.decode(row.column("head")[0].as_py(), where="fitted state")
+        # Before the numbers: under another schema they would be read as something that they are not.
         if head["schema"] != schema.to_state():
             raise _damaged("one of another schema")
 
         def values(name: str) -> pa.Array:
             return row.column(name).combine_chunks().flatten()
 
+        # What a state of this schema has to have: names that it lacks are a KeyError, and others are not looked for.
         empty = Fitter(schema).parts()
         ids = {
             name: CountedIds(

@@ -59,6 +59,7 @@ class PrivateExport:
             self.place.parent.mkdir(exist_ok=True)
             lock = os.open(self.place.parent / "making", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
+                # Workers start one after the other and together: the first one copies, the others wait for it.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not self.place.is_dir():
                     self._make()
@@ -66,6 +67,7 @@ class PrivateExport:
                 os.close(lock)
         except OSError as problem:
             _warn_no_copy(self.source, problem)
+            # Without a copy it can be served all the same, as long as nobody writes into it.
             return self.source
         return self.place
 
@@ -126,8 +128,10 @@ class PrivateExports:
 
     def keep(self, generations: Collection[int]) -> None:
         """Delete the copies of all other generations: nobody serves them any more."""
+        # A list of its own, since the loop takes entries out.
         for generation in [each for each in self._places if each not in generations]:
             export = self._places.pop(generation)
+            # Never the export itself, which is no copy of ours.
             if export.place != export.source:
                 shutil.rmtree(export.place.parent, ignore_errors=True)
 
