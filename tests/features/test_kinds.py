@@ -160,3 +160,15 @@ def test_a_kind_that_raises_or_encodes_nan_is_named_with_its_feature_and_row(cel
         encoded()
     assert found in caught.value.found
     assert where in caught.value.where
+
+
+def test_a_kind_that_transforms_what_nothing_was_learned_of_is_told_what_is_missing() -> None:
+    def transformed(self: Feature, parsed: Parsed, fitted: Fitted) -> Encoded:
+        return fitted.transformed(parsed[:, 0].astype(np.float64))
+
+    schema = Schema(
+        features=(kind_of_my_own(parse=lambda self, cells: cells.vectors(2), encode=transformed)(name="at"),)
+    )
+    preprocessing = Preprocessing(schema, vocabularies={}, numbers={})
+    with pytest.raises(SchemaError, match="no fitted_numbers"):
+        preprocessing.batch(pl.DataFrame({"at": [[1.0, 2.0]]}))

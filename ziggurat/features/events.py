@@ -169,7 +169,7 @@ class Events:
         """
         absent = [f"roles: {role}" for role, column in roles.items() if not column]
         absent += [] if items is not None else ["[items]"]
-        if absent or any(taken.values()):
+        if items is None or absent or any(taken.values()):
             raise SchemaError(
                 expected="events with [items], and with group (the user) and time in [roles]",
                 found=", ".join(
@@ -182,7 +182,6 @@ class Events:
                     "take [events] out: each row is then a sample",
                 ),
             )
-        assert items is not None
         _refuse_our_names(by_name, group=roles["group"], labels=labels)
         self._check_features(by_name, items)
         before = {columns[name]: name for name in (*items.features, *self.context)}

@@ -141,7 +141,9 @@ class Live:
         return (self.main,) if self.fresh is None else (self.main, self.fresh)
 
     def _is_alive(self, numbers: Tensor) -> Tensor:
-        assert self.fresh is not None
+        # Without a fresh segment nothing is alive in it.
+        if self.fresh is None:
+            return torch.zeros(len(numbers), dtype=torch.bool)
         positions = rows_of_mask(self.fresh.base_mask())
         return torch.isin(numbers, self.fresh.numbers_at(positions))
 

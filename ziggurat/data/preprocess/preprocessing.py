@@ -432,7 +432,14 @@ class _FittedFeature:
     def transformed(self, numbers: Float64[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
         """Return numbers after the transform of `Feature.fitted_numbers`."""
         fit = self._feature.fitted_numbers
-        assert fit is not None, "only features whose numbers are fitted transform them"
+        if fit is None:  # of a kind from outside the package
+            raise SchemaError(
+                expected="a kind whose numbers are fitted, where it asks for transformed ones",
+                found="no fitted_numbers",
+                where=f"{type(self._feature).__module__}.{type(self._feature).__qualname__}.encode, "
+                f"feature {self._feature.name!r}",
+                ways_out='fitted_numbers: return NumberFit(name=self.name, transform=NumericTransform("standardise"))',
+            )
         return to_floats(numbers, fit, self._preprocessing.numbers[fit.name])
 
     def bucket_rows(self, numbers: Float64[np.ndarray, " N"]) -> Int32[np.ndarray, " N"]:

@@ -154,12 +154,22 @@ class AttributeIndex(nn.Module):
             and (stored.bloom_width == 0 or (self.item_codes is not None and 1 <= stored.bloom_hashes <= 8))
         )
         if not fits:
-            raise DataError(
-                expected="tensors of a filter index that fit each other",
-                found=f"other sizes, types or numbers for attribute {stored.attribute.name!r}",
-                where="the state of a filter index",
-                ways_out=("load the state that FilterIndex.state_dict() gave", "build the index again"),
-            )
+            raise self._misfit("other sizes, types or numbers")
+
+    def _misfit(self, found: str) -> DataError:
+        return DataError(
+            expected="tensors of a filter index that fit each other",
+            found=f"{found} for attribute {self.stored.attribute.name!r}",
+            where="the state of a filter index",
+            ways_out=("load the state that FilterIndex.state_dict() gave", "build the index again"),
+        )
+
+    def _needed(self, name: str) -> Tensor:
+        """Return a tensor that is kept where the others are as they are; raise DataError where it is missing."""
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
+            raise self._misfit(f"no {name}")
+        return tensor
 
     @property
     def has_all_planes(self) -> bool:
@@ -248,21 +258,20 @@ class AttributeIndex(nn.Module):
 
     def bloom_leaf(self, code: int) -> BloomLeaf:
         """The Bloom planes of a value, and where it is verified."""
-        assert self.item_codes is not None
+        item_codes = self._needed("item_codes")
         stored = self.stored
         planes = planes_of_one(code, width=stored.bloom_width, hashes=stored.bloom_hashes)
         numbers = tuple(stored.bloom_first + plane for plane in planes)
         offsets = self._host("offsets")
         holders = int(offsets[code + 1]) - int(offsets[code])
-        return BloomLeaf(numbers, self.item_codes, self.item_offsets, code, holders)
+        return BloomLeaf(numbers, item_codes, self.item_offsets, code, holders)
 
     def tail_lengths(self) -> Int64[np.ndarray, "N"]:
         """Count the values that each item has in the Bloom planes."""
-        assert self.item_codes is not None
         if self.item_offsets is not None:
             return self.item_offsets.diff().cpu().numpy()
         # One code an item here: it has one in the planes, or none.
-        return (self.item_codes >= 0).cpu().numpy().astype(np.int64)
+        return (self._needed("item_codes") >= 0).cpu().numpy().astype(np.int64)
 
     def _value_leaf(self, code: int) -> Leaf:
         planed = self._list("planed")
@@ -273,8 +282,7 @@ class AttributeIndex(nn.Module):
             return self.bloom_leaf(code)
         if self.rows is not None:
             return self._listed([(code, code + 1)])[0]
-        assert self.codes is not None
-        return CodesLeaf(self.codes, code, code)
+        return CodesLeaf(self._needed("codes"), code, code)
 
     def _plane(self, code: int) -> PlaneLeaf:
         return PlaneLeaf(self.stored.first_plane + code)
@@ -295,9 +303,9 @@ class AttributeIndex(nn.Module):
         ranges = [(first, stop) for first, stop in ranges if first < stop]
         if not ranges:
             return []
-        assert self.rows is not None
+        listed = self._needed("rows")
         offsets = self._host("offsets")
-        parts = [self.rows[int(offsets[first]) : int(offsets[stop])] for first, stop in ranges]
+        parts = [listed[int(offsets[first]) : int(offsets[stop])] for first, stop in ranges]
         if len(parts) == 1 and ranges[0][1] - ranges[0][0] == 1:
             return [ListLeaf(parts[0])]  # of one value they are ascending
         rows = torch.cat(parts)

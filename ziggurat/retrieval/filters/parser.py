@@ -187,8 +187,8 @@ class _Parser:
             return Equals(name, self._converted(_text_or_boolean, value, attribute, at), self._said(attribute, start))
         # ..1999: open below.
         low = None if self._text.startswith("..", self._at) else self._bound(attribute)
-        if not self._take(".."):
-            assert low is not None
+        has_dots = self._take("..")
+        if low is not None and not has_dots:
             return Within(name, *low, self._said(attribute, start))
         if self._ended or self._text[self._at] in ")," or _is_keyword(_WORD.match(self._text, self._at)):
             if low is None:

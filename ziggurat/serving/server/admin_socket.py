@@ -15,10 +15,12 @@ import os
 import socket
 import stat
 from pathlib import Path
-
-from starlette.types import Scope
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError
+
+if TYPE_CHECKING:  # the parent of a server needs no framework of the web
+    from starlette.types import Scope
 
 ADMIN = "ziggurat.admin"  # key of a request's scope that came through the socket
 _LONGEST = 107  # bytes of the path of a socket, by the kernel

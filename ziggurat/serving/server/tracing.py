@@ -24,14 +24,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from starlette.types import Scope
-
 from ziggurat.errors import MissingDependencyError
 from ziggurat.serving.answering.stages import Stage
 
-if TYPE_CHECKING:  # an option: without it nothing is traced
+if TYPE_CHECKING:  # an option: without opentelemetry nothing is traced
     from opentelemetry.context import Context  # pyright: ignore[reportMissingImports]
     from opentelemetry.trace import Span, Tracer  # pyright: ignore[reportMissingImports]
+    from starlette.types import Scope
 
     from ziggurat.serving.answers import Ranked, Recommendations
 

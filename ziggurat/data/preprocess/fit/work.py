@@ -81,6 +81,8 @@ class Work:
         stopped: set when the making of units is to end early.
     """
 
+    _lock: TextIO  # of the work, from `__enter__` on
+
     def __init__(self, target: Path, *, waiting: Callable[[], None]) -> None:
         self.target = target
         self._waiting = waiting
@@ -89,7 +91,6 @@ class Work:
         self.damaged: list[str] = []
         self.stopped = threading.Event()
         self._making: set[str] = set()  # by threads of this process, one of which will finish it
-        self._lock: TextIO | None = None
 
     def __enter__(self) -> Work:
         path = self.target.with_name(f".{self.target.name}.lock")
@@ -106,7 +107,6 @@ class Work:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leave; the last one throws the work away if it is over, failed for good, or nothing was finished."""
-        assert self._lock is not None
         failed = isinstance(error, ZigguratError | OSError)
         nothing = not self._finished()
         if (self.target.exists() or failed or nothing) and self._locked(fcntl.LOCK_EX):
@@ -335,7 +335,6 @@ class Work:
         NOTE.write(folder / f"{name}.json", content)
 
     def _locked(self, kind: int) -> bool:
-        assert self._lock is not None
         try:
             fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -251,11 +251,12 @@ def examples(info: Info) -> list[Request]:
 class _Worker:
     """The serving part of a worker's life."""
 
+    _server: _Server  # from `serve` on
+
     def __init__(self, task: WorkerTask, control: Control) -> None:
         self.task = task
         self.control = control
         self._pending_swaps: dict[int, asyncio.Future[str]] = {}
-        self._server: _Server | None = None
         self.live: LiveItems | None = None
 
     async def serve(self, app: ServerApp) -> None:
@@ -277,7 +278,6 @@ class _Worker:
         following.cancel()
 
     def _drain(self) -> None:
-        assert self._server is not None
         self._server.app.draining = True
         self._server.should_exit = True
 

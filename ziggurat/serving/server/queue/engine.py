@@ -103,6 +103,8 @@ class Engine:
         prepare_thread: called first in the thread that computes (threads of torch are set for each thread).
     """
 
+    _loop: asyncio.AbstractEventLoop  # that asks, from `start` on
+
     def __init__(
         self,
         *,
@@ -127,7 +129,6 @@ class Engine:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._careful_until = 0.0
         self._delivery_s = 0.0  # lately, from an answer to the event loop that gives it to its client
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._compute_for_ever, name="engine", daemon=True)
 
     # ---- in the event loop
@@ -212,7 +213,6 @@ class Engine:
         allowed = self._deadline_s if deadline_s is None else deadline_s
         # Refused before it waits: an answer that would come too late only delays those behind it.
         self._admit(request, candidates, allowed, passed=now - arrived)
-        assert self._loop is not None, "start() comes first"
         future = self._loop.create_future()
         job = _Job(
             request=request,
@@ -375,7 +375,6 @@ class Engine:
         self.metrics.expired.inc(sum(not job.future.cancelled() for job in late))
         errors = [_too_late(job.deadline - job.arrived, started - job.arrived, where="queue") for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
-        assert self._loop is not None
         self._loop.call_soon_threadsafe(self._deliver, pairs, time.monotonic())
 
     def _deliver(self, pairs: Sequence[tuple[_Job, Answer | Exception]], done: float) -> None:

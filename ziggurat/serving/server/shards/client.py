@@ -371,8 +371,9 @@ class _OtherVersionError(ValueError):
 
 def _answer_of(connection: http.client.HTTPConnection, end: float) -> tuple[int, bytes]:
     """Return status and body of an answer that must arrive before `end`; what has arrived is read in any case."""
-    assert connection.sock is not None
-    connection.sock.settimeout(max(end - time.monotonic(), 0.002))
+    # Not with the timeout of the connection, which would begin anew with each piece of the answer.
+    if connection.sock is not None:
+        connection.sock.settimeout(max(end - time.monotonic(), 0.002))
     answer = connection.getresponse()
     return answer.status, answer.read()
 
