@@ -45,7 +45,7 @@ def check_arguments(function: typing.Callable[P, R]) -> typing.Callable[P, R]:
     Raises:
         ConfigError: an argument is something else; names it.
     """
-    # Once, when the function is made: it takes far longer than a check of the arguments.
+    # Once, when the function is made, and not at each call.
     signature = inspect.signature(function)
 
     @functools.wraps(function)

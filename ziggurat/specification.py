@@ -41,7 +41,7 @@ class _Kind(ABCMeta):
     def __call__(cls: Any, *arguments: Any, **named: Any) -> Any:
         if "_members" in vars(cls):  # a kind, which has no instances of its own
             return cls.named(*arguments, **named)
-        # Python's own error names the methods, but neither says where it is written what they have to answer.
+        # Python's own error names the methods alone, and not where it is said what they have to answer.
         if missing := sorted(getattr(cls, "__abstractmethods__", ())):
             raise ConfigError(
                 expected=f"a {cls.kind} that has {', '.join(missing)}",

@@ -181,7 +181,7 @@ class Reader:
             raise self.wrong(path, f"a group of {self.noun}s ({cls.__name__})", data)
         hints = hints_of(cls)
         known = {entry.name: entry for entry in fields_of(cls)}
-        # Files of versions before have the old names; where both stand, the new one counts.
+        # Files of versions before have the old names; where both stand, the old one is refused as unknown.
         formerly = getattr(cls, "FORMERLY", {})
         data = {
             formerly[name] if name in formerly and formerly[name] not in data else name: data[name] for name in data

@@ -111,7 +111,8 @@ class Planner:
             kind=PlanKind.CLUSTERS,
             selectivity=share,
             probes=more,
-            # Half of what is expected: fewer show that the clusters opened were the wrong ones for this filter.
+            # A search goes on until so many passed: fewer than half of what an independent filter lets pass show that
+            # this one goes with the vectors.
             least=max(k, int(expected / 2)),
             cached=cached,
             expected_us=by_clusters / 1e3,
