@@ -15,7 +15,7 @@ from tests.training.tiny import tiny_dataset
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch
 from ziggurat.features.items import Items
 from ziggurat.models import EncoderConfig, MLPConfig, TwoTowerConfig, build_model
@@ -200,3 +200,11 @@ def test_a_model_without_drawn_negatives_and_data_without_items_are_refused():
         DrawnNegatives(in_batch, train=data, ranking=FullRanking(data), seed=0)
     with pytest.raises(ConfigError, match=r"\[items\], id = "):
         FullRanking(MemoryDataset(whole_table(data), dataclasses.replace(data.inputs, items=None)))
+
+
+def test_mined_negatives_need_to_know_whose_a_sample_is():
+    data = shop()
+    negatives, _ = drawer(NegativesKind.MINED, data)
+    batch = dataclasses.replace(first_batch(data, 24), groups=None)
+    with pytest.raises(DataError, match=r"Batch\(…, groups=…\)"):
+        negatives.extended(batch, step=0)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool
@@ -68,7 +68,7 @@ class _Batch:
     known: tuple[_Known, ...]
     fault: Bool[Tensor, ""]
     tensors: tuple[Tensor, ...]
-    made: Any
+    made: torch.cuda.Event | torch.Event | None
 
 
 class SortedAhead:
@@ -91,7 +91,7 @@ class SortedAhead:
         self._knows_rows = knows_rows
         self._device = tables.tables.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._begun: Any = None
+        self._begun: torch.cuda.Event | torch.Event | None = None
         self._current: _Batch | None = None
         self._coming: _Batch | None = None
         self.is_on = True
@@ -140,8 +140,9 @@ class SortedAhead:
         if self._stream is not None and self.is_on:
             computing = torch.cuda.current_stream(self._device)
             self._begun = computing.record_event()
-            if self._current is not None:
+            if self._current is not None and self._current.made is not None:
                 computing.wait_event(self._current.made)
+                # Its memory came from the other queue, which must not hand it out while this one reads it.
                 for tensor in self._current.tensors:
                     tensor.record_stream(computing)
 

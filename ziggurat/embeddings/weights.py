@@ -218,7 +218,8 @@ class TableWeights(nn.Module):
     def parameter(self, name: str) -> nn.Parameter:
         """The table as a parameter; only with `adam_dense`."""
         parameter = self._parameters[f"{name}.weight"]
-        assert parameter is not None
+        if parameter is None:
+            raise KeyError(name)
         return parameter
 
     @torch.no_grad()

@@ -21,11 +21,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from ziggurat.config import JSON
 from ziggurat.errors import ConfigError, TopologyError, ZigguratError, error_from_json
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.process_groups import end_group, meeting_group
@@ -35,6 +36,13 @@ T = TypeVar("T")
 PATIENCE_S = 4 * 3600.0
 _MAX_DIFFERENCES = 12
 _MAX_VALUE = 160
+
+
+class _Reply(TypedDict, Generic[T], total=False):
+    """Message of one rank: a result or an error; neither where it had nothing to do."""
+
+    value: T
+    error: dict[str, JSON]
 
 
 class Agreement:
@@ -75,7 +83,7 @@ class Agreement:
             ZigguratError: what rank 0 raised, on every rank.
             TopologyError: rank 0 ended, or raised something else.
         """
-        return self._replies(lambda: action() if self.is_first else None)[0]
+        return self._replies(action if self.is_first else None)[0]
 
     def everywhere(self, action: Callable[[], T]) -> list[T]:
         """Run `action` on every rank; the results of all (plain data), in rank order.
@@ -86,14 +94,15 @@ class Agreement:
         """
         return self._replies(action)
 
-    def _replies(self, action: Callable[[], object]) -> list[Any]:
-        """Return the results of all ranks; what type they had on their rank, only the caller knows."""
+    def _replies(self, action: Callable[[], T] | None) -> list[T]:
+        """Return the results of all ranks that had something to do, in rank order; None: this one has not."""
         if self._group is None:
-            return [action()]
+            return [] if action is None else [action()]
         failure: BaseException | None = None
-        message: dict[str, Any] = {}
+        message: _Reply[T] = {}
         try:
-            message["value"] = action()
+            if action is not None:
+                message["value"] = action()
         except BaseException as error:
             failure = error
             message["error"] = (error if isinstance(error, ZigguratError) else _unexpected(error)).to_json()
@@ -108,7 +117,7 @@ class Agreement:
                 error = error_from_json(reply["error"])
                 error.where = f"rank {rank}: {error.where}"
                 raise error
-        return [reply["value"] for reply in replies]
+        return [reply["value"] for reply in replies if "value" in reply]
 
     def gather(self, value: T, *, what: str = "an exchange of its own") -> list[T]:
         """Gather the value of every rank, in rank order; collective.

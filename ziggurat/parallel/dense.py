@@ -20,15 +20,15 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ziggurat.errors import PlanError
+from ziggurat.errors import ConfigError, PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm
 from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
@@ -37,6 +37,9 @@ from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.process_groups import let_gloo_speak_first, time_limit_s
 from ziggurat.parallel.replicated import Reduction, ReplicatedNetwork
 from ziggurat.parallel.topology import Axis, Lane, RankGroup, Topology
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 DenseForward = Callable[[Embedded], Outputs]
 
@@ -88,7 +91,13 @@ class DenseNetwork(nn.Module):
 def compute_copies(network: DenseForward | None, compute: DenseForward) -> None:
     """Let copies of a dense network compute with another function of the same weights: the compiled one."""
     module = network.module if isinstance(network, ReplicatedNetwork) else network
-    assert isinstance(module, DenseNetwork), "only copies; see the settings of compile"
+    if not isinstance(module, DenseNetwork):
+        raise ConfigError(
+            expected="copies of a dense network on the ranks, each of which computes all of it",
+            found=type(module).__name__,
+            where="training settings, compile",
+            ways_out=("--training.compile off", "--dense ddp"),
+        )
     module._compute = compute
 
 
@@ -145,7 +154,7 @@ def _without_batch_norm(model: Model) -> list[str]:
     return ways or ["take batch normalisation out of the model"]
 
 
-def _settings(config: Any) -> dict[str, object]:
+def _settings(config: DataclassInstance) -> dict[str, object]:
     """Every setting in a tree of dataclasses, by its dotted name."""
     found: dict[str, object] = {}
     for each in dataclasses.fields(config):
@@ -196,7 +205,7 @@ def parallel_dense(
             traffic.count_reduction("dense gradients between hosts", num_bytes=part.numel() * part.element_size())
 
         sharded.set_all_reduce_hook(count)
-    return ShardedNetwork(sharded)
+    return ShardedNetwork(network, controls=sharded)
 
 
 _meshes = threading.local()  # the world that this thread's meshes belong to, and the meshes by what they are made of
@@ -240,14 +249,16 @@ class ShardedNetwork:
 
     Args:
         network: after `fully_shard`.
+        controls: what `fully_shard` returned, which is the network under the type of its switches.
     """
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: nn.Module, *, controls: FSDPModule) -> None:
         self._network = network
+        self._controls = controls
 
     def reshard(self) -> None:
         """Go back to parts of weights, where an evaluation has left them gathered; sends nothing."""
-        self._network.reshard()
+        self._controls.reshard()
 
     def reshard_for_states_of(self, model: nn.Module) -> None:
         """Go back to parts before weights of the model are named to be saved, or loaded."""
@@ -261,11 +272,11 @@ class ShardedNetwork:
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
         """Let gradients of backward passes in here add up on each rank."""
-        self._network.set_requires_gradient_sync(False)
+        self._controls.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            self._network.set_requires_gradient_sync(True)
+            self._controls.set_requires_gradient_sync(True)
 
 
 def unreduced(network: Callable[..., object] | None) -> contextlib.AbstractContextManager[None]:

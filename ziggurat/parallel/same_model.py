@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ _CLOSE = 1e-4  # of the length of a weight; last bits move a sum by 1e-7 of it, 
 _PLAIN = (bool, int, float, str, tuple)
 
 
-def require_same_model(model: Model, plan: Plan, *, settings: dict[str, Any], seed: int | None) -> None:
+def require_same_model(model: Model, plan: Plan, *, settings: Mapping[str, object], seed: int | None) -> None:
     """Compare over all ranks; collective. Without other ranks nothing happens.
 
     Args:
@@ -56,7 +55,7 @@ def require_same_model(model: Model, plan: Plan, *, settings: dict[str, Any], se
         ConfigError: something else differs, on every rank.
     """
     require_equal(flattened(plan), where="plan, in parallelize", kind=PlanError)
-    facts = flattened({"parallel": settings, "tables": {"seed": seed}})
+    facts = flattened({"parallel": dict(settings), "tables": {"seed": seed}})
     require_equal(facts | model_facts(model), where="model and settings, in parallelize")
     _require_close_weights(model)
 

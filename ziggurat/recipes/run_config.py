@@ -279,7 +279,7 @@ def load_config(path: str | Path, *, models: Sequence[type[ModelConfig]] = ()) -
     return _with_own_rows(from_json(RunConfig, data, where=str(file), kinds=models), folder=file.parent)
 
 
-def _with_fp32_where_unsaid(data: Any) -> Any:
+def _with_fp32_where_unsaid(data: object) -> object:
     """Return the content of a config.json with `pooled = fp32` where it says nothing.
 
     Every setting is written down, so a file without this one is older than it, and its run had FP32.

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
@@ -39,12 +38,12 @@ from ziggurat.runs.fingerprint import Difference, differences
 from ziggurat.training.records.run_folder import RunFolder
 
 
-def _rounded_by_the_processor(content: Any) -> object:
+def _rounded_by_the_processor(content: dict[str, object]) -> object:
     """Version 1: the same rows were encoded to other last bits on another kind of processor."""
     return {**content, "rounding": Rounding.PROCESSOR}
 
 
-def _labels_in_32_bits(content: Any) -> object:
+def _labels_in_32_bits(content: dict[str, object]) -> object:
     """Version 2: numbers to predict were rounded to 32 bits; of other labels nothing changed."""
     is_exact = content.get("rounding", Rounding.EXACT) == Rounding.EXACT
     return {**content, "rounding": Rounding.LABELS_IN_32_BITS if is_exact else content["rounding"]}

@@ -64,11 +64,11 @@ from ziggurat.runs.quality.trained_rows import SeenRows
 from ziggurat.runs.resume import best_step, checkpoints_of
 from ziggurat.runs.scores.candidate_scores import predict_of_events
 from ziggurat.runs.scores.embeddings import embeddings_of
+from ziggurat.runs.scores.given_data import check_data, files_in
 from ziggurat.runs.scores.next_items import next_items_frame
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
 from ziggurat.runs.scores.scoring import (
     FileReading,
-    check_data,
     encoded_chunks,
     like,
     output_schema,
@@ -401,20 +401,24 @@ class Run:
     def _full_ranking_of_files(self, progress: Progress | None) -> FullRankingPass:
         """The full ranking of files, which come after the run's training and validation rows."""
         if not self.model.finds_items:
-            raise ConfigError(
-                expected="a run whose model finds items: two_tower",
-                found=f"model {self.config.model.kind!r}, which scores pairs of a user and an item",
-                where=f"{self.folder}, full ranking",
-                ways_out=("leave full ranking out", "train a model that finds items: ziggurat train table_two_tower"),
-            )
+            raise self._finds_no_items()
         return self._full_ranking(self._prepared("train", progress))
 
     def _full_ranking(self, prepared: PreparedData, split: str = "") -> FullRankingPass:
         train = self._rows(prepared, "train")
         asked = {"train": train, "valid": prepared.valid}.get(split)
         found = FullRankings(self.model, train=train, valid=None if split == "train" else prepared.valid).begin(asked)
-        assert found is not None
+        if found is None:
+            raise self._finds_no_items()
         return found
+
+    def _finds_no_items(self) -> ConfigError:
+        return ConfigError(
+            expected="a run whose model finds items: two_tower",
+            found=f"model {self.config.model.kind!r}, which scores pairs of a user and an item",
+            where=f"{self.folder}, full ranking",
+            ways_out=("leave full ranking out", "train a model that finds items: ziggurat train table_two_tower"),
+        )
 
     def _warn_of_left_out(self, split: str, progress: Progress | None) -> None:
         """Scores are those of all negatives, and the train rows hold a share of them."""
@@ -427,11 +431,11 @@ class Run:
                 progress,
             )
 
-    def _warn_of_known(self, data: Any, progress: Progress | None) -> bool:
+    def _warn_of_known(self, data: object, progress: Progress | None) -> bool:
         """Warn of files that the run has read; return whether there were any."""
         if is_frame(data) or not self.team.is_first:
             return False
-        paths = RawSource(data, format=self.reading.format).paths
+        paths = RawSource(files_in(data), format=self.reading.format).paths
         files = known_files(DataRecord.load(RunFolder(self.folder).data), paths)
         of_events = self.config.table_schema.events is not None
         for known in files:
@@ -529,8 +533,9 @@ def load_run(
     kernel = usable_kernel(embedding.kernel, device=place)
     settings = replace(config.model, embedding=replace(embedding, kernel=kernel))
     made = (tables or config.tables).make_storage(seed=config.training.seed, is_trained=False)
-    how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
-    model = build_model(settings, inputs, seed=config.training.seed, **how)
+    model = build_model(
+        settings, inputs, seed=config.training.seed, towers=config.towers, draw_tables=False, make_storage=made
+    )
     model.to(place)  # before its tables take memory; the checkpoint fills them
     take_precision(model, precision, dispatch=str(run.dispatch), is_scored=True)  # before it is parallel
     store = checkpoints_of(run, config)

@@ -30,7 +30,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -536,7 +535,7 @@ def recipe_training(training: TrainingConfig, *, rate: float, metric: str) -> Tr
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [origin_of(each) if isinstance(each, type) else _plain(each) for each in value]
     return getattr(value, "value", value)

@@ -36,6 +36,7 @@ from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
+from ziggurat.runs.data_record import rows_of_split
 from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator
@@ -192,7 +193,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     begin = time.perf_counter()
     fit = trainer.fit(resume=started)
     if record is None:
-        assert data.valid is not None
+        valid = rows_of_split(data, "valid", run=request.folder)
         record = RunRecord(
             model=request.model,
             protocol=protocol.value,
@@ -201,7 +202,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             digest=digest_of(request.config),
             epochs=round(fit.steps / trainer.feed.steps_per_epoch),
             best_step=fit.best_step,
-            valid=trainer.evaluate(data.valid, split="valid").metrics,
+            valid=trainer.evaluate(valid, split="valid").metrics,
             samples_per_s=fit.samples_per_s or _logged_rate(trainer.folder),
             train_s=time.perf_counter() - begin,
             cost=cost,
@@ -285,13 +286,13 @@ def _logged_rate(run: RunFolder) -> float:
 
 
 def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, request: RunRequest) -> RunRecord:
-    assert data.test is not None
     folder = request.folder
+    test = rows_of_split(data, "test", run=folder)
     label = label_index(request.metric, trainer.model.inputs)
     accumulator = MetricAccumulator(trainer.model.inputs)
     kept_labels = []
     kept_scores = []
-    batches = ordered_batches(data.test, batch_size=_rows_at_once(trainer)).batches(epoch=0)
+    batches = ordered_batches(test, batch_size=_rows_at_once(trainer)).batches(epoch=0)
     for batch, scores in scores_of(trainer.model, batches):
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
         kept_labels.append(batch.labels[:, label].numpy())
@@ -300,10 +301,10 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
         with replacing(folder / name) as temporary, temporary.open("wb") as file:
             np.save(file, np.concatenate(kept), allow_pickle=False)
     if trainer.model.finds_items:  # ranked among all items, which scores of single samples do not say
-        record = dataclasses.replace(record, test=trainer.evaluate(data.test, split="test").metrics)
+        record = dataclasses.replace(record, test=trainer.evaluate(test, split="test").metrics)
     else:
         record = dataclasses.replace(record, test=accumulator.compute())
-        evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
+        evaluation = Evaluation(num_rows=test.num_rows, metrics=record.test, curves={})
         EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
     # Last of all: a record with test metrics says that scores and labels are there.
     RECORD_FORMAT.write(folder / RECORD, record.to_json())

@@ -72,8 +72,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
     mean = float(differences.mean())
     sd = float(differences.std(ddof=1)) if differences.size > 1 else math.nan
     if sd > 0:
-        found: Any = stats.ttest_1samp(differences, 0.0)
-        t_p = float(found.pvalue)
+        # A named tuple of statistic and p, whose names scipy's own hints leave out.
+        t_p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
     else:
         # Without spread there is no t: differences that are all alike, and not 0, are not taken for chance.
         t_p = 1.0 if mean == 0.0 else (0.0 if sd == 0.0 else math.nan)

@@ -15,7 +15,8 @@ before anything is trained. metrics.jsonl and TensorBoard are written in any cas
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 from ziggurat.errors import ConfigError
 
@@ -96,7 +97,7 @@ class MlflowCallback:
         )
 
 
-def _imported(package: str) -> Any:
+def _imported(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import GROUP_COLUMN, WEIGHT_COLUMN, label_column, table_to_batch
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows
@@ -227,7 +227,13 @@ class MinedNegatives:
             block: its samples; those that are liked are drawn for, if there are any.
             generator: of random numbers.
         """
-        assert block.groups is not None
+        if block.groups is None:
+            raise DataError(
+                expected="batches that say which user each sample is of, as the training data does",
+                found="a batch without groups",
+                where="negatives, mined",
+                ways_out=("Batch(…, groups=…)", 'negatives.kind = "mixed", which asks for no user'),
+            )
         groups = block.groups.numpy()
         size = self._config.num_drawn
         liked = np.flatnonzero((block.labels.numpy() > 0).any(axis=1))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 
@@ -62,14 +61,14 @@ class Upload:
         if self._is_beside:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _bring(self, batch: Batch) -> tuple[Batch, Any]:
+    def _bring(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | torch.Event]:
         """Pack and send a batch, in the thread."""
         packed = pack(batch, is_locked=True)
         with torch.cuda.stream(self._stream):
             arriving = packed.to(self._device)
             return arriving, self._stream.record_event()
 
-    def _land(self, coming: Future[tuple[Batch, Any]]) -> Batch:
+    def _land(self, coming: Future[tuple[Batch, torch.cuda.Event | torch.Event]]) -> Batch:
         """Let the computation wait for a batch, and its memory live until the computation has read it."""
         batch, sent = coming.result()
         computing = torch.cuda.current_stream(self._device)

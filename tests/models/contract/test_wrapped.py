@@ -17,7 +17,7 @@ from tests.training.tiny import tiny_dataset
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.models import TowerLayer, flops_per_sample, wrap
+from ziggurat.models import Embedded, TowerLayer, flops_per_sample, wrap
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch
@@ -158,3 +158,14 @@ def test_lookups_past_the_batch_are_refused() -> None:
         module.forward = forward
         with pytest.raises(ConfigError, match=found):
             model(batch)
+
+
+def test_a_forward_pass_without_its_batch_or_its_stand_in_is_refused() -> None:
+    model = wrap(Plain(list_inputs()))
+    embedded = model.embed(random_batch(list_inputs(), 13, seed=0))
+    fewer = {name: value for name, value in vars(embedded).items() if name != "batch"}
+    with pytest.raises(ConfigError, match=r"model\.forward_dense\(model\.embed\(batch\)\)"):
+        model.forward_dense(Embedded(**fewer))
+    model.network.lookups.tables = nn.Identity()
+    with pytest.raises(ConfigError, match=r"leave the submodule 'lookups\.tables'"):
+        model.forward_dense(embedded)

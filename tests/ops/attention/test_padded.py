@@ -91,3 +91,10 @@ def test_lists_are_padded(lengths: list[int], longest: int | None) -> None:
     assert not padded[~mask].any()
     padded.square().sum().backward()
     torch.testing.assert_close(vectors.grad, 2 * vectors.detach())
+
+
+def test_a_layout_without_a_bound_is_refused() -> None:
+    q = torch.zeros(4, 1, 2)
+    layout = JaggedLayout(offsets=torch.tensor([0, 4]))
+    with pytest.raises(DataError, match=r"JaggedLayout\(…, longest=…\)"):
+        jagged_attention_padded(q, q, q, layout=layout, form=AttentionForm.SILU, scale=1.0)

@@ -157,9 +157,21 @@ class WrappedModel(Model):
         Raises:
             ConfigError: the module looks up what is not there, or gives something else than logits.
         """
-        assert isinstance(embedded, Batched), "made by `embed`"
+        if not isinstance(embedded, Batched):
+            raise ConfigError(
+                expected="what `embed` of this model gave, with the batch that its module reads",
+                found=type(embedded).__name__,
+                where=f"forward_dense of {type(self.network).__name__}, wrapped",
+                ways_out=("model.forward_dense(model.embed(batch))", "model(batch)"),
+            )
         looked_up = self.network.get_submodule(self.place)
-        assert isinstance(looked_up, LookedUp)
+        if not isinstance(looked_up, LookedUp):
+            raise ConfigError(
+                expected=f"the stand-in of the tables at {self.place!r}, which hands on what was looked up",
+                found=type(looked_up).__name__,
+                where=f"forward of {type(self.network).__name__}, wrapped",
+                ways_out=f"leave the submodule {self.place!r} as wrapping has put it there",
+            )
         looked_up.given = embedded
         try:
             found = self.network(embedded.batch)

@@ -296,17 +296,44 @@ def _path(path: int) -> int:
 
 
 @attention_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    # `others` begins with the offsets, the fourth input.
-    softmax = others[10]
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor | None,
+    targets: Tensor | None,
+    w_pos: Tensor | None,
+    w_time: Tensor | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    spans: Tensor | None,
+    scale: float,
+    divisor: float,
+    softmax: bool,
+    *others: object,
+) -> tuple[Tensor, Tensor]:
+    del k, offsets, query_offsets, targets, w_pos, w_time, query_times, key_times, spans, scale, divisor, others
     result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     return result, q.new_empty((q.shape[0], q.shape[1]) if softmax else (0, 0), dtype=torch.float32)
 
 
 @attention_backward_op.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    w_pos = others[3]
-    w_time = others[4]
+def _(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor | None,
+    targets: Tensor | None,
+    w_pos: Tensor | None,
+    w_time: Tensor | None,
+    *others: object,
+) -> tuple[Tensor, ...]:
+    del grad, out, lse, offsets, query_offsets, targets, others
     of_biases = (torch.empty(0 if each is None else len(each)) for each in (w_pos, w_time))
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.errors import DataError
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, Visible, seen_of
 from ziggurat.ops.attention.reference import added_bias, weights_of
 from ziggurat.ops.pad_lists import inside, pad_rows, padded_places
@@ -43,7 +44,13 @@ def jagged_attention_padded(
         divisor: n; 1 for softmax.
         bias: of position and time.
     """
-    assert layout.longest is not None, "the host knows how long sequences may be"
+    if layout.longest is None:
+        raise DataError(
+            expected="a layout with `longest`: how long sequences may be, which the host would have to wait for",
+            found="None",
+            where="padded attention",
+            ways_out=("JaggedLayout(…, longest=…)", "jagged_attention_reference, which needs no bound"),
+        )
     # FP64 stays, for checks of gradients; all else is computed in FP32 and rounded once, at the end.
     exact = q.dtype if q.dtype is torch.float64 else torch.float32
     sizes = {"num_lists": len(layout.offsets) - 1, "longest": layout.longest}

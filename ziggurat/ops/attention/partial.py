@@ -16,7 +16,7 @@ arXiv 2411.01783.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -152,7 +152,9 @@ def _is_for_triton(q: Tensor, v: Tensor) -> bool:
     return q.device.type == "cuda" and not why_not_triton(q, v)
 
 
-def _triton_inputs(layout: JaggedLayout, bias: AttentionBias, settings: AttentionSettings) -> tuple[Any, ...]:
+def _triton_inputs(
+    layout: JaggedLayout, bias: AttentionBias, settings: AttentionSettings
+) -> tuple[Tensor | float | str | None, ...]:
     return triton_inputs(layout, bias, form=settings.form, scale=settings.scale, divisor=settings.divisor)
 
 

@@ -25,7 +25,6 @@ Sources: arXiv 2402.17152, section 3.2; tiles, online softmax and the recomputed
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -110,7 +109,7 @@ def why_not_triton(q: Tensor, v: Tensor) -> str:
 
 def triton_inputs(
     layout: JaggedLayout, bias: AttentionBias, *, form: AttentionForm, scale: float, divisor: float
-) -> tuple[Any, ...]:
+) -> tuple[Tensor | float | str | None, ...]:
     """Inputs of `attention_triton_op` behind q, k and v.
 
     Args:
@@ -297,7 +296,7 @@ class _Call:
         is_biased = bool(self.positions or self.buckets)
         self.kind = kind_of(q.dtype, width=max(q.shape[2], v.shape[2]), is_biased=is_biased, precision=precision)
         self._bounds: dict[int, tuple[Tensor, int]] = {}
-        self.constants: dict[str, Any] = {
+        self.constants: dict[str, object] = {
             "heads": self.heads,
             "dim": q.shape[2],
             "value_dim": v.shape[2],
@@ -476,16 +475,45 @@ def _longest(layout: JaggedLayout) -> int:
 
 
 @attention_triton_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor | None,
+    targets: Tensor | None,
+    w_pos: Tensor | None,
+    w_time: Tensor | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    spans: Tensor | None,
+    scale: float,
+    divisor: float,
+    form: str,
+    *others: object,
+) -> tuple[Tensor, Tensor]:
     result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-    is_softmax = others[10] == AttentionForm.SOFTMAX
+    del k, offsets, query_offsets, targets, w_pos, w_time, query_times, key_times, spans, scale, divisor, others
+    is_softmax = form == AttentionForm.SOFTMAX
     return result, q.new_empty((q.shape[0], q.shape[1]) if is_softmax else (0, 0), dtype=torch.float32)
 
 
 @attention_triton_backward_op.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    w_pos = others[3]
-    w_time = others[4]
+def _(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor | None,
+    targets: Tensor | None,
+    w_pos: Tensor | None,
+    w_time: Tensor | None,
+    *others: object,
+) -> tuple[Tensor, ...]:
+    del grad, out, lse, offsets, query_offsets, targets, others
     of_biases = (q.new_empty(0 if each is None else len(each), dtype=torch.float32) for each in (w_pos, w_time))
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 

@@ -111,8 +111,7 @@ def cut_rows(
     first_row: int,
     span: slice,
     scale: float = 1.0,
-    weight_decay: float = 0.0,
-    gather: Callable[[Tensor], Tensor] | None = None,
+    decayed: Callable[[Tensor], Tensor] | None = None,
 ) -> CutRows:
     """The part of a storage's gradient that belongs to one table.
 
@@ -121,16 +120,14 @@ def cut_rows(
         first_row: of the table in its storage.
         span: of the table's rows; see `spans_of`.
         scale: of the gradient.
-        weight_decay: λ.
-        gather: weights of rows of the storage; needed with weight decay.
+        decayed: what weight decay adds for rows of the storage, λ times their weights; None: nothing.
     """
     rows = gradient.rows[span] - first_row
     grad = gradient.sums[span]
     if scale != 1.0:
         grad = grad * scale
-    if weight_decay:
-        assert gather is not None
-        grad = grad + weight_decay * gather(rows + first_row)
+    if decayed is not None:
+        grad = grad + decayed(rows + first_row)
     return CutRows(rows, grad, grad.square().sum(dim=1))
 
 

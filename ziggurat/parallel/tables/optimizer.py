@@ -16,13 +16,14 @@ bits everywhere. The sum is made when the gradient is first asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
-from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage
+from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage, TableStorage
 from ziggurat.ops.lookup import Step, SummedGradient
 from ziggurat.ops.lookup.cut_rows import (
     PLAIN_STEP,
@@ -247,12 +248,9 @@ class ShardedTableOptimizer:
             else:
                 gradient = in_order(kernel.sum_gradients(parts))
                 taken = [(gradient, span) for span in spans_of(gradient, of_tables)]
-            gather = tables.tables.storage(index).gather
-            decay = self.config.weight_decay
+            decayed = _decayed(tables.tables.storage(index), weight_decay=self.config.weight_decay)
             for (name, place), (mine, span) in zip(places.items(), taken, strict=True):
-                found[name] = cut_rows(
-                    mine, first_row=place.first_row, span=span, scale=scale, weight_decay=decay, gather=gather
-                )
+                found[name] = cut_rows(mine, first_row=place.first_row, span=span, scale=scale, decayed=decayed)
         shards = self._tables.mine.columns.shards
         return [_Cut(shard, found[shard.table]) for shard in shards if shard.table in found]
 
@@ -279,3 +277,10 @@ class ShardedTableOptimizer:
                 total = total + parts[rank, cut.shard.table]
             totals.append(total)
         return totals
+
+
+def _decayed(storage: TableStorage, *, weight_decay: float) -> Callable[[Tensor], Tensor] | None:
+    """Return what weight decay adds to the gradient of rows of a storage; None: it is off, no row is read."""
+    if not weight_decay:
+        return None
+    return lambda rows: weight_decay * storage.gather(rows)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -280,7 +279,7 @@ class ShardedTables(nn.Module):
             "groups": [tables.report() for tables in self.local if tables.inputs.tables],
         }
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ShardedTables:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShardedTables:
         super()._apply(fn, recurse)
         for tables in self.local:
             tables._apply(fn, recurse)
@@ -314,7 +313,7 @@ class ShardedTables(nn.Module):
             shape=(shard.table_rows, shard.table_columns)[:dims],
         )
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         del keep_vars
         if self.check_settled is not None:
             self.check_settled()

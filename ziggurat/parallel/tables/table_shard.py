@@ -20,8 +20,6 @@ The three methods with double underscores are torch's protocol for such tensors 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -47,7 +45,7 @@ class TableShard(TablePart):
             values = rows
         self.rows.write(first, values)
 
-    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
         """Return the items that a save writes."""
         del object
         properties = TensorProperties(dtype=self.dtype)

@@ -23,12 +23,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ziggurat.config import to_json
 from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files import write_text
 from ziggurat.typed import Range, checked
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Origin(StrEnum):
@@ -298,10 +301,10 @@ class Cluster:
         write_text(path, self.to_toml())
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+def _leaves(value: DataclassInstance, prefix: str = "") -> Iterator[tuple[str, float]]:
     for entry in dataclasses.fields(value):
         inner = getattr(value, entry.name)
-        if dataclasses.is_dataclass(inner):
+        if dataclasses.is_dataclass(inner) and not isinstance(inner, type):
             yield from _leaves(inner, f"{prefix}{entry.name}.")
         elif isinstance(inner, int | float):
             yield f"{prefix}{entry.name}", float(inner)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
@@ -165,7 +165,7 @@ class Measurements:
         return from_json(Measurements, MEASUREMENTS.read(path), where=str(path))
 
 
-def without_number(content: Any) -> object:
+def without_number(content: dict[str, object]) -> object:
     """Version 0 of what the probe writes: `format` was the number 1."""
     if (number := content.pop("format")) != 1:
         raise ValueError(f"format {number!r}, and not 1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ziggurat.models import num_parameters
 from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.runs.data_record import rows_of_split
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.quality.baselines import Popularity
@@ -29,10 +30,10 @@ def run_demo(folder: Path, *, progress: Progress) -> DemoResult:
     A model that was trained in `folder` before is resumed (a finished one only evaluated again).
     """
     prepared = prepare_run(recipe_named("movielens_dlrm"), progress=progress)
-    assert prepared.test is not None
+    test = rows_of_split(prepared, "test", run=folder)
     train = ordered_batches(prepared.train, batch_size=65_536).batches(epoch=0)
     popularity = Popularity.fit(train, inputs=prepared.inputs, feature="movie_id")
-    baseline = popularity.auc(ordered_batches(prepared.test, batch_size=65_536).batches(epoch=0))
+    baseline = popularity.auc(ordered_batches(test, batch_size=65_536).batches(epoch=0))
     rows = [("popularity of the movie", f"{baseline:.4f}", "–", "–", "–", "–")]
     reports: dict[str, Path] = {}
     for name, recipe in {
@@ -49,4 +50,4 @@ def run_demo(folder: Path, *, progress: Progress) -> DemoResult:
         shown = (f"{metrics['auc']:.4f}", f"{metrics['log_loss']:.4f}", f"{metrics['calibration']:.3f}")
         rows.append((name, *shown, f"{weights:,}", rate))
         reports[name] = result.report
-    return DemoResult(rows=rows, num_test_rows=prepared.test.num_rows, reports=reports)
+    return DemoResult(rows=rows, num_test_rows=test.num_rows, reports=reports)

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from numpy.typing import NDArray
 
+from ziggurat.data.encoded.dataset import EncodedDataset, MemoryDataset
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.batch import Batch
@@ -56,7 +56,7 @@ _FEW_LOSSES = 4
 _FAR_BELOW = 0.8  # of the loss at the best step; on the plateau a loss falls by a few per cent
 
 
-def gain_of_pairs(model: Model, valid: Any) -> PairsGain | None:
+def gain_of_pairs(model: Model, valid: EncodedDataset | MemoryDataset) -> PairsGain | None:
     """Measure what a model gains by features together on validation rows; None where it cannot be told.
 
     Args:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -110,7 +109,7 @@ def _prepared_rows(config: RunConfig) -> PreparedData | None:
     return None if prepared is None or prepared.inputs.numbered else prepared
 
 
-def _hashes(table: Any) -> NDArray[np.uint64]:
+def _hashes(table: pa.Table) -> NDArray[np.uint64]:
     """(rows,) a hash of what each encoded row holds, but for where it stands."""
     # A hash depends on the order of columns, and files may have them in any.
     held = [name for name in sorted(table.column_names) if name not in (ROW_COLUMN, SESSION_COLUMN)]

@@ -17,13 +17,16 @@ import importlib.util
 import inspect
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ziggurat.config import JSON
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.encoded.records import label_column, table_to_batch
 from ziggurat.data.preprocess.prepared import PreparedData
@@ -57,7 +60,7 @@ class TreesResult:
     trees: int
     seconds: float
 
-    def to_json(self, *, metric: str) -> dict[str, Any]:
+    def to_json(self, *, metric: str) -> dict[str, JSON]:
         """Return the content of a file of `TREES`; what there is not, is null.
 
         Args:
@@ -130,13 +133,8 @@ class _Grown:
     """A trained booster."""
 
     library: str
-    model: Any
-    is_class: bool
+    scores: Callable[[NDArray[np.float32]], NDArray[np.float64]]  # probabilities of a class, values of a number
     trees: int
-
-    def scores(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Probabilities of a class, values of a number."""
-        return self.model.predict_proba(values)[:, 1] if self.is_class else self.model.predict(values)
 
 
 def _columns(dataset: EncodedDataset, inputs: InputSpec, *, column: int) -> _Columns:
@@ -207,16 +205,18 @@ def _by_scikit_learn(train: _Columns, valid: _Columns, *, is_class: bool, thread
         sample_weight_val=valid.weights,
     )
     return _Grown(
-        library=f"scikit-learn {sklearn.__version__}", model=model, is_class=is_class, trees=int(model.n_iter_)
+        library=f"scikit-learn {sklearn.__version__}",
+        scores=partial(_scores, model, is_class=is_class),
+        trees=int(model.n_iter_),
     )
 
 
 def _by_lightgbm(train: _Columns, valid: _Columns, *, is_class: bool, threads: int, seed: int) -> _Grown:
     import lightgbm  # pyright: ignore[reportMissingImports]
 
-    kind: Any = lightgbm.LGBMClassifier if is_class else lightgbm.LGBMRegressor
+    kind = lightgbm.LGBMClassifier if is_class else lightgbm.LGBMRegressor
     model = kind(n_estimators=_TREES, n_jobs=threads or -1, verbose=-1, random_state=seed)
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "sample_weight": train.weights,
         "categorical_feature": np.flatnonzero(train.is_category).tolist(),
         "callbacks": [lightgbm.early_stopping(_PATIENCE, verbose=False)],
@@ -226,7 +226,33 @@ def _by_lightgbm(train: _Columns, valid: _Columns, *, is_class: bool, threads: i
     else:
         model.fit(train.values, train.labels, eval_set=[(valid.values, valid.labels)], **settings)
     trees = int(model.best_iteration_ or _TREES)
-    return _Grown(library=f"LightGBM {lightgbm.__version__}", model=model, is_class=is_class, trees=trees)
+    return _Grown(
+        library=f"LightGBM {lightgbm.__version__}", scores=partial(_scores, model, is_class=is_class), trees=trees
+    )
+
+
+class _Booster(Protocol):
+    """A model of scikit-learn's interface; classifiers have `predict_proba` as well."""
+
+    def predict(self, values: NDArray[np.float32], /) -> NDArray[np.float64]:
+        """Give classes, or numbers."""
+        ...
+
+
+@runtime_checkable
+class _Classifier(_Booster, Protocol):
+    """A model that gives probabilities."""
+
+    def predict_proba(self, values: NDArray[np.float32], /) -> NDArray[np.float64]:
+        """Give a column a class."""
+        ...
+
+
+def _scores(model: _Booster, values: NDArray[np.float32], *, is_class: bool) -> NDArray[np.float64]:
+    """Probabilities of a class, values of a number."""
+    if is_class and isinstance(model, _Classifier):
+        return model.predict_proba(values)[:, 1]
+    return model.predict(values)
 
 
 def _metric(scores: NDArray[np.float64], rows: _Columns, *, inputs: InputSpec, kind: str) -> float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -35,6 +35,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import column_of
+from ziggurat.runs.scores.given_data import files_in
 from ziggurat.runs.scores.next_items import predict_next
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
 from ziggurat.runs.scores.scoring import ROW, chunks_of_frame, collecting_bad_rows, like, output_schema, own_rows
@@ -79,7 +80,9 @@ def predict_of_events(
     return write_frames(iter([found]), out, schema=schema) if run.team.is_first else len(log.users)
 
 
-def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None) -> EventLog:
+def _log_of(
+    run: Run, data: object, *, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None
+) -> EventLog:
     schema = run.config.table_schema
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         labels = label_columns(schema)
@@ -89,7 +92,7 @@ def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy,
             known = list(frame.columns)
             chunks = chunks_of_frame(frame, text=run.reading.text)
         else:
-            source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
+            source = RawSource(files_in(data), format=run.reading.format, bad_rows=collector, text=run.reading.text)
             known = list(source.columns())
             columns = dict.fromkeys([*needed, *(name for name in labels if name in known), *keep])
             chunks = source.frames(columns=tuple(columns))

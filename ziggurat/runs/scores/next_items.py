@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -34,6 +34,7 @@ from ziggurat.features.events import EARLIER, HISTORY
 from ziggurat.features.schema import NUM_RESERVED_ROWS, table_of
 from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.scores.embeddings import ids_of_table
+from ziggurat.runs.scores.given_data import files_in
 from ziggurat.runs.scores.output import check_output, refuse_own_input, write_frames
 from ziggurat.runs.scores.scoring import chunks_of_frame, collecting_bad_rows
 from ziggurat.training.metrics.full_ranking import Questions, rank_all
@@ -110,11 +111,11 @@ def next_items(
                 yield _answers(run, frame[schema.group], ids, items_ND, asked, k=k)
 
 
-def _chunks(run: Run, data: Any, bad_rows: BadRows) -> Iterable[RawChunk]:
+def _chunks(run: Run, data: object, bad_rows: BadRows) -> Iterable[RawChunk]:
     if is_frame(data):
         text = run.reading.text
         return chunks_of_frame(as_polars(data, written=run.written), text=text)
-    source = RawSource(data, format=run.reading.format, bad_rows=bad_rows, text=run.reading.text)
+    source = RawSource(files_in(data), format=run.reading.format, bad_rows=bad_rows, text=run.reading.text)
     return source.frames(columns=run.config.table_schema.columns)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -19,18 +18,19 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.files import refuse_url, replacing
 from ziggurat.files.parquet import ParquetFile
+from ziggurat.runs.scores.given_data import files_in
 
 _TEXT = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq", "")
 
 
-def refuse_own_input(out: str | Path, data: Any, *, trained: Sequence[Path]) -> None:
+def refuse_own_input(out: str | Path, data: object, *, trained: Sequence[Path]) -> None:
     """Never write scores over the files they are made of, or over those that the run was trained on.
 
     Raises:
         ConfigError: `out` is one of them.
     """
-    read = [] if is_frame(data) else RawSource(data).paths
+    read = [] if is_frame(data) else RawSource(files_in(data)).paths
     place = Path(out).resolve()
     for path in (*read, *trained):
         if path.resolve() == place:

@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -44,6 +44,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.labels import Label
 from ziggurat.features.schema import OutOfRange, column_of, table_of
+from ziggurat.runs.scores.given_data import files_in
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -202,24 +203,7 @@ def ids_out_of_range(preprocessing: Preprocessing) -> list[IdsOutOfRange]:
     return found
 
 
-def check_data(data: object) -> None:
-    """Refuse what is neither a table nor names of files.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    names = [data] if isinstance(data, str | Path) else data
-    if is_frame(data) or (isinstance(names, Sequence) and all(isinstance(name, str | Path) for name in names)):
-        return
-    raise ConfigError(
-        expected="a frame (polars, pandas, Arrow, a dict of columns), or names of files",
-        found=type(data).__name__,
-        where="data to score",
-        ways_out=('run.predict(["new.parquet"])', "run.predict(frame)"),
-    )
-
-
-def like(frame: pl.DataFrame, given: Any) -> Any:
+def like(frame: pl.DataFrame, given: object) -> object:
     """A polars frame as the kind of table that was given; a frame of pandas keeps its index."""
     if isinstance(given, pa.Table):
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -227,7 +211,9 @@ def like(frame: pl.DataFrame, given: Any) -> Any:
         return frame.to_dict(as_series=False)
     if is_pandas(given):
         found = frame.to_pandas()
-        found.index = given.index[frame[ROW].to_numpy()]
+        index = getattr(given, "index", None)
+        if index is not None:
+            found.index = index[frame[ROW].to_numpy()]
         return found
     return frame
 
@@ -253,7 +239,7 @@ def collecting_bad_rows(run: Run, policy: BadRowPolicy, *, progress: Progress | 
 
 def encoded_chunks(
     run: Run,
-    data: Any,
+    data: object,
     *,
     with_labels: bool,
     bad_rows: BadRowPolicy,
@@ -273,7 +259,7 @@ def encoded_chunks(
                 _refuse_no_label_in_frame(run, frame)
             chunks = chunks_of_frame(frame, text=text)
         else:
-            source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
+            source = RawSource(files_in(data), format=run.reading.format, bad_rows=collector, text=run.reading.text)
             if with_labels:
                 _refuse_no_label(run, source)
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
@@ -384,14 +370,14 @@ def _wrong_label(error: ZigguratError, label: Label, *, in_frame: bool) -> Ziggu
     return type(error)(expected=error.expected, found=error.found, where=error.where, ways_out=ways)
 
 
-def refuse_events(run: Run, data: Any) -> None:
+def refuse_events(run: Run, data: object) -> None:
     """Refuse an event log where samples are wanted: what its last events are asked by is the run's to say."""
     if run.config.table_schema.events is None:
         return
     if is_frame(data):
         known = as_polars(data, written=run.written).columns
     else:
-        known = list(RawSource(data, format=run.reading.format).columns())
+        known = list(RawSource(files_in(data), format=run.reading.format).columns())
     if HISTORY not in known:
         raise ConfigError(
             expected=f"samples with {HISTORY}, as the run has made them of its events",
@@ -436,7 +422,7 @@ def own_rows(run: Run, table: pa.Table) -> Batch:
     return table_to_batch(table.slice(first, last - first).combine_chunks(), run.preprocessing.inputs)
 
 
-def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
+def output_schema(run: Run, data: object, *, keep: Sequence[str]) -> pl.Schema:
     """Columns of the scores: row, the kept ones, one a label.
 
     Raises:
@@ -460,7 +446,7 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
         path = Path("frame")
         types = dict(as_polars(data, written=run.written).schema)
     else:
-        source = RawSource(data, format=run.reading.format, text=run.reading.text)
+        source = RawSource(files_in(data), format=run.reading.format, text=run.reading.text)
         path = source.paths[0]
         types = source.columns()
     for name in keep:

@@ -27,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -298,5 +297,4 @@ def tensor_blocks(tensor: Tensor) -> Iterator[memoryview]:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     # Dimensions of size 1 may have any stride in a contiguous tensor, and `view` would refuse them.
-    array: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-    return memoryview(array)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 import torch.distributed as dist
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, error_from_json
 from ziggurat.parallel.agreement import all_gather_bytes
 from ziggurat.parallel.lost_ranks import communicating, silent_ranks
@@ -23,8 +24,16 @@ from ziggurat.parallel.process_groups import end_group, meeting_group
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 TIMEOUT_S = 1800.0
+
+
+class _Reply(TypedDict, Generic[T], total=False):
+    """Message of one rank: a result or an error; neither where it had nothing to do."""
+
+    value: T
+    error: dict[str, JSON]
 
 
 class CheckpointRanks:
@@ -71,12 +80,13 @@ class CheckpointRanks:
         """
         return self._replies(action)
 
-    def _replies(self, action: Callable[[], object]) -> list[Any]:
-        """Return the results of all ranks; what type they had on their rank, only the caller knows."""
+    def _replies(self, action: Callable[[], T] | None) -> list[T]:
+        """Return the results of all ranks that had something to do, in rank order; None: this one has not."""
         failure: BaseException | None = None
-        reply: dict[str, Any] = {}
+        reply: _Reply[T] = {}
         try:
-            reply["value"] = action()
+            if action is not None:
+                reply["value"] = action()
         except BaseException as error:
             failure = error
             reply["error"] = (error if isinstance(error, CheckpointError) else _unexpected(error)).to_json()
@@ -90,13 +100,13 @@ class CheckpointRanks:
                 told = error_from_json(other["error"], more=(DamagedCheckpointError,))
                 told.where = f"{told.where} (rank {rank})"
                 raise told
-        return [other["value"] for other in replies]
+        return [other["value"] for other in replies if "value" in other]
 
     def agree_on_coordinator(self, action: Callable[[], T]) -> T:
         """Run `action` on the coordinator alone; its result, or its error, on every rank."""
-        return self._replies(lambda: action() if self.is_coordinator else None)[0]
+        return self._replies(action if self.is_coordinator else None)[0]
 
-    def _all_gather(self, message: object, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    def _all_gather(self, message: M, group: dist.ProcessGroup) -> list[M]:
         try:
             return list(map(json.loads, all_gather_bytes(json.dumps(message).encode(), group=group)))
         except RuntimeError as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ class SnapshotPlanner(DefaultSavePlanner):
             ) from error
         self.state_dict = {}  # the live tensors are not needed any more, nor kept alive
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
         """The copy of a chunk, handed over once; the live tensor if no copies were made."""
         copy = self._copies.pop(index, None)
         return super().lookup_object(index) if copy is None else copy

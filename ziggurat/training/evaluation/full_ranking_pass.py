@@ -13,7 +13,7 @@ On many ranks each computes the vectors of all items, and asks the questions of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +64,15 @@ class FindsItems(Protocol):
 
     def train(self, mode: bool = True) -> object:
         """Set the training mode, as for any module."""
+        ...
+
+
+@runtime_checkable
+class _HasTasks(Protocol):
+    """A model with a vector of each user for each task."""
+
+    def task_vectors(self, batch: Batch) -> Tensor:
+        """(B, T, D) vectors of the users."""
         ...
 
 
@@ -265,9 +274,10 @@ class FullRankingPass:
     def _users(self, batch: Batch) -> Sequence[Tensor]:
         """The vectors of the users, one tensor for all tasks or one for each."""
         with torch.no_grad(), whole_products():
-            if self._num_vectors == 1:
-                return (self._model.user_vectors(batch.to(self._device)),)
-            return cast(Any, self._model).task_vectors(batch.to(self._device)).unbind(dim=1)
+            model = self._model
+            if self._num_vectors == 1 or not isinstance(model, _HasTasks):
+                return (model.user_vectors(batch.to(self._device)),)
+            return model.task_vectors(batch.to(self._device)).unbind(dim=1)
 
     def _ask(self, batch: Batch, users_BD: Tensor, weights_BL: Tensor) -> None:
         samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)

@@ -10,7 +10,7 @@ All of them see the same records. The first rank writes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.hooks.hook import Hook
@@ -103,7 +103,7 @@ class TellCallback(Hook):
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
 
-    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, object]) -> None:
+    def on_record(self, trainer: Trainer, record: Mapping[str, object], timing: Mapping[str, object]) -> None:
         """Tell of the numbers of a training interval or an evaluation."""
         del trainer
         numbers = {
@@ -111,10 +111,13 @@ class TellCallback(Hook):
             for name, value in {**record, **timing}.items()
             if isinstance(value, int | float) and name != "step"
         }
+        step = record["step"]
+        if not isinstance(step, int):
+            return  # no record of ours: `check_record` refuses it
         if record["kind"] == "train":
-            self._callback.on_log(record["step"], numbers)
+            self._callback.on_log(step, numbers)
         elif record["kind"] == "valid":
-            self._callback.on_evaluate(record["step"], numbers)
+            self._callback.on_evaluate(step, numbers)
 
     def on_end(self, trainer: Trainer, result: FitResult) -> None:
         """Tell of the end."""

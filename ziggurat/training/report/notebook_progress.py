@@ -10,9 +10,29 @@ from __future__ import annotations
 import sys
 import time
 from html import escape
-from typing import Any
+from typing import Protocol
 
 _EVERY_S = 0.25
+
+
+class _Shown(Protocol):
+    """Output that can be replaced where it stands: IPython's `DisplayHandle`."""
+
+    def update(self, shown: object, /) -> object:
+        """Put something else in its place."""
+        ...
+
+
+class _Display(Protocol):
+    """What is used of the module `IPython.display`."""
+
+    def display(self, shown: object, /, *, display_id: bool) -> _Shown | None:
+        """Show something in the cell's output."""
+        ...
+
+    def HTML(self, text: str, /) -> object:  # noqa: N802  # its own name
+        """Make a piece of HTML that can be shown."""
+        ...
 
 
 class NotebookProgress:
@@ -23,10 +43,10 @@ class NotebookProgress:
         verbose: print details as well; see `Progress.detail`.
     """
 
-    def __init__(self, display: Any, *, verbose: bool = False) -> None:
+    def __init__(self, display: _Display, *, verbose: bool = False) -> None:
         self._display = display
         self._verbose = verbose
-        self._shown: Any = None
+        self._shown: _Shown | None = None
         self._what = ""
         self._total: int | None = None
         self._done = 0
@@ -69,7 +89,7 @@ class NotebookProgress:
             self._shown.update(self._html())
             self._drawn_at = time.monotonic()
 
-    def _html(self) -> Any:
+    def _html(self) -> object:
         share = f"{self._done:,}/{self._total:,}" if self._total else f"{self._done:,}"
         bounds = f' value="{min(self._done, self._total)}" max="{self._total}"' if self._total else ""
         words = escape(" ".join(filter(None, (share, self._note))))

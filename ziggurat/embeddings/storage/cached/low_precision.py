@@ -83,7 +83,8 @@ class LowPrecisionBacking(RowBacking):
     def state(self, key: str) -> Float[Tensor, "R *D"]:
         """An array of the optimizer's, sharing memory."""
         tensor = self.rows.tensor(key)
-        assert tensor is not None, key
+        if tensor is None:
+            raise KeyError(key)
         return tensor
 
     def describe(self) -> dict[str, object]:

@@ -19,7 +19,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int32, Int64
@@ -38,7 +37,7 @@ class _Returning:
 
     rows: Int64[Tensor, "L"]
     values: Mapping[str, Tensor]
-    arrived: Any
+    arrived: torch.cuda.Event | torch.Event | None
 
 
 class HeldRows:
@@ -158,7 +157,7 @@ class HeldRows:
                 self._rows.scatter(rows[some], array.index_select(0, at).cpu(), key=key)
         self._is_changed = False
 
-    def _bring(self, rows_N: Int64[Tensor, "N"], computed: object) -> Exchange | None:
+    def _bring(self, rows_N: Int64[Tensor, "N"], computed: torch.cuda.Event | torch.Event | None) -> Exchange | None:
         """Decide and move, in the thread; the exchange, where it has to wait for more places."""
         exchange = self.places.announce(rows_N)
         if self.places.num_needed > len(self.arrays[WEIGHT]):
@@ -166,7 +165,7 @@ class HeldRows:
         self._move(exchange, computed)
         return None
 
-    def _move(self, exchange: Exchange, computed: Any) -> None:
+    def _move(self, exchange: Exchange, computed: torch.cuda.Event | torch.Event | None) -> None:
         """Put rows that leave on their way to the host, and those that enter into their places.
 
         Args:
@@ -174,7 +173,7 @@ class HeldRows:
             computed: the event after the last update of what leaves; None on a CPU.
         """
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            if self._stream is not None:
+            if self._stream is not None and computed is not None:
                 self._stream.wait_event(computed)
             self._land()
             if len(exchange.leaving):
