@@ -15,7 +15,7 @@ import torch
 from tests.training.rank_runs import Case as RankCase
 from tests.training.rank_runs import die_at_step, model_of, plan_of, stored, training_config
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.encoded.loader import LoaderConfig, Shuffle
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.errors import NumericsError
 from ziggurat.features.batch import Batch
 from ziggurat.models import LossSums, Outputs
@@ -28,8 +28,9 @@ from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.dispatch import Choice, DispatchPlan, Whole
 from ziggurat.precision.precision import Precision
 from ziggurat.testing.ranks import RankFailure, run_ranks
+from ziggurat.training.config import Compile
 from ziggurat.training.safety_valve import MIN_ABOVE, MIN_LOSSES, SafetyValve
-from ziggurat.training.step.train_step import ACTIVATIONS
+from ziggurat.training.step.train_step import ACTIVATIONS, TrainStep
 from ziggurat.training.trainer import Trainer
 
 BATCH = 16
@@ -238,3 +239,26 @@ def test_activations_in_bf16_go_back_to_fp32(tmp_path: Path) -> None:
     assert trainer.step.products_in_few_bits() == {ACTIVATIONS: 0.0}
     trainer.fit()
     assert trainer.step.activations is Precision.FP32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["bf16", "int8"])
+def test_compiled_steps_have_the_bits_of_eager_ones_also_after_products_went_back(tmp_path: Path, kernel: str) -> None:
+    """Small products in BF16 would be summed in another order if the compiler saw them."""
+    dispatch = write_dispatch(tmp_path / "dispatch.json", kernel=kernel)
+    batches = list(Loader(tiny_dataset(BATCH * 6), config=LoaderConfig(batch_size=BATCH)).batches(epoch=0))
+    losses = []
+    for compile in (Compile.OFF, Compile.DEFAULT):
+        torch._dynamo.reset()
+        config = training_config(
+            1,
+            precision=Precision.DISPATCH,
+            dispatch=dispatch,
+            compile=compile,
+            loader=LoaderConfig(batch_size=BATCH),
+        )
+        step = TrainStep(model_of(RankCase()), config)
+        found = [step(batch).loss for batch in batches[:4]]
+        step.send_back(list(step.products_in_few_bits()))
+        losses.append([*found, *(step(batch).loss for batch in batches[4:])])
+    assert losses[0] == losses[1]

@@ -270,6 +270,8 @@ class DispatchedArithmetic(ArithmeticByDirection):
             if not torch.compiler.is_compiling():
                 self._say(f"{self.module}, {direction.value.replace('_', ' ')}: FP32 in place of {kernel}, {why}")
             kernel = ProductKernel.FP32
+        if torch.compiler.is_compiling():
+            return _product_when_compiled(left, right, kernel.name, dtype)
         return kernel.product(left, right, dtype=dtype)
 
     def prepared(self, operand: Tensor, first: Direction, second: Direction) -> Tensor:
@@ -292,6 +294,18 @@ class DispatchedArithmetic(ArithmeticByDirection):
         # Autocast would let a kernel in FP32 multiply numbers of its own dtype.
         with torch.autocast(device, enabled=False):
             return self.product(left, right, dtype=dtype)
+
+
+@torch.library.custom_op("ziggurat::dispatched_product", mutates_args=())
+def _product_when_compiled(left: Tensor, right: Tensor, kernel: str, dtype: torch.dtype) -> Tensor:
+    """Multiply by a kernel; one operation to torch.compile, which would sum small products in another order."""
+    return ProductKernel.named(kernel).product(left, right, dtype=dtype).contiguous()
+
+
+@_product_when_compiled.register_fake
+def _(left: Tensor, right: Tensor, kernel: str, dtype: torch.dtype) -> Tensor:
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return left.new_empty((*batch, left.shape[-2], right.shape[-1]), dtype=dtype)
 
 
 def choose(measured: Mapping[str, KernelMeasured], *, activations: str = "fp32") -> Choice:
