@@ -2,7 +2,7 @@
 
     fp32             torch's product                                          everywhere
     bf16             operands rounded to BF16, summed in FP32                 fast with AVX512_BF16, AMX, on GPUs
-    int8             integers, a scale for each row of a sum, INT32 sums      torch._int_mm: VNNI, tensor cores
+    int8             integers, a scale for each row of a sum (`int8.py`)      torch._int_mm: VNNI, tensor cores
     fp8_tensorwise   E4M3, one scale a matrix                                 torch._scaled_mm
     fp8_rowwise      E4M3, a scale for each row of a sum                      torch._scaled_mm
     mx9, mxfp8, …    each precision in blocks: operands are rounded, the product is FP32: an error, and no speed
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from ziggurat.precision.arithmetic import RoundedArithmetic
 from ziggurat.precision.in_blocks import BlockArithmetic
+from ziggurat.precision.int8 import int8_product
 from ziggurat.precision.precision import Precision
 from ziggurat.specification import Specification
 
 _E4M3_MAX = 448.0
-_INT8_MAX = 127.0
 
 
 class ProductKernel(Specification, kind="product kernel"):
@@ -116,11 +116,11 @@ class _Int8(_TwoDims):
     holds = "the format holds 127 times an FP32 scale"
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        left_scales = _scales(left, dim=1, most=_INT8_MAX)
-        right_scales = _scales(right, dim=0, most=_INT8_MAX)
-        left_int8 = torch.round(left / left_scales).to(torch.int8)
-        right_int8 = torch.round(right / right_scales).to(torch.int8)
-        return torch._int_mm(left_int8, right_int8).float() * left_scales * right_scales
+        return int8_product(left, right, dtype=torch.float32)
+
+    def product(self, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Multiply operands that may be BF16, and return a matrix of a dtype."""
+        return int8_product(left, right, dtype=dtype)
 
 
 class _Fp8Tensorwise(_TwoDims):
@@ -167,7 +167,8 @@ class _InBlocks(ProductKernel):
 def _scales(operand: Tensor, *, dim: int | None, most: float) -> Tensor:
     """Return the numbers to divide an operand by, so that the largest of it, or of each row along a dim, is `most`."""
     largest = operand.abs().amax() if dim is None else operand.abs().amax(dim=dim, keepdim=True)
-    return torch.where(largest > 0, largest / most, 1.0)
+    # Not "largest > 0": NaN is to be found in the product, and no number that NaN becomes.
+    return torch.where(largest == 0, 1.0, largest / most)
 
 
 def _scaled_product(
