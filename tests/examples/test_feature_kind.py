@@ -6,8 +6,9 @@ import datetime
 import importlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.errors import DataError, RequestError, SchemaError
-from ziggurat.features.kinds import Feature
+from ziggurat.features.kinds import Feature, IdLists
 from ziggurat.models import build_model
 from ziggurat.placements import Placement
 from ziggurat.plan import Plan, TablePlacement
@@ -38,11 +39,14 @@ def time_of_day() -> Iterator[Any]:
     del Feature._kinds["time_of_day"]
 
 
-def encoded(feature: Feature, values: list[Any], dtype: Any = None) -> np.ndarray:
+def lists_of(feature: Feature, values: list[Any], dtype: Any = None) -> list[Any]:
     schema = zg.Schema(features=(feature,))
     chunk = RawChunk.of(pl.DataFrame({"at": pl.Series(values, dtype=dtype)}))
-    table = Preprocessing.fit(schema, [chunk]).encode(chunk)
-    return np.array(table["at"].to_pylist())
+    return Preprocessing.fit(schema, [chunk]).encode(chunk)["at"].to_pylist()
+
+
+def encoded(feature: Feature, values: list[Any], dtype: Any = None) -> np.ndarray:
+    return np.array(lists_of(feature, values, dtype))
 
 
 def clock(*hours: float | None) -> np.ndarray:
@@ -168,3 +172,92 @@ def check_ranks(rank: int) -> None:
 
 def test_four_ranks_equal_one_device() -> None:
     run_ranks(check_ranks, 4)
+
+
+def words_kind(parse: Any, base: type[Feature] = IdLists) -> Any:
+    """Return a kind of lists of one's own that reads texts; not listed."""
+    own: dict[str, Any] = {
+        "__annotations__": {"kind": Literal["words"]},
+        "__module__": "tests.words",
+        "kind": "words",
+        "is_ordered": False,
+        "parse": parse,
+        "encode": lambda self, parsed, fitted: (fitted.rows(parsed.values), parsed.lengths),
+        "of_request": lambda self, value, read: read.id(value),
+        "request_type": lambda self: pl.String,
+        "spec": lambda self: zg.MultiHot(name=self.name, max_length=2).spec(),
+        "table_name": property(lambda self: self.name),
+    }
+    return dataclass(frozen=True, kw_only=True)(type("Words", (base,), own))
+
+
+def words_of(cells: Any) -> pl.Series:
+    return cells.series.cast(pl.String).str.to_lowercase().str.extract_all(r"\w+")
+
+
+TEXTS = ["Alien", "The Thing", None, "the alien thing"]
+
+
+@pytest.mark.parametrize("keeps_last", [False, True])
+@pytest.mark.parametrize("base", [IdLists, Feature])
+def test_lists_that_a_kind_makes_itself_are_looked_up_as_those_of_a_column(
+    base: type[Feature], keeps_last: bool
+) -> None:
+    def parse(self: Any, cells: Any) -> Any:
+        settings = zg.MultiHot(name=self.name, max_length=2)
+        return cells.id_lists(settings, keep_last=keeps_last, lists=words_of(cells))
+
+    kind = words_kind(parse, base)
+    found = lists_of(kind(name="at"), TEXTS, pl.String)
+    lists = [["alien"], ["the", "thing"], None, ["alien", "thing"] if keeps_last else ["the", "alien"]]
+    wanted = lists_of(zg.MultiHot(name="at"), lists, pl.List(pl.String))
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("made", "part", "way"),
+    [
+        (lambda cells: words_of(cells).to_list(), "a list", True),
+        (lambda cells: words_of(cells), "a Series", True),
+        (lambda cells: (np.zeros(4, np.int64), np.ones(4, np.int64)), "a tuple", True),
+        (lambda cells: {"values": [], "lengths": []}, "a dict", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("base", [IdLists, Feature])
+def test_other_lists_are_refused_with_the_way_that_makes_them_lists_of_ids(
+    base: type[Feature], made: Any, part: str, way: bool
+) -> None:
+    with pytest.raises(SchemaError) as refused:
+        lists_of(words_kind(lambda self, cells: made(cells), base)(name="at"), TEXTS, pl.String)
+    text = str(refused.value)
+    assert part in text
+    assert "tests.words.Words.parse, feature 'at'" in text
+    settings = "self" if base is IdLists else "zg.MultiHot(name=self.name)"
+    told = f"return cells.id_lists({settings}, keep_last=True, lists=pl.Series(values, dtype=pl.List(pl.String)))"
+    assert (told in text) is way
+    if not way:
+        return
+
+    def parse(self: Any, cells: Any) -> Any:  # the way out, taken
+        lists = pl.Series(words_of(cells).to_list(), dtype=pl.List(pl.String))
+        return cells.id_lists(self if base is IdLists else zg.MultiHot(name=self.name), keep_last=True, lists=lists)
+
+    assert len(lists_of(words_kind(parse, base)(name="at"), TEXTS, pl.String)) == 4
+
+
+@pytest.mark.parametrize(
+    ("lists", "found"),
+    [
+        ([["alien"]] * 4, "a list"),
+        (pl.Series(["alien"] * 4), "4 values of String"),
+        (pl.Series([["alien"]] * 3), "3 values of List(String)"),
+    ],
+)
+def test_lists_of_another_form_are_refused_where_they_are_given(lists: Any, found: str) -> None:
+    def parse(self: Any, cells: Any) -> Any:
+        return cells.id_lists(self, keep_last=True, lists=lists)
+
+    with pytest.raises(SchemaError, match="a list for each of 4 rows") as refused:
+        lists_of(words_kind(parse)(name="at"), TEXTS, pl.String)
+    assert found in str(refused.value)
+    assert "argument 'lists' of cells.id_lists" in str(refused.value)

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from ziggurat.features.kinds.id_lists import IdLists
     from ziggurat.features.kinds.numbers import FittedNumbers
 
-# The values of a feature in a chunk of rows: numbers, (N,) float64 with NaN where missing; vectors, (N, dim) float32;
-# ids, lists of ids and times as `Cells` gives them.
+# The values of a feature in a chunk of rows, in one of the forms that `Feature.parse` names.
 Parsed: TypeAlias = Any
 # What `encode` makes of them: (N,) numbers or rows, (N, dim) vectors, or lists as (values, lengths).
 Encoded: TypeAlias = Any
@@ -83,8 +82,16 @@ class Cells(Protocol):
         """Return the bucket of each number as an id, by the transform that `fitted_numbers` names."""
         ...
 
-    def id_lists(self, settings: IdLists, *, keep_last: bool) -> Parsed:
-        """Return a list of ids a row, cut to its first or its last ids."""
+    def id_lists(self, settings: IdLists, *, keep_last: bool, lists: pl.Series | None = None) -> Parsed:
+        """Return a list of ids a row: `values`, the ids of all lists, and `lengths`, (N,) int64.
+
+        Args:
+            settings: say how texts are divided, and how many ids a list keeps (`max_length`); a kind that derives from
+                `IdLists` gives itself.
+            keep_last: a longer list keeps its last ids; else its first.
+            lists: lists of the kind's own, one for each of the N rows: a column of lists of texts, integers or
+                booleans. None: the raw column.
+        """
         ...
 
     def vectors(self, dim: int) -> Float32[np.ndarray, "N dim"]:
@@ -203,7 +210,21 @@ class Feature(Family, ABC, family="kind of feature"):
 
     @abstractmethod
     def parse(self, cells: Cells) -> Parsed:
-        """Read the raw cells of a chunk of rows."""
+        """Read the raw cells of a chunk of N rows.
+
+        Returns:
+            One of five forms, whose values `encode` is given; everything else is refused with a `SchemaError`:
+
+                a number a row      (N,) float64, NaN where missing; of one's own, or `cells.numbers()`
+                a vector a row      (N, dim) float32; of one's own, or `cells.vectors(dim)`
+                an id a row         what `cells.ids()` or `cells.ids_of_buckets(numbers)` returned
+                a list of ids       what `cells.id_lists(settings, keep_last=…)` returned; with `lists=…` of lists that
+                                    the kind itself made of the cells
+                a list of times     what `cells.times(…)` returned
+
+            `encode` makes rows of ids by `fitted.rows(parsed)`, and of lists `fitted.rows(parsed.values)` beside
+            `parsed.lengths`.
+        """
 
     @property
     def fitted_numbers(self) -> FittedNumbers | None:

@@ -244,6 +244,13 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
         SchemaError: no values of N rows in a form that is known, or no numbers where numbers are fitted.
     """
     fit = feature.fitted_numbers
+    ways = ["return values.astype(np.float64) for numbers, with NaN where one is missing"]
+    if isinstance(values, list | tuple | pl.Series):
+        settings = "self" if isinstance(feature, IdLists) else "zg.MultiHot(name=self.name)"
+        ways.append(
+            f"return cells.id_lists({settings}, keep_last=True, lists=pl.Series(values, dtype=pl.List(pl.String))) for "
+            "lists of ids that the kind made itself"
+        )
     if isinstance(values, np.ndarray):
         is_numbers = values.ndim == 1 and values.dtype == np.float64
         is_known = is_numbers or (values.ndim == 2 and values.dtype == np.float32)
@@ -261,7 +268,7 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
         + ("" if fit is None else "; numbers, as `fitted_numbers` wants to learn of them"),
         found=found,
         where=f"{type(feature).__module__}.{type(feature).__qualname__}.parse, feature {feature.name!r}",
-        ways_out=("return values.astype(np.float64) for numbers, with NaN where one is missing", "correct the kind"),
+        ways_out=(*ways, "correct the kind"),
     )
 
 
@@ -356,25 +363,47 @@ class FeatureCells:
         missing = np.isnan(numbers)
         return Ids.of(buckets.set(pl.Series(missing), None) if missing.any() else buckets)
 
-    def id_lists(self, settings: IdLists, *, keep_last: bool) -> ParsedLists:
-        """Return a list of ids a row, cut to its first or its last ids."""
-        lists = read_id_lists(
-            self.series,
+    def id_lists(self, settings: IdLists, *, keep_last: bool, lists: pl.Series | None = None) -> ParsedLists:
+        """Return a list of ids a row, cut to its first or its last ids.
+
+        Raises:
+            SchemaError: the column, or the kind's own `lists`, are no lists of ids of so many rows.
+        """
+        if lists is not None:
+            self._refuse_other_lists(lists)
+        raw = read_id_lists(
+            self.series if lists is None else lists,
             separator=settings.separator or self._chunk.list_separator,
             faults=self._faults,
             role=self._role,
             spaces=settings.spaces,
             padding=settings.padding,
         )
-        keep = self._kept(lists.lengths, max_length=settings.max_length, keep_last=keep_last)
+        keep = self._kept(raw.lengths, max_length=settings.max_length, keep_last=keep_last)
         if keep is not None:
-            lengths = np.minimum(lists.lengths, settings.max_length)
-            lists = RawIdLists(values=lists.values.filter(pl.Series(keep)), lengths=lengths)
+            lengths = np.minimum(raw.lengths, settings.max_length)
+            raw = RawIdLists(values=raw.values.filter(pl.Series(keep)), lengths=lengths)
         table = self._schema.table(table_of(self._feature))
         if table.encoding is not Encoding.IDENTITY:
-            return ParsedLists(values=Ids.of(lists.values), lengths=lists.lengths)
-        owner = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
-        return ParsedLists(values=self._identity(lists.values, owner=owner, table=table), lengths=lists.lengths)
+            return ParsedLists(values=Ids.of(raw.values), lengths=raw.lengths)
+        owner = np.repeat(np.arange(len(raw.lengths)), raw.lengths)
+        return ParsedLists(values=self._identity(raw.values, owner=owner, table=table), lengths=raw.lengths)
+
+    def _refuse_other_lists(self, lists: object) -> None:
+        """Refuse what is no column with a list for each row of the chunk."""
+        found = f"a {type(lists).__name__}"
+        if isinstance(lists, pl.Series):
+            found = f"{len(lists):,} values of {lists.dtype}"
+            if isinstance(lists.dtype, pl.List | pl.Array | pl.Null) and len(lists) == self._chunk.num_rows:
+                return
+        kind = type(self._feature)
+        raise SchemaError(
+            expected=f"a polars column with a list for each of {self._chunk.num_rows:,} rows",
+            found=found,
+            where=f"{kind.__module__}.{kind.__qualname__}.parse, feature {self._feature.name!r}, "
+            "argument 'lists' of cells.id_lists",
+            ways_out=("give pl.Series(lists, dtype=pl.List(pl.String)), null or an empty list where there is none",),
+        )
 
     def vectors(self, dim: int) -> Float32[np.ndarray, "N dim"]:
         """Return a vector a row, zeros where missing."""
