@@ -44,7 +44,8 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
 from ziggurat.runs.packed_run import refuse_output, save_packed
 from ziggurat.runs.quality.paired import paired_differences, scored_rows
-from ziggurat.runs.scores.scoring import check_data, encoded_chunks, own_rows, refuse_events
+from ziggurat.runs.scores.given_data import check_data
+from ziggurat.runs.scores.scoring import encoded_chunks, own_rows, refuse_events
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.metrics.metric import metric_of
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
