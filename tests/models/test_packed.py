@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.models.sequence.test_next_item import INPUTS as NEXT_ITEM_INPUTS
 from tests.models.sequence.test_next_item import SMALL, batch_of
 from tests.models.test_converted import RICH
+from tests.parallel.test_parity import TOWERS, build
 from tests.training.test_late_steps import with_history
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, NumericsError
@@ -206,3 +207,19 @@ def test_a_short_row_of_bits_is_laid_out_as_its_weight_is() -> None:
             for mine, other in ((ours.exponents, theirs.exponents), (ours.scales, theirs.scales)):
                 assert (mine is None) == (other is None)
                 assert mine is None or other is None or same_bits(mine.float(), other.float())
+
+
+def test_modules_of_towers_are_packed_too_or_named() -> None:
+    dlrm = build(towers=TOWERS, optimizer="rowwise_adagrad")
+    left = pack_products(dlrm, BlockFormat.named("mx9")).left
+    # Its towers have a map for each field.
+    assert left["towers.modules_of_towers.0.alone.groups.0"] == "weights that are no single matrix"
+    model = build(towers=TOWERS, optimizer="rowwise_adagrad", kind="dcn_v2").eval()
+    batch = random_batch(model.inputs, 6, seed=2)
+    found = pack_products(model, BlockFormat.named("mx9"))
+    assert len([name for name in found.bits if name.startswith("towers.")]) >= 4, found.line()
+    with torch.no_grad():
+        expected = model(batch)
+        again = build(towers=TOWERS, optimizer="rowwise_adagrad", kind="dcn_v2").eval()
+        take_bits(again, found.format, found.bits)
+        assert torch.equal(again(batch), expected)
