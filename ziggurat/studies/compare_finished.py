@@ -192,9 +192,7 @@ def _finished(folder: Path, models: Sequence[type[ModelConfig]]) -> FinishedRun:
     config = load_config(folder, models=models)
     ways_out = f"finish it: ziggurat train {pasted(folder)} --resume"
     if run.products.exists():
-        ways_out = (
-            "pack it again, judged on its own rows: ziggurat quantise RUN --products mx6 --out FOLDER"
-        )
+        ways_out = "pack it again, judged on its own rows: ziggurat quantise RUN --products mx6 --out FOLDER"
     if not run.evaluation("test").exists():
         raise MissingFileError(
             expected="test metrics of a finished run",
