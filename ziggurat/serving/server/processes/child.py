@@ -226,25 +226,29 @@ class Children(Generic[ChildT]):
 
 
 class Backoff:
-    """The time to wait before the next start: 0.1 s after one that failed, doubled with each further one, at most 30 s.
+    """The time to wait before the next try: 0.1 s after one that failed, doubled with each further one.
+
+    Args:
+        max_pause_s: it never waits longer.
 
     Attributes:
-        pause_s: seconds between the last failure and the next start.
+        pause_s: seconds between the last failure and the next try.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_pause_s: float = _MAX_PAUSE_S) -> None:
         self.pause_s = 0.0
+        self._max_pause_s = max_pause_s
         self._not_before = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Return whether the next process may be started."""
+        """Return whether the next try may be made."""
         return time.monotonic() >= self._not_before
 
     def fail(self) -> None:
-        """Count a start that failed."""
-        # Slower and slower: an export that does not load would else keep a core busy with trying.
-        self.pause_s = min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, 2 * self.pause_s))
+        """Count a try that failed."""
+        # Slower and slower: what fails for good, as an export that does not load, would else keep a core busy.
+        self.pause_s = min(self._max_pause_s, max(_MIN_PAUSE_S, 2 * self.pause_s))
         self._not_before = time.monotonic() + self.pause_s
 
     def succeed(self) -> None:

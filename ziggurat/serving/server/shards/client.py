@@ -26,6 +26,7 @@ from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.retrieval.sharding import PartFound
 from ziggurat.serving.answering.shards import ShardItems, ShardQuestion
+from ziggurat.serving.server.processes.child import Backoff
 from ziggurat.serving.server.shards.messages import (
     STATE,
     VERSION,
@@ -38,8 +39,8 @@ _log = logging.getLogger("ziggurat.server")
 LATE, DEAD, BEHIND, OTHER, STARTING = "late", "dead", "behind", "another version", "starting"
 _MAX_LATE = 3  # answers in a row
 _CHECK_S = 1.0  # between two checks of a shard
-_MIN_PAUSE_S = 0.1  # before a broken shard is asked again; doubled each time
-_MAX_PAUSE_S = 5.0
+_MAX_PAUSE_S = 5.0  # before a broken shard is asked again
+_START_S = 0.1  # between two looks at shards that load
 _HEALTH_S = 1.0  # to answer a check
 _CHANGE_S = 30.0  # to take in changed items
 _LOAD_S = 600.0  # to load a version
@@ -77,7 +78,7 @@ class _Shard:
     idle: list[http.client.HTTPConnection] = field(default_factory=list)
     down: str = STARTING  # why it is not asked; "" if it is
     late: int = 0
-    pause_s: float = _MIN_PAUSE_S
+    backoff: Backoff = field(default_factory=lambda: Backoff(max_pause_s=_MAX_PAUSE_S))
     next_check: float = 0.0
     up_since: float = 0.0
     wanted: ShardItems = field(default_factory=ShardItems)
@@ -136,7 +137,7 @@ class ShardClient:
                     raise self._unavailable(missing[0])
                 _log.warning("begin without shard(s) %s", ", ".join(f"{each.number}: {each.down}" for each in missing))
                 break
-            time.sleep(_MIN_PAUSE_S)
+            time.sleep(_START_S)
         self._thread.start()
 
     def close(self) -> None:
@@ -250,11 +251,12 @@ class ShardClient:
 
     def _mark_down(self, shard: _Shard, why: str) -> str:
         now = time.monotonic()
-        calm = shard.up_since and now - shard.up_since > _MAX_PAUSE_S
-        shard.pause_s = _MIN_PAUSE_S if calm else min(2 * shard.pause_s, _MAX_PAUSE_S)
+        if shard.up_since and now - shard.up_since > _MAX_PAUSE_S:
+            shard.backoff.succeed()
+        shard.backoff.fail()
         shard.down = why
         # A shard that is behind only needs the changes.
-        shard.next_check = now + (0.0 if why == BEHIND else shard.pause_s)
+        shard.next_check = now + (0.0 if why == BEHIND else shard.backoff.pause_s)
         while shard.idle:
             shard.idle.pop().close()
         self._wake.set()
@@ -302,7 +304,10 @@ class ShardClient:
                     shard.late = _MAX_LATE - 1  # until it has answered once
                 shard.up_since = time.monotonic()
                 shard.down = ""
-        shard.next_check = time.monotonic() + (shard.pause_s if shard.down else _CHECK_S)
+        pause_s = _CHECK_S
+        if shard.down:
+            pause_s = shard.backoff.pause_s or _START_S  # it may never have been up
+        shard.next_check = time.monotonic() + pause_s
 
     def _check(self, shard: _Shard, about: dict[str, object]) -> None:
         if (about["shard"], about["shards"]) != (shard.number, self.num_shards):
