@@ -17,9 +17,17 @@ from tests.embeddings.embedding_inputs import (
     some_loss,
     tables_or_skip,
 )
-from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer, TableOptimizerKind
+from ziggurat.embeddings import (
+    BatchShape,
+    EmbeddingConfig,
+    EmbeddingTables,
+    KernelChoice,
+    TableOptimizer,
+    TableOptimizerKind,
+)
 from ziggurat.errors import BoundsError, ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.testing.batches import small_inputs
 
 SGD = TableOptimizerKind.SGD
 
@@ -181,3 +189,17 @@ def test_report_and_kernel_name(kernel: KernelChoice) -> None:
 def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         EmbeddingConfig(**settings)
+
+
+def test_a_kernel_that_is_taken_again_keeps_the_reason_for_it() -> None:
+    """As on ranks, which agree on one: the start-up report says why it is in use, not that somebody asked for it."""
+    tables = EmbeddingTables(small_inputs(num_single=1, num_jagged=0), EmbeddingConfig(dim=4), seed=0)
+    tables.choose_kernel(BatchShape())
+    why = tables.report()["why"]
+    assert why != "as configured"
+    tables.use_kernel(tables.kernel_name)
+    assert tables.report()["why"] == why
+    other = next(each for each in (KernelChoice.TORCH, KernelChoice.CPP) if each is not tables.kernel_name)
+    tables.use_kernel(other)
+    assert tables.kernel_name is other
+    assert tables.report()["why"] == "as configured"

@@ -262,9 +262,10 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         return [self.kernel_name]
 
     def use_kernel(self, kernel: KernelChoice) -> None:
-        """Look up with this kernel."""
+        """Look up with this kernel; where it is in use already, the reason for it stays what it was."""
         self.config = dataclasses.replace(self.config, kernel=kernel)
-        self.choose_kernel(BatchShape())
+        if self._chosen is None or self._chosen.kernel.choice is not kernel:
+            self.choose_kernel(BatchShape())
 
     def facts(self) -> dict[str, float]:
         """Return what caches of hot rows, a disk and the host's memory did since the last call; {} without them."""
