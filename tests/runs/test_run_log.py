@@ -11,6 +11,8 @@ import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from tests.runs.test_resume import SCHEMA, TINY
 from ziggurat.cli.main import main
+from ziggurat.errors import DataError, TopologyError, ZigguratError
+from ziggurat.models import LossSums
 from ziggurat.training.records.run_folder import RunFolder, read_evaluation
 from ziggurat.training.records.said import KeptProgress
 from ziggurat.training.report.progress import NoProgress
@@ -84,3 +86,60 @@ def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: P
     assert said == [said[0], "a line", "a line", "a line"]
     assert said[0].startswith("warning: ")
     assert "run.log is not written any more" in said[0]
+
+
+def failure(kind: type[ZigguratError] = DataError) -> ZigguratError:
+    return kind(expected="one thing", found="another", where="here", ways_out=("this", "that"))
+
+
+def without_times(path: Path) -> str:
+    return re.sub(r"(?m)^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", path.read_text())
+
+
+def test_a_run_that_fails_ends_its_log_with_the_error_each_time(tmp_path: Path) -> None:
+    def loss(*_: object) -> LossSums:
+        raise failure()
+
+    frame = {"user": ["ann", "bob"] * 200, "bought": [1, 0, 0, 1] * 100}
+    config = ziggurat.table_run(ziggurat.LogisticRegressionConfig(), ziggurat.inspect_file(frame).schema)
+    path = RunFolder(tmp_path / "run").said
+    for number in (1, 2):
+        with pytest.raises(DataError, match="found:    another"):
+            ziggurat.train_run(config, folder=tmp_path / "run", data=frame, loss=loss, resume=number == 2)
+        said = without_times(path)
+        assert said.count("DataError\n") == number
+        assert said.endswith(f"\nDataError\n{failure()}\n")
+
+
+def test_on_ranks_the_one_that_fails_writes_its_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    ranks = [KeptProgress(NoProgress(), path=path) for _ in range(3)]
+    ranks[0].open()
+    ranks[0].say("model")
+
+    def fail(rank: int, error: Exception) -> None:
+        with pytest.raises(type(error)), ranks[rank].keeping_error(rank=rank):
+            raise error
+
+    fail(1, ValueError("a loss of one's own"))
+    fail(0, failure(TopologyError))
+    fail(2, failure(TopologyError))  # that a rank is gone is said by the first rank
+    assert without_times(path) == (
+        f"model\nrank 1: ValueError\na loss of one's own\nrank 0: TopologyError\n{failure(TopologyError)}\n"
+    )
+
+
+def test_an_error_of_all_ranks_stands_in_the_log_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text("")
+    first, second = (KeptProgress(NoProgress(), path=path) for _ in range(2))
+    with pytest.raises(DataError), first.keeping_error(rank=1), second.keeping_error(rank=0):
+        raise failure()
+    assert without_times(path) == f"rank 0: DataError\n{failure()}\n"
+
+
+def test_a_start_that_is_refused_leaves_no_log(tmp_path: Path) -> None:
+    kept = KeptProgress(NoProgress(), path=tmp_path / "run.log")
+    with pytest.raises(DataError), kept.keeping_error(rank=None):
+        raise failure()
+    assert not list(tmp_path.iterdir())

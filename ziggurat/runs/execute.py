@@ -340,17 +340,18 @@ def train_run(
                 for line in [*warnings, *far_labels(built.model, prepared.train)]:
                     progress.say(f"warning: {line}")
         # The training, and what came of it.
-        fit = trainer.fit(resume=resume, hooks=own_hooks, callbacks=callbacks)
-        evaluations = {
-            split: trainer.evaluate(dataset, split=split)
-            for split, dataset in (("valid", prepared.valid), ("test", prepared.test))
-            if dataset is not None and dataset.num_rows
-        }
-        if built.parallel is not None and not is_over:
-            ranks.write_traffic(built.parallel, run=run)
-        evaluations = _say_results(evaluations, trainer, prepared, config=config, run=run, progress=progress)
-        progress.detail(f"end  {fit.end}")
-        path = Path(ranks.on_first(lambda: str(write_report(run.path))))
+        with progress.keeping_error(rank=ranks.rank if ranks.are_many else None):
+            fit = trainer.fit(resume=resume, hooks=own_hooks, callbacks=callbacks)
+            evaluations = {
+                split: trainer.evaluate(dataset, split=split)
+                for split, dataset in (("valid", prepared.valid), ("test", prepared.test))
+                if dataset is not None and dataset.num_rows
+            }
+            if built.parallel is not None and not is_over:
+                ranks.write_traffic(built.parallel, run=run)
+            evaluations = _say_results(evaluations, trainer, prepared, config=config, run=run, progress=progress)
+            progress.detail(f"end  {fit.end}")
+            path = Path(ranks.on_first(lambda: str(write_report(run.path))))
         ranks.close()
     return RunResult(
         folder=run.path,

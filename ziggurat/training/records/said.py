@@ -5,14 +5,22 @@
 
 The file is only ever added to: a run that goes on writes below what it said before, and a file of this name that is
 somebody's own keeps what is in it. A start that is refused leaves no trace: its lines wait in memory until `open`.
+
+A run that fails ends with its error, in all its parts. On ranks whoever failed writes it: all append to the one file,
+an error that all of them raise stands there once, and that a rank is gone is said by the first rank alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from ziggurat.errors import TopologyError
 from ziggurat.training.report.progress import Progress
+
+_STAMP = "%Y-%m-%d %H:%M:%S"
 
 
 class KeptProgress:
@@ -59,10 +67,33 @@ class KeptProgress:
         """End a phase."""
         self._progress.end()
 
+    @contextlib.contextmanager
+    def keeping_error(self, *, rank: int | None) -> Iterator[None]:
+        """Write an error that is raised in here into the file, and let it pass.
+
+        Args:
+            rank: of this process; None for a run on one device.
+        """
+        start = self._path.stat().st_size if self._path.is_file() else 0
+        try:
+            yield
+        except Exception as error:
+            is_of_others = bool(rank) and isinstance(error, TopologyError)
+            if self._path.is_file() and not is_of_others and not self._has(str(error), start=start):
+                who = "" if rank is None else f"rank {rank}: "
+                self._write(_stamped(f"{who}{type(error).__name__}\n{error}"))
+            raise
+
+    def _has(self, text: str, *, start: int) -> bool:
+        """Return whether another rank has written this into the file, from a byte of it on."""
+        with self._path.open("rb") as file:
+            file.seek(start)
+            lines = file.read().decode(errors="replace").splitlines()
+        return text in "\n".join(line[len(time.strftime(_STAMP)) + 2 :] for line in lines)
+
     def keep(self, text: str) -> None:
         """Write a line into the file alone."""
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        lines = [f"{now}  {line}\n" for line in text.strip("\n").split("\n")]
+        lines = _stamped(text)
         if self._is_open:
             self._write(lines)
         else:
@@ -78,3 +109,9 @@ class KeptProgress:
         except OSError as error:
             self._is_lost = True
             self._progress.say(f"warning: {self._path} is not written any more: {error.strerror or error}")
+
+
+def _stamped(text: str) -> list[str]:
+    """Return the lines of a text with the time before each."""
+    now = time.strftime(_STAMP)
+    return [f"{now}  {line}\n" for line in text.strip("\n").split("\n")]
