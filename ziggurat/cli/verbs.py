@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.demo.towers import RanksRow
     from ziggurat.runs.execute import RunResult
-    from ziggurat.runs.quality.trees import TreesResult
 
 AUTO = "auto"
 FIRST_MODEL = "first_model"
@@ -311,8 +310,10 @@ def _has_baseline(config: RunConfig) -> bool:
 def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
     """Train the linear model on the rows of a run, and print how the run compares."""
     from ziggurat.runs.quality.baselines import train_baseline
+    from ziggurat.runs.quality.trees import trees_library
     from ziggurat.training.evaluation.evaluate import versus_baseline
     from ziggurat.training.records.run_folder import CONFIG, RunFolder, read_evaluation
+    from ziggurat.training.report.page import trees_text
     from ziggurat.training.report.progress import show_progress
 
     run = RunFolder(folder)
@@ -332,21 +333,10 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
             half_widths=found.half_widths.get(split),
         )
         print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
-        print_line(f"  {split:<6} {_trees_text(ours, found.trees, split=split, metric=metric)}")
-
-
-def _trees_text(ours: Mapping[str, float], trees: TreesResult | None, *, split: str, metric: str) -> str:
-    """Compare a run with gradient-boosted trees, or say why nothing was compared."""
-    from ziggurat.runs.quality.trees import trees_library
-    from ziggurat.training.evaluation.evaluate import versus_trees
-
-    if trees is None and not trees_library():
-        return "trees were not tried: no library is installed (pip install lightgbm, or scikit-learn)"
-    text = ""
-    if trees is not None:
-        reached = trees.test if split == "test" else trees.valid
-        text = versus_trees(ours, reached, metric=metric, library=trees.library)
-    return text or f"trees were not tried: there are no validation rows to stop by, or they have no {metric}"
+        why_not = f"there are no validation rows to stop by, or they have no {metric}"
+        if not trees_library():
+            why_not = "no library is installed (pip install lightgbm, or scikit-learn)"
+        print_line(f"  {split:<6} {trees_text(run, ours, split=split, why_not=why_not)}")
 
 
 def recipes(options: argparse.Namespace, rest: list[str]) -> int:

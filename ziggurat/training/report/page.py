@@ -320,19 +320,26 @@ def _baseline_text(
     notes = difference_notes([computed_with(run), computed_with(RunFolder(run.baseline))])
     quiet = "".join(f"<p class=quiet>{html.escape(note)}</p>" for note in notes)
     link = '<a href="baseline/report.html">its report</a>'
-    trees = html.escape(f"{split}: {_trees_text(run, evaluations[split]['metrics'], split=split)}")
+    trees = html.escape(f"{split}: {trees_text(run, evaluations[split]['metrics'], split=split)}")
     return f"<p>{html.escape(f'{split}: {text}; ' if text else '')}{link}</p><p>{trees}</p>{quiet}"
 
 
-def _trees_text(run: RunFolder, metrics: Mapping[str, float], *, split: str) -> str:
-    """Say how the run compares with gradient-boosted trees, if they were grown."""
+def trees_text(run: RunFolder, metrics: Mapping[str, float], *, split: str, why_not: str = "") -> str:
+    """Say how a run compares with gradient-boosted trees, if they were grown beside it.
+
+    Args:
+        run: its folder.
+        metrics: of the run.
+        split: that they are of.
+        why_not: there may be no trees; "" where nobody knows.
+    """
     if run.trees.exists():
         found = TREES.read(run.trees)
         trees = math.nan if found[split] is None else found[split]
         text = versus_trees(metrics, trees, metric=found["metric"], library=found["library"])
         if text:
             return text
-    return "gradient-boosted trees were not tried, and may be better"
+    return f"gradient-boosted trees were not tried{f': {why_not}' if why_not else ', and may be better'}"
 
 
 def _slices_section(evaluations: Mapping[str, Evaluated]) -> str:
