@@ -234,6 +234,7 @@ class EmbeddingsWrapper(ListsOfSlices, nn.Module):
                 ),
             )
         self._inner: tuple[Embeddings] = (inner,)  # in a tuple: not a submodule
+        # Shared, not copied: names of weights stay those of one device, however many objects stand before the tables.
         self._inner_module: tuple[nn.Module] = (inner,)
         self._modules = inner._modules
         self._parameters = inner._parameters

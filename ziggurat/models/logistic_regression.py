@@ -96,6 +96,7 @@ class LogisticRegression(RankingModel):
             parts.append(self.linear(numbers_BN))
         if self.bias is not None:
             parts.append(self.bias)
+        # From left to right, as a sum of two was always rounded.
         logits_BL, *others = parts
         for part in others:
             logits_BL = logits_BL + part

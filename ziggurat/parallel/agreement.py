@@ -149,6 +149,7 @@ class Agreement:
 def all_gather_bytes(mine: bytes, *, group: dist.ProcessGroup) -> list[bytes]:
     """Return the bytes of every rank of a gloo group, in rank order; collective. They travel padded to the longest."""
     sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
+    # Lengths first: nobody knows how much the others have to say.
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, torch.tensor([sent.numel()]), group=group)
     # `all_gather` wants equal lengths.
@@ -175,12 +176,14 @@ def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratEr
     # Sorted, so that the order in which facts were found makes no other hash.
     text = json.dumps(dict(facts), sort_keys=True).encode()
     digest = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
+    # NCCL sends what lies on a GPU alone.
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     gathered = [torch.empty_like(digest, device=device) for _ in range(dist.get_world_size())]
     with communicating(f"comparison of all ranks, {where}"):
         dist.all_gather(gathered, digest.to(device))
     if all(torch.equal(other, gathered[0]) for other in gathered):
         return
+    # All ranks come here at once, from one comparison: who takes a minute more is lost.
     agreement = Agreement(patience_s=60.0)
     first = agreement.on_first(lambda: {name: value[:_MAX_VALUE] for name, value in facts.items()})
     mine = {name: value[:_MAX_VALUE] for name, value in facts.items()}

@@ -78,6 +78,7 @@ class DenseNetwork(nn.Module):
         for name, child in model.named_children():
             if name not in ("embeddings", "towers"):
                 self.add_module(name, child)
+        # The very dictionaries: where FSDP2 puts a part in the place of a weight, the model sees it, too.
         self._parameters = model._parameters
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set

@@ -126,6 +126,7 @@ def end_group(group: dist.ProcessGroup) -> None:
     Args:
         group: the group of the whole job stays, and so does one that ended with the job.
     """
+    # torch would raise for a group that has ended already, with the job or before it.
     if dist.is_initialized() and group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
         dist.destroy_process_group(group)
 

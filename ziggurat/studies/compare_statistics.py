@@ -68,6 +68,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
             where="paired_difference",
             ways_out="compare the seeds that both models have",
         )
+    # FP64: differences of two AUCs are small against either.
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     mean = float(differences.mean())
     sd = float(differences.std(ddof=1)) if differences.size > 1 else math.nan

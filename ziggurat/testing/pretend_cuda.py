@@ -55,6 +55,7 @@ class PretendCuda(Tensor):
         wrapper = Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=torch.device("meta")
         )
+        # Operations see the meta device, which computes shapes alone; the numbers are here.
         wrapper.host = inner
         return wrapper
 

@@ -143,6 +143,7 @@ class DrawnNegatives:
         return dataclasses.replace(
             items,
             labels=torch.full((size, like.labels.shape[1]), torch.nan),
+            # A weight of 0, and labels that nobody knows: a drawn item answers for its block, and is no sample itself.
             weights=None if like.weights is None else torch.zeros(size),
             groups=None if like.groups is None else torch.zeros(size, dtype=torch.int64),
             row_ids=torch.full((size,), -1),

@@ -108,6 +108,7 @@ class Team:
         if self._agreement is None:
             return
         facts = flattened(config, prefix="training") | dataset_facts(datasets)
+        # Sums are rounded otherwise by another number of threads, and copies of one network would drift apart.
         facts |= {"folder": str(folder.absolute()), "cpu threads": str(torch.get_num_threads())}
         facts |= named
         facts["version torch"] = torch.__version__

@@ -298,6 +298,7 @@ class Trainer:
         with self._session(hooks, resume=self._restored is not None, is_new=False) as ledger:
             if self.position.window > self._window:
                 return
+            # Also where `fit` has ended: whoever iterates says how long training goes on.
             self.position.finished = False
             yield from self._pass(ledger)
             self.progress.end()
@@ -479,7 +480,7 @@ class Trainer:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         self._meet("trainer.evaluate")
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
-        self._showing = False
+        self._showing = False  # the evaluation takes the display, so the next step begins the epoch's bar anew
         total = getattr(dataset, "num_rows", None)
         progress = self.team.progress_of_all(self.progress, total=total)
         progress.begin(f"evaluate {split}".strip(), total=total)
@@ -627,6 +628,7 @@ class Trainer:
         if position.step % self.config.log_every:
             return None
         line: dict[str, object] = {"kind": "train", "step": position.step, "epoch": position.epoch}
+        # The loss follows when the step is judged: on a GPU the host does not know it yet.
         line |= {"rows": position.rows, "loss": None, "lr": self.config.learning_rate * factor}
         return line | ({} if self.growing is None else self.growing.report())
 
@@ -672,6 +674,7 @@ class Trainer:
         shown = "  ".join(f"{name} {value:.5f}" for name, value in metrics.items() if math.isfinite(value))
         self.progress.detail(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
         self._latest = f" · valid {stop.metric} {value:.5f}{' (best)' if improved else ''}"
+        # JSON has no word for NaN: a metric that is undefined has no place in the log.
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._log({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite}, {})
         self.hooks.on_evaluate(evaluation, is_best=improved)

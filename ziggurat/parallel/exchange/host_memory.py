@@ -346,13 +346,16 @@ class HostMemory:
             RuntimeError: it has ended, or does not answer within the time limit; as torch words it (`lost_ranks.py`).
         """
         wait = self._words.ziggurat_word_wait
+        # The word in shared memory has 32 bits, and goes round.
         number = value & 0xFFFFFFFF
+        # A short wait first: most messages come at once, and asking the system who still lives takes longer.
         if wait(address, number, _GLANCE_MS):
             return
         deadline = time.monotonic() + self._timeout_s
         watched = select.poll()
         watched.register(control.pidfd, select.POLLIN)
         while not wait(address, number, _GLANCE_MS):
+            # A rank that has ended may have sent the message as the last thing it did.
             if watched.poll(0) and not wait(address, number, 0):
                 raise RuntimeError(f"Connection closed by peer: rank {member} of the group has ended ({purpose})")
             if time.monotonic() > deadline:
@@ -394,6 +397,7 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
 def _made(size: int) -> tuple[ctypes.CDLL, _Control, int, int]:
     """The library, and this rank's control memory with a token in it."""
     library = _library()
+    # In containers a number may be another process to other ranks; the token proves that the right one was found.
     token = secrets.randbits(62)
     file = _new_file("ziggurat-control", num_bytes=_control_bytes(size))
     memory = mmap.mmap(file, 0)

@@ -115,7 +115,9 @@ class PrioritisedExchange(EmbeddingsWrapper):
         self.defers = True
         self.counts = CellCounts()
         tables = embeddings.tables
+        # An input that asks for a gradient: where no table is copied, autograd would otherwise skip the backward pass.
         self._anchor = torch.zeros((), requires_grad=True)
+        # Of two groups of three: the last one, copies, is looked up where its samples are, and nothing of it travels.
         self._marks = [[RowMarks(each) for each in tables.local[:2]] for _ in range(2)]
         self._marked: LocalIds | None = None  # whose rows the first marks are
         self._present: _Present | None = None

@@ -220,6 +220,7 @@ class CellExchange:
                 firsts = transfer.firsts_came[number]
                 is_first = member.units(firsts == WAITS)[member.units(firsts != NOTHING)]
             rounds[0].append(values if is_first is None else values[is_first])
+            # An empty piece where there is no second round, so that both have one for each member.
             rounds[1].append(values[:0] if is_first is None else values[~is_first])
         messages = [self._wire.encode(torch.cat(pieces)) for pieces in rounds]
         first = self._send(
@@ -229,6 +230,7 @@ class CellExchange:
             "backward",
             behind=False,
         )
+        # Of the second round, too: the step must know whether it is finite before it has come.
         largest = max((_largest(message) for message in messages), default=0.0)
         return GradientRounds(transfer, first, largest, messages[1], [piece.numel() for piece in rounds[1]])
 

@@ -98,6 +98,7 @@ class CheckpointRanks:
         for rank, other in enumerate(replies):
             if "error" in other:
                 told = error_from_json(other["error"], more=(DamagedCheckpointError,))
+                # The paths in it may be those of another host.
                 told.where = f"{told.where} (rank {rank})"
                 raise told
         return [other["value"] for other in replies if "value" in other]

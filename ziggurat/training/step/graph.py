@@ -197,6 +197,7 @@ class StepGraph:
             self._drop(lacking)
             return None
         self._was_ahead = self._ahead.is_on
+        # A graph reads its own buffers, which the next batch is not in yet: rows are sorted inside of the step.
         self._ahead.stop()
         self._ahead.is_within = True
         room = -(-int(_ROOM * self._longest) // _ROOM_STEP) * _ROOM_STEP if self._has_room else 0
@@ -345,6 +346,7 @@ class _Recorded:
             num_rows = batch.jagged.values.numel()
             lists = self._batch.jagged
             into |= {_ROWS_OF_LISTS: lists.values[:num_rows]} if num_rows else {}
+            # Rows of an earlier batch lie behind; row 0 is padding, which reads as zeros.
             lists.values[num_rows:].zero_()
             self._filled.fill_(num_rows)
         torch._foreach_copy_(list(into.values()), list(theirs.values()), non_blocking=True)
