@@ -31,34 +31,36 @@ uint32_t rounded(uint32_t bits, bool truncates) {
 
 extern "C" {
 
-void sweep_fill(uint32_t* out, uint64_t begin, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] = uint32_t(begin + i);
+void sweep_fill(uint64_t begin, int64_t count, uint32_t* out, uint32_t* nearest, uint32_t* below) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = uint32_t(begin + i);
+    nearest[i] = rounded(out[i], false);
+    below[i] = rounded(out[i], true);
+  }
 }
 
-// The place of the first number that differs, or -1; a NaN has to be a NaN. Numbers that are given as 0 are left out.
-int64_t sweep_differs(const uint32_t* given, const uint32_t* found, int64_t count, int64_t truncates) {
-  for (int64_t i = 0; i < count; ++i) {
-    const bool is_right = is_nan(given[i]) ? is_nan(found[i]) : found[i] == rounded(given[i], truncates);
-    if (!is_right) return i;
-  }
-  return -1;
+// How many numbers differ; a NaN has to be a NaN.
+int64_t sweep_differing(const uint32_t* given, const uint32_t* wanted, const uint32_t* found, int64_t count) {
+  int64_t differing = 0;
+  for (int64_t i = 0; i < count; ++i) differing += is_nan(given[i]) ? !is_nan(found[i]) : found[i] != wanted[i];
+  return differing;
 }
 
 // The same of the vectors of the lookup kernels, and of their scalars.
-int64_t sweep_header_differs(const uint32_t* given, int64_t count) {
+int64_t sweep_header_differing(const uint32_t* given, const uint32_t* wanted, int64_t count) {
   std::vector<uint16_t> found(count);
   for (int64_t i = 0; i < count; i += kLanes) {
     Lanes lanes;
     std::memcpy(&lanes, given + i, sizeof(lanes));
     store_bfloat16(found.data() + i, lanes);
   }
+  int64_t differing = 0;
   for (int64_t i = 0; i < count; ++i) {
     float scalar;
     std::memcpy(&scalar, given + i, 4);
     const uint32_t bits = uint32_t(found[i]) << 16;
-    if (to_bfloat16(scalar) != found[i]) return i;
-    if (is_nan(given[i]) ? !is_nan(bits) : bits != rounded(given[i], false)) return i;
+    differing += to_bfloat16(scalar) != found[i] || (is_nan(given[i]) ? !is_nan(bits) : bits != wanted[i]);
   }
-  return -1;
+  return differing;
 }
 }
