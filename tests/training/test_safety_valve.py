@@ -176,6 +176,13 @@ def train(rank: int, world_size: int, folder: str, dispatch: str, dies_at: int =
     return sorted(trainer.step.products_in_few_bits())
 
 
+def trained(world_size: int, folder: Path, dispatch: str, *, resume: bool = False) -> list[list[str]]:
+    """Train to the end on ranks, or in this process; return by rank the products that are left in few bits."""
+    if world_size == 1:
+        return [train(0, 1, str(folder), dispatch, resume=resume)]
+    return run_ranks(train, world_size, world_size, str(folder), dispatch, 0, resume)
+
+
 def log_of(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a run without what depends on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -188,15 +195,14 @@ def test_a_planted_spike_sends_products_back_also_in_a_run_that_is_killed_and_re
 ) -> None:
     dispatch = write_dispatch(tmp_path / "dispatch.json")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    found = run_ranks(train, world_size, world_size, str(whole), dispatch)
-    assert found == [[]] * world_size
+    assert trained(world_size, whole, dispatch) == [[]] * world_size
     sent_back = [record for record in log_of(whole) if record["kind"] == "products"]
     assert [record["step"] for record in sent_back] == [43, 83]
     assert "products stay" in sent_back[0]["sent_back"]
     assert "none is left" in sent_back[1]["sent_back"]
     with pytest.raises(RankFailure):
         run_ranks(train, world_size, world_size, str(killed), dispatch, 65)
-    assert run_ranks(train, world_size, world_size, str(killed), dispatch, 0, True) == [[]] * world_size
+    assert trained(world_size, killed, dispatch, resume=True) == [[]] * world_size
     assert log_of(killed) == log_of(whole)
     wanted = stored(whole)
     resumed = stored(killed)
