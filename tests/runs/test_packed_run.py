@@ -14,16 +14,18 @@ from safetensors.torch import load_file
 
 from tests.serving.shop import Shop, events
 from ziggurat.cli.main import main
+from ziggurat.config import override
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device
 from ziggurat.precision import Precision
 from ziggurat.runs.load import load_run
-from ziggurat.runs.packed_run import save_packed
-from ziggurat.runs.products_cost import ProductsConfig, quantise_products
+from ziggurat.runs.packed_run import refuse_output, save_packed
+from ziggurat.runs.products_cost import ProductsConfig, fine_tune, quantise_products
 from ziggurat.runs.quality.importance import ImportanceConfig
 from ziggurat.runs.verify import verify_run
 from ziggurat.training.records.run_folder import CONFIG
+from ziggurat.training.report.progress import NoProgress
 
 MX6 = BlockFormat.named("mx6")
 
@@ -216,3 +218,18 @@ def test_importance_and_prediction_are_those_of_packed_scores(trained: Path, pac
     ours = run.importance(config=config)
     theirs = cast.importance(config=config)
     assert ours.table() == theirs.table()
+
+
+def test_tables_on_a_disk_are_neither_copied_nor_held_while_the_network_is_trained(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = load_run(trained)
+    on_disk = dataclasses.replace(run, config=override(run.config, {"tables.disk": str(tmp_path)}))
+    with pytest.raises(ConfigError, match=r"ziggurat export .* --products mx6"):
+        refuse_output(on_disk, tmp_path / "out")
+    config = ProductsConfig(format="mx6", epochs=1)
+    with pytest.raises(ConfigError, match="--precision mx6"):
+        fine_tune(on_disk, MX6, config=config, progress=NoProgress())
+    with pytest.raises(ConfigError, match="leave --epochs out") as refused:
+        fine_tune(on_disk, BlockFormat.named("int8"), config=config, progress=NoProgress())
+    assert len(refused.value.ways_out) == 1, "no precision of training is called int8"

@@ -297,17 +297,16 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
     problem = f"table optimizer {optimizer}, which trains whole tables with the network" if optimizer.is_dense else ""
     if run.config.tables.has_few_bits or run.config.tables.disk:
         problem = "tables in few bits, or on a disk"
+    precision = _precision_of(format)
     if problem:
+        is_listed = any(each is precision for each in Precision)
+        whole = (f"train a run in the precision from the start: ziggurat train … --precision {precision}",)
         raise ConfigError(
             expected="tables in FP32 in memory, which stay as they are while the network is trained on",
             found=problem,
             where=f"{run.folder}, --epochs",
-            ways_out=(
-                "leave --epochs out: a direct cast",
-                f"train a run in the precision from the start: ziggurat train … --precision {format}",
-            ),
+            ways_out=("leave --epochs out: a direct cast", *(whole if is_listed else ())),
         )
-    precision = _precision_of(format)
     before = run.config.training
     learning_rate = config.learning_rate or before.learning_rate / 10
     settings = replace(
