@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import QUICK, ROOT, Entry, Measured, RoundsConfig, measure, say
+from benchmarks.harness import QUICK, ROOT, Entry, Measured, RoundsConfig, chosen, measure, say
 from benchmarks.report import Case, Report, compare
 from benchmarks.train import OURS
 from benchmarks.workload import ModelKind, Workload
@@ -34,6 +34,8 @@ BEFORE_GPUS = "c0ca678"
 FOLDERS = ("ziggurat", "benchmarks")
 TODAY, OLDER, AGAIN = "today", "older", "older again"
 GOAL = 0.98
+# DLRM with one id a feature and with lists, and DCNv2.
+WORKLOADS = [Workload(), Workload(multi_hot=True, num_batches=16), Workload(model=ModelKind.DCN_V2)]
 FP32_EAGER = {"precision": "fp32", "compile": "off"}
 
 
@@ -42,20 +44,23 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ziggurat bench against", description=__doc__)
     parser.add_argument("--against", default=BEFORE_GPUS, metavar="COMMIT", help="the older commit")
     parser.add_argument("--rounds", type=int, default=RoundsConfig.rounds)
+    parser.add_argument("--cases", metavar="CASE,…", help="which workloads; left out: all, with --quick the first")
     return parser.parse_args(arguments)
 
 
 def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
-    """Measure three workloads; `quick`: one of them."""
+    """Measure three workloads; `quick`: one of them, unless the options name others."""
     options = options or parse_options([])
+    measured = workloads(options.cases, quick=quick)
     older = checkout(options.against)
     config = replace(QUICK if quick else RoundsConfig(rounds=options.rounds), threads=1)
     report = Report(
         benchmark="against",
         claim=f"A training step on one core, today's tree against commit {options.against}: samples per CPU second.",
-        command=f"ziggurat bench against --against {options.against}",
+        command=f"ziggurat bench against --against {options.against}"
+        + (f" --cases {options.cases}" if options.cases else ""),
     )
-    for workload in workloads(quick=quick):
+    for workload in measured:
         say(workload.name)
         results = measure(entries(workload, older=older), config)
         report.contestants += results.values()
@@ -65,10 +70,20 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     return report
 
 
-def workloads(*, quick: bool) -> list[Workload]:
-    """DLRM with one id a feature and with lists, and DCNv2."""
-    found = [Workload(), Workload(multi_hot=True, num_batches=16), Workload(model=ModelKind.DCN_V2)]
-    return found[:1] if quick else found
+def workloads(cases: str | None = None, *, quick: bool) -> list[Workload]:
+    """Return the workloads that are measured.
+
+    Args:
+        cases: their names, with commas between; None: all, or with `quick` the first.
+        quick: see above.
+
+    Raises:
+        ConfigError: there is none of a name.
+    """
+    if cases is not None:
+        known = {workload.case: workload for workload in WORKLOADS}
+        return [known[name] for name in chosen(cases, known=list(known), option="ziggurat bench against --cases")]
+    return WORKLOADS[:1] if quick else WORKLOADS
 
 
 def entries(workload: Workload, *, older: Path) -> list[Entry]:

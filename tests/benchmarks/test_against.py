@@ -46,6 +46,18 @@ def test_cases_are_ratios_by_round_of_cpu_seconds_and_of_the_clock() -> None:
     assert (again.ratio, again.verdict) == (1.0, "")
 
 
+def test_workloads_are_named_and_a_quick_run_can_have_each() -> None:
+    names = [workload.case for workload in against.workloads(quick=False)]
+    assert names == ["dlrm_d16", "dlrm_d16_multi_hot", "dcn_v2_d16"]
+    assert [workload.case for workload in against.workloads(quick=True)] == names[:1]
+    for name in names:
+        options = against.parse_options(["--cases", name])
+        assert [workload.case for workload in against.workloads(options.cases, quick=True)] == [name]
+    assert against.parse_options([]).cases is None
+    with pytest.raises(ConfigError, match="dcn_v2_d16"):
+        against.workloads("hstu", quick=True)
+
+
 def test_workers_of_older_commits_hear_of_no_newer_setting() -> None:
     assert Workload().to_json() == {"model": "dlrm"}
     asked = Workload(model=ModelKind.DCN_V2, dim=8, teacher=True)
