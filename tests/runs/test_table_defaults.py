@@ -15,7 +15,7 @@ from ziggurat.cli.main import main
 from ziggurat.cli.settings import apply_settings
 from ziggurat.cli.verbs import fitted
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.embeddings import EmbeddingConfig, KernelChoice, PooledDtype
+from ziggurat.embeddings import EmbeddingConfig, KernelChoice, PooledDtype, TableInit
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.features.schema_io import write_schema
@@ -27,6 +27,7 @@ from ziggurat.recipes.catalogue import (
     DATA_DLRM,
     FEW_BATCH,
     FEW_ROWS,
+    LARGER_START,
     MEDIUM_ROWS,
     MILLION_BATCH,
     MOST_SUMMED,
@@ -106,14 +107,16 @@ def test_no_run_of_more_rows_stops_before_pairs_of_thousands_of_ids_have_shown(r
     assert training.epochs * rows * 0.8 >= 2_000_000
 
 
-def test_600000_rows_are_trained_as_300000_are(tmp_path: Path) -> None:
-    """Large sizes in batches of 2,048 ended on the plateau of single features."""
+def test_600000_rows_have_time_and_starts_to_leave_the_plateau_with_every_seed(tmp_path: Path) -> None:
+    """Large sizes in batches of 2,048 ended on the plateau of single features; so did 5,000 steps, with one seed."""
     found = fit_to_rows(run_on(tmp_path / "rows.parquet", rows=600_000))
     assert isinstance(found.model, DLRMConfig)
     assert found.model.embedding_dim == SMALL_DLRM.embedding_dim
     assert found.model.top_start is TopStart.SUM_OF_PAIRS
     assert found.training.loader.batch_size == 512
-    assert (found.training.epochs, found.training.early_stop.patience) == (7, 3)
+    assert (found.training.epochs, found.training.early_stop.patience) == (9, 3)
+    assert found.training.early_stop.min_steps == 7500
+    assert (found.model.embedding.init, found.model.embedding.init_std) == (TableInit.NORMAL, LARGER_START)
 
 
 @pytest.mark.parametrize("setting", [{"pooled": PooledDtype.FP32}, {"kernel": KernelChoice.TORCH}], ids=str)

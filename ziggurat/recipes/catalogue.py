@@ -24,7 +24,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
-from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.embeddings import EmbeddingConfig, TableInit
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.features.schema import Encoding, Schema
@@ -71,8 +71,11 @@ FEW_ROWS, FEW_BATCH = 10_000, 64
 SMALL_SIZES_ROWS, MILLION_BATCH = 1_000_000, 512
 MEDIUM_ROWS = 2_000_000
 _LEAST_STEPS, _MOST_STEPS = 1_500, 2_500  # of small data: before patience counts, and as many as the epochs amount to
-_LEAST_SAMPLES = 2_560_000  # of more rows, before patience counts: pairs of thousands of ids need as many to show
-_MILLION_STEPS = 8_000
+# Of more rows, before patience counts: pairs of thousands of ids need as many samples to show, and more ids more.
+_LEAST_SAMPLES, _MOST_LEAST_SAMPLES = 2_560_000, 3_840_000
+_LEAST_PASSES = 6.4  # over all rows, between these two
+_MILLION_STEPS = 10_000
+LARGER_START = 0.05  # standard deviation of ids whose products are summed from the first step on
 _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
 _SMALL_EPOCHS, _MILLION_EPOCHS = (20, 40), (5, 20)
 _ADAM_RATE, _ADAM_DECAY = 0.01, 1e-5
@@ -251,17 +254,18 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the settings for
     many rows. What they were chosen by stands in docs/experiments, "Which optimizer and patience for a first model of
     few rows?", "Which sizes for a table of few rows?" and "Does the training of a table of 300,000 rows stop on the
-    plateau of single features?", and the same of 600,000; of more than a million rows, pairs were not measured.
+    plateau of single features?", and the same of 600,000 and 1,500,000.
 
         rows            sizes, batch               tables                          epochs, patience
         to 10,000       small, 64                  sparse Adam at 0.01             2,500 steps (20 to 40 epochs), 3
         to 100,000      small, 256                 sparse Adam at 0.01             the same
-        to 1,000,000    small, 512                 sparse Adam at 0.01             8,000 steps (5 to 20 epochs), 3
+        to 1,000,000    small, 512                 sparse Adam at 0.01             10,000 steps (5 to 20 epochs), 3
         to 2,000,000    large, 2,048               sparse Adam at 0.01             5, 2
         more            large, 2,048               row-wise Adagrad at 0.02        3, 1
 
     A small DLRM of up to eight features starts with the sum of its products (`TopStart`); of more, products are so many
-    that the sum would learn noise first.
+    that the sum would learn noise first. From 100,000 to a million rows the ids of one that has it start at
+    N(0, 0.05²): at ±1/√rows products of thousands of ids have hardly a gradient.
 
     What the config has of its own stays: another model than that of the recipe its sizes, another optimizer of tables
     its rate. Tables that grow, or lie in few bits or on a disk, keep row-wise Adagrad.
@@ -283,6 +287,8 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     training = _training_for(rows, config.training)
     if _learns_by_default(config):
         embedding = replace(model.embedding, optimizer=SPARSE_TABLES.optimizer, weight_decay=_ADAM_DECAY)
+        if model == SMALL_DLRM and rows > SMALL_ROWS:
+            embedding = replace(embedding, init=TableInit.NORMAL, init_std=LARGER_START)
         model = replace(model, embedding=embedding)
         training = replace(training, table_learning_rate=_ADAM_RATE)
     return replace(config, model=model, training=training)
@@ -326,7 +332,8 @@ def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
         batch_size = MILLION_BATCH
         fewest, most = _MILLION_EPOCHS
         epochs = min(max(-(-_MILLION_STEPS * batch_size // rows), fewest), most)
-        least_steps = _LEAST_SAMPLES // batch_size
+        least_samples = min(max(int(_LEAST_PASSES * rows), _LEAST_SAMPLES), _MOST_LEAST_SAMPLES)
+        least_steps = least_samples // batch_size
     else:
         batch_size = FEW_BATCH if rows <= FEW_ROWS else SMALL_BATCH
         fewest, most = _SMALL_EPOCHS

@@ -53,7 +53,7 @@ from ziggurat.models import (
 from ziggurat.models.contract.reads import Reads, reads_of
 from ziggurat.models.dlrm import TopStart
 from ziggurat.parallel.job import launched_ranks
-from ziggurat.recipes.catalogue import table_model, table_run
+from ziggurat.recipes.catalogue import LARGER_START, table_model, table_run
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
 from ziggurat.runs.quality.baselines import pooled_schema
@@ -67,7 +67,6 @@ from ziggurat.training.step.train_step import TrainStep
 
 BUDGET = 2_560_000  # samples of a candidate: fewer, and pairs of thousands of ids have not shown yet
 PENALTY = 1e-3
-LARGER_START = 0.05  # standard deviation of the ids of the candidate `dlrm`, where it has a sum of products
 _PROBED_STEPS = 3
 _FM_DIM = 8
 _FITTED = "dlrm_penalised"
