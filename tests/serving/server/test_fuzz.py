@@ -74,7 +74,8 @@ def spoilt(number: int, *, seed: int) -> Any:
 def test_spoilt_http_is_refused_and_the_next_request_is_answered() -> None:
     statuses, after = spoilt(100, seed=2)
     assert after == 200
-    assert not [status for status in statuses if status >= 500], statuses
+    # 501 is the answer to a transfer coding that a server does not know (RFC 9112, 6.1).
+    assert not [status for status in statuses if status >= 500 and status != 501], statuses
     assert statuses[200]
     assert statuses[400]
 
@@ -103,4 +104,5 @@ def test_ten_thousand_spoilt_requests() -> None:
     statuses, after = spoilt(10_000, seed=3)
     print(dict(statuses))
     assert after == 200
-    assert not [status for status in statuses if status >= 500], statuses
+    # 501 is the answer to a transfer coding that a server does not know (RFC 9112, 6.1).
+    assert not [status for status in statuses if status >= 500 and status != 501], statuses
