@@ -33,7 +33,7 @@ from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.precision.arithmetic import Arithmetic
 from ziggurat.precision.dispatch import DispatchedArithmetic, DispatchPlan
 from ziggurat.precision.precision import Precision
-from ziggurat.precision.products import DenseProducts, Linear
+from ziggurat.precision.products import DenseProducts, Linear, products_of
 
 Choose = Callable[[str, nn.Module], Arithmetic]
 """From the name of a module in its model, and the module, to the arithmetic of its products."""
@@ -89,7 +89,7 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
     choose = _chooser(arithmetic)
     # First, so that what was a plain linear map gets an arithmetic like all others.
     replaced = _take_plain_linears(model)
-    reached = {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
+    reached = products_of(model)
     before = {name: module.arithmetic for name, module in reached.items()}
     chosen = {name: choose(name, module) for name, module in reached.items()}
     # Each arithmetic once, however many modules share it.
@@ -130,7 +130,7 @@ def take_precision(
     """
     if precision.is_dispatched:
         return _take_dispatch(model, dispatch, is_parallel=is_parallel, is_scored=is_scored)
-    products = [module for module in model.modules() if isinstance(module, DenseProducts)]
+    products = products_of(model).values()
     if precision.arithmetic is None:
         names = Counter(module.arithmetic.name for module in products if not module.arithmetic.is_native)
         return ", ".join(f"{name} in {count} modules" for name, count in names.items())
@@ -153,7 +153,7 @@ def take_precision(
 def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: bool) -> str:
     """Let each module of a model multiply by the kernels of a file, before it is parallel."""
     activations = "" if is_scored else f"activations in {DispatchPlan.activations_of(path)}; "
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
+    modules = products_of(model)
     if is_parallel:
         counts = Counter(module.arithmetic.name for module in modules.values())
         if DispatchedArithmetic.name in counts or not DispatchPlan.exchanges_products(path):
@@ -178,7 +178,7 @@ def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: boo
 
 def dispatched_arithmetics(model: Model) -> list[DispatchedArithmetic]:
     """Return the arithmetics of a model that compute by kernels of a file."""
-    found = [module.arithmetic for module in model.modules() if isinstance(module, DenseProducts)]
+    found = [module.arithmetic for module in products_of(model).values()]
     return [each for each in found if isinstance(each, DispatchedArithmetic)]
 
 

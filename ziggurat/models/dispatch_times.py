@@ -20,11 +20,11 @@ import torch
 
 from ziggurat.features.batch import Batch
 from ziggurat.models.contract.model import Model
-from ziggurat.models.probed import dense_pass, exchanged, left_as_it_is
+from ziggurat.models.probed import dense_pass, left_as_it_is
 from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.precision.precision import Precision
 from ziggurat.precision.product_errors import time_on
-from ziggurat.precision.products import DenseProducts
+from ziggurat.precision.products import exchanged, products_of
 
 _TURNS = 9
 _TURN_BUDGET_S = 20.0  # of all turns; at least three are made
@@ -59,10 +59,9 @@ def seconds_of_plans(model: Model, plans: Sequence[DispatchPlan], *, batches: Se
 
 
 def _seconds(model: Model, plan: DispatchPlan, batch: Batch) -> float:
-    modules = {name: each for name, each in model.named_modules() if isinstance(each, DenseProducts)}
     device = batch.labels.device
     activations = Precision(plan.whole.precision)
-    with exchanged(modules, plan.arithmetic):
+    with exchanged(products_of(model), plan.arithmetic):
         with torch.no_grad(), activations.autocast(device):
             embedded = model.embed(batch)
         begin_s = time_on(device)

@@ -33,7 +33,7 @@ from ziggurat.numerics.linear import is_packed_format, linear_of_bits, pack_line
 from ziggurat.numerics.packing import Packed, pack, row_bits, unpack
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
 from ziggurat.precision.packed import PackedArithmetic
-from ziggurat.precision.products import DenseProducts
+from ziggurat.precision.products import DenseProducts, exchanged, products_of
 
 _TWO_ACTIVATIONS = "products of two activations"
 _NO_LINEAR_MAP = "weights that are no single matrix"
@@ -98,7 +98,7 @@ def pack_products(model: Model, format: BlockFormat) -> PackedProducts:
             product by a weight. The model is then as it was, but for plain `nn.Linear`s, which became `Linear`s.
         NumericsError: a weight is not finite.
     """
-    if any(module.arithmetic.holds_weight for module in _products(model).values()):
+    if any(module.arithmetic.holds_weight for module in products_of(model).values()):
         raise ConfigError(
             expected="a model with FP32 weights",
             found="one whose weights are packed already",
@@ -177,15 +177,8 @@ def empty_bits(model: Model, format: BlockFormat, modules: Iterable[str]) -> dic
 @contextmanager
 def native_products(model: Model) -> Iterator[None]:
     """Let a packed model multiply in FP32 by its rounded weights within, to compare times: FLOPs are those before."""
-    products = _products(model)
-    packed = {name: module.arithmetic for name, module in products.items()}
-    for module in products.values():
-        module.arithmetic = NATIVE
-    try:
+    with exchanged(products_of(model), lambda name: NATIVE):
         yield
-    finally:
-        for name, module in products.items():
-            module.arithmetic = packed[name]
 
 
 def _packed(
@@ -204,10 +197,6 @@ def _packed(
             weight.copy_(unpack(Packed(rows=rows, format=format, shape=weight.shape, axis=1)))
     left = {name: why for name, each in asked.items() if (why := each.why_left()) and why != _NOTHING}
     return PackedProducts(format=format, bits=bits, left=left | converted.native)
-
-
-def _products(model: Model) -> dict[str, DenseProducts]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
 
 
 class _Asked(Arithmetic):
@@ -235,7 +224,7 @@ class _Asked(Arithmetic):
 
     @property
     def bias(self) -> Tensor | None:
-        """What the module adds to its product, or None."""
+        """Return what the module adds to its product, or None."""
         bias = self.module.bias
         assert bias is None or isinstance(bias, Tensor)
         return bias
@@ -269,16 +258,11 @@ class _Asked(Arithmetic):
 def _asked_of(model: Model) -> dict[str, _Asked]:
     """Run a model on shapes, and return what each of its modules asks its arithmetic for."""
     convert(model, NATIVE)  # plain linear maps take part from here on, and what cannot be reached is refused
-    products = _products(model)
+    products = products_of(model)
     asked = {name: _Asked(module) for name, module in products.items()}
-    try:
-        for name, module in products.items():
-            module.arithmetic = asked[name]
+    with exchanged(products, asked.__getitem__):
         for module, run in runs_on_shapes(model):
             on_shapes(module, lambda device, module=module, run=run: _run(module, run, device))
-    finally:
-        for module in products.values():
-            module.arithmetic = NATIVE
     return asked
 
 

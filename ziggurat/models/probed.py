@@ -15,7 +15,7 @@ multiply past their arithmetic.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from ziggurat.numerics.probe import ProbeRecord, ProductStatistics
 from ziggurat.numerics.probe.product import Shape
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
 from ziggurat.precision.precision import Precision
-from ziggurat.precision.products import DenseProducts
+from ziggurat.precision.products import exchanged, products_of
 
 # A prime: of the dims of an operand, the multiple of it is the one that grows with the batch.
 MAX_SAMPLES = 251
@@ -56,7 +56,7 @@ class ModelProbe:
     def __init__(self, model: Model, *, loss: Loss | None = None, record: ProbeRecord | None = None) -> None:
         self.model = model
         self._loss = loss or model.loss
-        self._modules = {name: each for name, each in model.named_modules() if isinstance(each, DenseProducts)}
+        self._modules = products_of(model)
         if record is None:
             record = ProbeRecord(model=type(model).__name__)
             missed, native = unreached_products(model)
@@ -112,23 +112,6 @@ def dense_pass(
         wanted = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
         if mean.requires_grad and wanted:
             torch.autograd.grad(mean, wanted, allow_unused=True)
-
-
-@contextmanager
-def exchanged(modules: Mapping[str, DenseProducts], arithmetic_of: Callable[[str], Arithmetic]) -> Iterator[None]:
-    """Let modules compute in other arithmetics within, by their name."""
-    own = {name: module.__dict__.get("arithmetic") for name, module in modules.items()}
-    for name, module in modules.items():
-        module.arithmetic = arithmetic_of(name)
-    try:
-        yield
-    finally:
-        for name, module in modules.items():
-            arithmetic = own[name]
-            if arithmetic is None:
-                del module.arithmetic
-            else:
-                module.arithmetic = arithmetic
 
 
 class _Watch:

@@ -14,7 +14,8 @@ Which arithmetic a module has is not part of a checkpoint: it is a setting of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -51,6 +52,28 @@ class Linear(DenseProducts, nn.Linear):
         padding = inputs.shape[-1] - self.in_features
         weight = F.pad(self.weight, (0, padding)) if padding else self.weight
         return self.arithmetic.linear(inputs, weight, self.bias)
+
+
+def products_of(model: nn.Module) -> dict[str, DenseProducts]:
+    """Return the modules of a model that compute dense products through an arithmetic, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
+
+
+@contextmanager
+def exchanged(modules: Mapping[str, DenseProducts], arithmetic_of: Callable[[str], Arithmetic]) -> Iterator[None]:
+    """Let modules compute in other arithmetics within, by their name."""
+    own = {name: module.__dict__.get("arithmetic") for name, module in modules.items()}
+    try:
+        for name, module in modules.items():
+            module.arithmetic = arithmetic_of(name)
+        yield
+    finally:
+        for name, module in modules.items():
+            arithmetic = own[name]
+            if arithmetic is not None:
+                module.arithmetic = arithmetic
+            elif "arithmetic" in module.__dict__:
+                del module.arithmetic  # back to that of the class
 
 
 def its_arithmetic(layers: Iterable[nn.Module]) -> Arithmetic:
