@@ -41,10 +41,11 @@ from ziggurat.precision.arithmetic import NATIVE, Arithmetic, ArithmeticByDirect
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.precision import Precision
-from ziggurat.precision.product_errors import measure_errors, measure_speedups
+from ziggurat.precision.product_errors import KernelError, measure_errors, measure_speedups
 
 MAX_ERROR = 0.2
 MIN_SPEEDUP = 1.05
+_NOT_DRAWN = KernelError(error=math.inf, normal_error=math.nan, why="it does not take matrices of drawn operands")
 _WAYS_OUT = (
     "make one here: ziggurat numerics dispatch RUN --out dispatch.json",
     "--training.precision fp32, without --training.dispatch",
@@ -84,6 +85,12 @@ class KernelMeasured:
     speedup: float
     why: str = ""
 
+    def and_worse(self, other: KernelMeasured) -> KernelMeasured:
+        """Return the kernel in two products of the module, by the worse of their numbers."""
+        return KernelMeasured(
+            error=max(self.error, other.error), speedup=min(self.speedup, other.speedup), why=self.why or other.why
+        )
+
     def text(self) -> str:
         """Say error and time, or why there are none."""
         return self.why or f"error {self.error:.2g}, {self.speedup:.2f} times as fast"
@@ -106,7 +113,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """What the network computes in between its products.
+    """The precision of a network between its products.
 
     Args:
         precision: name of a precision without an arithmetic of its own: "fp32" or "bf16".
@@ -380,16 +387,13 @@ def plan_dispatch(
                 module = measured.setdefault(product.name.partition("#")[0], {each: {} for each in Direction})
                 found = module[direction]
                 for kernel in here:
-                    if kernel.name in errors:
-                        error, why = errors[kernel.name].error, errors[kernel.name].why
-                    else:
-                        error, why = math.inf, "it does not take matrices of drawn operands"
-                    speedup = speedups.get(kernel.name, 0.0)
-                    why = kernel.refuses(*shapes) or why
-                    before = found.get(kernel.name, KernelMeasured(error=error, speedup=speedup))
-                    found[kernel.name] = KernelMeasured(
-                        error=max(before.error, error), speedup=min(before.speedup, speedup), why=before.why or why
+                    of_kernel = errors.get(kernel.name, _NOT_DRAWN)
+                    now = KernelMeasured(
+                        error=of_kernel.error,
+                        speedup=speedups.get(kernel.name, 0.0),
+                        why=kernel.refuses(*shapes) or of_kernel.why,
                     )
+                    found[kernel.name] = found.get(kernel.name, now).and_worse(now)
     plans = [
         DispatchPlan(
             model=record.model,

@@ -1,4 +1,4 @@
-"""What packed products cost a finished run: its metrics, its bytes, and the time of a score.
+"""Measure what packed products cost a finished run: its metrics, its bytes, and the time of a score.
 
     checkpoint ─► FP32 weights ──► scores of the validation samples ─┐
                └► packed ────────► scores of the same samples ───────┴─► changes of metrics, with 95 % intervals
@@ -42,7 +42,7 @@ from ziggurat.parallel.device import Device
 from ziggurat.precision import BlockArithmetic, InBlocks, Precision
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
-from ziggurat.runs.packed_run import refuse_output, save_packed
+from ziggurat.runs.packed_run import read_products, refuse_output, refuse_packing, save_packed
 from ziggurat.runs.quality.paired import paired_differences, scored_rows
 from ziggurat.runs.scores.given_data import check_data
 from ziggurat.runs.scores.scoring import encoded_chunks, own_rows, refuse_events
@@ -124,7 +124,7 @@ class TimeCost:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductsCost:
-    """What packing a run costs and gains.
+    """The cost and the gain of packing a run.
 
     Args:
         format_of_weights: that they are packed in.
@@ -226,14 +226,9 @@ def quantise_products(
     """
     progress = progress or NoProgress()
     format = packed_format(config.format, where="products to pack")
+    source = RunFolder(Path(folder))
+    refuse_packing(source, read_products(source), precision=None, products=format, ranks=None, device=Device.CPU)
     run = load_run(folder, step=config.step, models=models, device=Device.CPU)
-    if run.packed is not None:
-        raise ConfigError(
-            expected="a run with FP32 weights",
-            found=f"one whose products are in {run.packed.format} already",
-            where=f"{folder}",
-            ways_out="pack the run that it was made of; products.json names it",
-        )
     if out is not None:
         refuse_output(run, out)
     progress.begin("the run", total=None)

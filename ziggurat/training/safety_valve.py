@@ -21,7 +21,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from ziggurat.config import JSON
+from ziggurat.plain import JSON, as_group, as_list, as_number, as_text, as_whole
 
 if TYPE_CHECKING:
     from ziggurat.training.step.train_step import TrainStep
@@ -97,21 +97,17 @@ class SafetyValve:
         """Return what a checkpoint keeps; floats survive exactly."""
         return {"losses": [*self._losses], "above": self._num_above, "gone": [*self._gone]}
 
-    def load(self, state: object) -> None:
+    def load(self, state: JSON) -> None:
         """Go on from a checkpoint; None: one of before there was a valve."""
-        if not isinstance(state, dict):
+        if state is None:
             return
-        losses = state["losses"]
-        above = state["above"]
-        assert isinstance(losses, list)
-        assert isinstance(above, int)
-        self._losses = [float(each) for each in losses if isinstance(each, int | float)]
-        self._num_above = above
+        kept = as_group(state)
+        self._losses = [as_number(each) for each in as_list(kept["losses"])]
+        self._num_above = as_whole(kept["above"])
         self._gone = products_gone(state)
         self._step.send_back(self._gone)
 
 
-def products_gone(state: object) -> list[str]:
-    """Return the names of products that a checkpoint's valve has sent back."""
-    gone = state.get("gone") if isinstance(state, dict) else None
-    return [name for name in gone if isinstance(name, str)] if isinstance(gone, list) else []
+def products_gone(state: JSON) -> list[str]:
+    """Return the names of products that a checkpoint's valve has sent back; none of one without a valve."""
+    return [] if state is None else [as_text(each) for each in as_list(as_group(state)["gone"])]
