@@ -228,22 +228,15 @@ def measure_scoring(report: Report, options: argparse.Namespace) -> None:
             }
             for name, map in packed.items():
                 products[name] = functools.partial(linear, x, map)
-            repeats = max(1, SCORING_REPEATS // batch)
-            with torch.inference_mode():
-                rates = rates_of_products(products, batch=batch, repeats=repeats, rounds=options.rounds)
-            speeds = []
-            for name in SCORED:
-                case = by_round(
-                    f"scoring_{name}_{outputs}x{inputs}_batch{batch}",
-                    ours=(name, rates[name]),
-                    peer=("fp32", rates["fp32"]),
-                    goal=MIN_SCORING_SPEED,
-                    unit=UNIT,
-                )
-                report.cases.append(case)
-                speeds.append(f"{case.ratio:.2f}")
-            fp32_us = batch / statistics.median(rates["fp32"]) * 1e6
-            rows.append(f"| {outputs} × {inputs} | {batch} | {fp32_us:.0f} | {' | '.join(speeds)} |")
+            cells = scoring_cells(
+                report,
+                products,
+                case=f"scoring_{{}}_{outputs}x{inputs}_batch{batch}".format,
+                batch=batch,
+                repeats=max(1, SCORING_REPEATS // batch),
+                rounds=options.rounds,
+            )
+            rows.append(f"| {outputs} × {inputs} | {batch} | {cells} |")
             say(f"  {rows[-1]}")
     report.tables.append("\n".join(rows))
 
@@ -263,24 +256,53 @@ def measure_models(report: Report, options: argparse.Namespace) -> None:
         for batch in MODEL_BATCHES:
             rows_of_batch = samples.rows(0, batch)
             products = {name: functools.partial(each.model, rows_of_batch) for name, each in contestants.items()}
-            repeats = max(1, MODEL_REPEATS // batch)
-            with torch.inference_mode():
-                rates = rates_of_products(products, batch=batch, repeats=repeats, rounds=options.rounds)
-            speeds = []
-            for name in SCORED:
-                case = by_round(
-                    f"scoring_{kind}_{name}_batch{batch}",
-                    ours=(name, rates[name]),
-                    peer=("fp32", rates["fp32"]),
-                    goal=MIN_SCORING_SPEED,
-                    unit=UNIT,
-                )
-                report.cases.append(case)
-                speeds.append(f"{case.ratio:.2f}")
-            fp32_us = batch / statistics.median(rates["fp32"]) * 1e6
-            rows.append(f"| {kind} | {batch} | {fp32_us:.0f} | {' | '.join(speeds)} |")
+            cells = scoring_cells(
+                report,
+                products,
+                case=f"scoring_{kind}_{{}}_batch{batch}".format,
+                batch=batch,
+                repeats=max(1, MODEL_REPEATS // batch),
+                rounds=options.rounds,
+            )
+            rows.append(f"| {kind} | {batch} | {cells} |")
             say(f"  {rows[-1]}")
     report.tables.append("\n".join(rows))
+
+
+def scoring_cells(
+    report: Report,
+    products: Mapping[str, Callable[[], object]],
+    *,
+    case: Callable[[str], str],
+    batch: int,
+    repeats: int,
+    rounds: int,
+) -> str:
+    """Measure products of a batch against that in FP32, add a case each, and return the cells of a table's row.
+
+    Args:
+        report: takes the cases.
+        products: by format, and "fp32".
+        case: gives the name of a case from that of a format.
+        batch: rows of a product.
+        repeats: of a product in a turn.
+        rounds: of turns.
+    """
+    with torch.inference_mode():
+        rates = rates_of_products(products, batch=batch, repeats=repeats, rounds=rounds)
+    speeds = list[str]()
+    for name in SCORED:
+        found = by_round(
+            case(name),
+            ours=(name, rates[name]),
+            peer=("fp32", rates["fp32"]),
+            goal=MIN_SCORING_SPEED,
+            unit=UNIT,
+        )
+        report.cases.append(found)
+        speeds.append(f"{found.ratio:.2f}")
+    fp32_us = batch / statistics.median(rates["fp32"]) * 1e6
+    return " | ".join([f"{fp32_us:.0f}", *speeds])
 
 
 def rates_of_products(

@@ -288,10 +288,15 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     if _learns_by_default(config):
         embedding = replace(model.embedding, optimizer=SPARSE_TABLES.optimizer, weight_decay=_ADAM_DECAY)
         if model == SMALL_DLRM and rows > SMALL_ROWS:
-            embedding = replace(embedding, init=TableInit.NORMAL, init_std=LARGER_START)
+            embedding = with_larger_start(embedding)
         model = replace(model, embedding=embedding)
         training = replace(training, table_learning_rate=_ADAM_RATE)
     return replace(config, model=model, training=training)
+
+
+def with_larger_start(embedding: EmbeddingConfig) -> EmbeddingConfig:
+    """Return tables whose ids start large enough that their products have a gradient."""
+    return replace(embedding, init=TableInit.NORMAL, init_std=LARGER_START)
 
 
 def _is_fitted(config: RunConfig) -> bool:

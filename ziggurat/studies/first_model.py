@@ -53,7 +53,7 @@ from ziggurat.models import (
 from ziggurat.models.contract.reads import Reads, reads_of
 from ziggurat.models.dlrm import TopStart
 from ziggurat.parallel.job import launched_ranks
-from ziggurat.recipes.catalogue import LARGER_START, table_model, table_run
+from ziggurat.recipes.catalogue import table_model, table_run, with_larger_start
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import RunResult, check_schema_fits, prepare_run, train_run
 from ziggurat.runs.quality.baselines import pooled_schema
@@ -185,8 +185,8 @@ def _with_larger_start(config: RunConfig) -> RunConfig:
     is_sum = isinstance(model, DLRMConfig) and model.top_start is TopStart.SUM_OF_PAIRS
     if not is_sum or model.embedding.init is not TableInit.UNIFORM:
         return config
-    embedding = dataclasses.replace(model.embedding, init=TableInit.NORMAL, init_std=LARGER_START)
-    return dataclasses.replace(config, model=dataclasses.replace(model, embedding=embedding))
+    model = dataclasses.replace(model, embedding=with_larger_start(model.embedding))
+    return dataclasses.replace(config, model=model)
 
 
 def _fits(config: RunConfig) -> bool:
