@@ -120,7 +120,7 @@ class Run:
 
     @property
     def written(self) -> WrittenColumns:
-        """How numbers are written in texts: as files are read, but for columns of which the schema says more."""
+        """Return how numbers are written in texts: as files are read, but for columns of which the schema says more."""
         return WrittenColumns(files=self.reading.text.numbers).with_own(self.config.table_schema.numbers)
 
     def evaluate(

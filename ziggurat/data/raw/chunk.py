@@ -57,7 +57,7 @@ class RawChunk:
 
     @cached_property
     def written(self) -> WrittenColumns:
-        """How numbers are written in each column of text."""
+        """Return how numbers are written in each column of text."""
         return WrittenColumns(files=self.numbers).with_own(self.number_columns)
 
     @property

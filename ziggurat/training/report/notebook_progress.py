@@ -24,7 +24,7 @@ class _Shown(Protocol):
 
 
 class _Display(Protocol):
-    """What is used of the module `IPython.display`."""
+    """The part of the module `IPython.display` that is used."""
 
     def display(self, shown: object, /, *, display_id: bool) -> _Shown | None:
         """Show something in the cell's output."""

@@ -66,7 +66,7 @@ from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import WorldSums, local
 
 ACTIVATIONS = "activations"
-"""What `TrainStep.products_in_few_bits` calls BF16 activations of a dispatch, and products that are torch's own."""
+"""Name in `TrainStep.products_in_few_bits` of BF16 activations of a dispatch, and products that are torch's own."""
 
 
 class TrainStep:
