@@ -71,9 +71,9 @@ class Position:
     window_rows: int = 0
     window_epoch: int = 0
 
-    def begin_window(self) -> None:
+    def begin_window(self, number: int) -> None:
         """Go on to another window of data, whose evaluations are not compared with those of the one before."""
-        self.window += 1
+        self.window = number
         self.window_rows = self.rows
         self.window_epoch = self.epoch
         self.step_in_epoch = 0

@@ -13,6 +13,14 @@ own is made of the same parts, on one window of data after another:
         trainer.validate()
         trainer.save()
 
+A stream, whose windows are gone once they are trained, numbers them and holds the folder open over all of them:
+
+    with trainer.over_windows(hooks=[SaveWhenDue()]):
+        for number in range(trainer.position.window + 1, …):
+            trainer.evaluate(window)
+            for made in trainer.steps(window, number=number):
+                ...
+
 The position in the data is arithmetic, weights, optimizers and random state are in the checkpoint, and log and ledger
 are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not.
 
@@ -124,6 +132,8 @@ class Trainer:
         valve = SafetyValve(self.step) if self.step.precision.is_dispatched else None
         self.state = TrainState(step=self.step, position=Position(loss=loss_name(loss)), valve=valve)
         self._window = 0  # number of the window that the feed reads
+        self._window_name = ""  # for the display
+        self._is_over_windows = False  # a session of several windows is open
         self._read(train, valid=valid)
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
         team.end_with_topology(self.store.close)
@@ -189,7 +199,8 @@ class Trainer:
     def _read(self, train: Dataset | DataSource, *, valid: Dataset | Iterable[Batch] | None) -> None:
         """Read this data from now on."""
         self.feed = self.team.feed(train, self.model, self.config)
-        self.state.growing = self.team.growing(self.model, seed=self.config.seed)
+        if self.state.growing is None:  # ids that earlier windows have brought keep their rows
+            self.state.growing = self.team.growing(self.model, seed=self.config.seed)
         parallel = self.team.parallel
         self.repeats = {} if self.growing else deduplicate_source(self.feed.source, self.model, parallel=parallel)
         self._rankings = first_look(self.model, train, valid=valid, loader=self.config.loader)
@@ -276,7 +287,14 @@ class Trainer:
             self.hooks.on_end(result)
         return result
 
-    def steps(self, source: Dataset | DataSource | None = None, *, hooks: Sequence[Hook] = ()) -> Iterator[MadeStep]:
+    def steps(
+        self,
+        source: Dataset | DataSource | None = None,
+        *,
+        hooks: Sequence[Hook] = (),
+        number: int | None = None,
+        name: str = "",
+    ) -> Iterator[MadeStep]:
         """Train the rest of a pass over the data, and yield every step when it was made.
 
         Nothing is evaluated and saved but by `hooks` and by whoever iterates (`validate`, `save`). Whoever ends early
@@ -284,15 +302,44 @@ class Trainer:
 
         Args:
             source: another window of data, which takes the place of the present one; None: the present one.
-            hooks: take part; inside of `fit` those of `fit` do.
+            hooks: take part; inside of `fit` and of `over_windows` theirs do.
+            number: of that window, where windows before it are not given again; None: the one after the present one.
+            name: of that window, for the display.
         """
         own = check_hooks(hooks, where="steps, argument 'hooks'")
-        self._take(source, valid=None)
+        self._take(source, valid=None, number=number)
+        self._window_name = name
         return self._steps(own)
 
+    @contextlib.contextmanager
+    def over_windows(self, *, hooks: Sequence[Hook] = ()) -> Iterator[None]:
+        """Hold folder, log and ledger open while `steps` trains one window after the other, each by its number.
+
+        After `restore` the run goes on where its checkpoint stands: windows that it has behind it need not be given
+        again, the one that it stands in is given by its number.
+
+        Args:
+            hooks: take part from the first window to the last; `on_end` is called where the block ends.
+        """
+        own = check_hooks(hooks, where="over_windows, argument 'hooks'")
+        writers = (WriteMetrics(), WriteEvents())
+        with self._session((*writers, *own), resume=self._restored is not None, is_new=False, stands=False):
+            self._is_over_windows = True
+            try:
+                yield
+                self.progress.end()
+                self.hooks.on_end(self._result())
+            finally:
+                self._is_over_windows = False
+
     def _steps(self, own: tuple[Hook, ...]) -> Iterator[MadeStep]:
-        if self.state.ledger is not None:
-            yield from self._pass(self.state.ledger)  # inside of `fit`, whose session it is
+        if self.state.ledger is not None:  # inside of `fit` or `over_windows`, whose session it is
+            if self._is_over_windows:
+                self._stand()
+                if self.position.window > self._window:
+                    return
+                self.position.finished = False
+            yield from self._pass(self.state.ledger)
             return
         hooks = (WriteMetrics(), WriteEvents(), *own)
         with self._session(hooks, resume=self._restored is not None, is_new=False) as ledger:
@@ -364,13 +411,20 @@ class Trainer:
         others = [hook for hook in own if not isinstance(hook, ours)]
         return (*with_own(first, own), *others, *with_own(last, own))
 
-    def _take(self, train: Dataset | DataSource | None, *, valid: Dataset | Iterable[Batch] | None) -> None:
+    def _take(
+        self,
+        train: Dataset | DataSource | None,
+        *,
+        valid: Dataset | Iterable[Batch] | None,
+        number: int | None = None,
+    ) -> None:
         """Read another window of data, or evaluate other validation data, where one is given."""
         if train is None and valid is None:
             return
         valid = self.valid if valid is None else valid
         if train is not None:
-            self._window += 1
+            self._window = self._window + 1 if number is None else number
+            self._showing = False
             self._is_ahead = False
         else:
             train = self._train
@@ -379,7 +433,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _session(
-        self, hooks: Sequence[Hook], *, resume: bool = False, is_new: bool = True
+        self, hooks: Sequence[Hook], *, resume: bool = False, is_new: bool = True, stands: bool = True
     ) -> Iterator[Ledger | SharedLedger]:
         """Hold the folder, its log and its ledger, which is given; call hooks from `on_start` to `close`.
 
@@ -387,6 +441,7 @@ class Trainer:
             hooks: of this session.
             resume: go on from the newest checkpoint, unless this object has begun.
             is_new: begin a run, and refuse one that is there; False: go on where this object stands, if it has begun.
+            stands: the window of the feed is the one to train; False: `steps` takes another one first.
         """
         with contextlib.ExitStack() as stack:
             if self._lock is None:
@@ -394,7 +449,9 @@ class Trainer:
                 # One rank holds it for all of them: they write into one folder.
                 self.team.on_first(lock.acquire)
             self._begin(resume=resume, is_new=is_new)
-            if self.position.window > self._window:
+            if stands:
+                self._stand()
+            if stands and self.position.window > self._window:
                 hooks = ()  # this window was trained before
             # Before any hook is called: one that a rank lacks would leave the others waiting in its collectives.
             self.team.require_same_hooks(hooks)
@@ -436,7 +493,7 @@ class Trainer:
                 self.state.ledger.close()
 
     def _begin(self, *, resume: bool, is_new: bool) -> None:
-        """Draw or load what training begins with, and stand where the position says."""
+        """Draw or load what training begins with."""
         if is_new or not self._has_begun:
             goes_on = self.restore() if resume else self._start()
             self._restored = None
@@ -447,12 +504,16 @@ class Trainer:
             self.progress.say(line)
         self._has_new_records = bool(self._damaged)
         self._damaged = []
+        self.resume_step = self.position.step if goes_on else None
+
+    def _stand(self) -> None:
+        """Let position and feed stand in the same window of data."""
         if self.position.window < self._window:
-            self.position.begin_window()
+            self.position.begin_window(self._window)
+            self._is_placed = True
         elif self.position.window == self._window and not self._is_placed:
             self.feed.restore(self.position, where=str(self.folder.checkpoints))
             self._is_placed = True
-        self.resume_step = self.position.step if goes_on else None
 
     def restore(self) -> bool:
         """Load the newest intact checkpoint, for `fit(resume=True)` to go on from; False if there is none yet.
@@ -609,7 +670,8 @@ class Trainer:
         if not self._showing:
             window = f"window {self._window + 1}, " if self._window else ""
             epoch = made.epoch - self.position.window_epoch + 1
-            self.progress.begin(f"{window}epoch {epoch}/{self.config.epochs}", total=self.feed.num_rows)
+            shown = self._window_name or f"{window}epoch {epoch}/{self.config.epochs}"
+            self.progress.begin(shown, total=self.feed.num_rows)
             self._showing = True
         self.progress.update(done, note=f"loss {self.judge.loss:.4f}{self._latest} · {self._pace.text()}")
 
