@@ -29,6 +29,11 @@ FROZEN = {
         *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT),
     },
+    "stream": {
+        *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
+        *("--settings", "--hook"),
+        *(f"--{name}" for name in SHORT if name not in ("epochs", "patience")),
+    },
     "prepare": {"--config", "--schema"},
     "evaluate": {
         *("--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", "--precision"),
@@ -129,7 +134,7 @@ def flags(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, set[st
 
 
 VERBOSE = {
-    *("demo", "train", "prepare", "evaluate", "predict", "tables", "quantise", "export", "recommend"),
+    *("demo", "train", "stream", "prepare", "evaluate", "predict", "tables", "quantise", "export", "recommend"),
     *("towers partition", "compare", "scale", "cluster probe", "report"),
 }
 

@@ -19,6 +19,7 @@ from ziggurat.training.records.run_folder import RunFolder
 CONTINUED = {
     ("ziggurat demo", "--out"),
     ("ziggurat train", "--out"),
+    ("ziggurat stream", "--out"),
     ("ziggurat compare", "--out"),
     ("ziggurat scale", "--out"),
     ("ziggurat cluster probe", "--out"),

@@ -22,6 +22,7 @@ from ziggurat.cli.planning.tower_verbs import TOWERS
 from ziggurat.cli.runs.importance_verb import IMPORTANCE
 from ziggurat.cli.runs.quantise_verb import QUANTISE
 from ziggurat.cli.runs.scoring_verbs import EMBEDDINGS, EVALUATE, PREDICT
+from ziggurat.cli.runs.stream_verb import STREAM
 from ziggurat.cli.runs.tables_verb import TABLES
 from ziggurat.cli.serving.serve_verb import SERVE
 from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
@@ -48,7 +49,7 @@ EXAMPLES = """examples:
 
 # In the order of `ziggurat --help`.
 OWN_VERBS = (
-    *(DEMO, TRAIN, PREPARE),
+    *(DEMO, TRAIN, STREAM, PREPARE),
     *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE, NUMERICS),
     *(EXPORT, RECOMMEND, INDEX, SERVE),
     *(DATA, TOWERS),

@@ -262,6 +262,7 @@ def train_run(
     # What can be refused before ranks meet and files are read is refused here.
     own_hooks = check_hooks(hooks, where="train_run, argument 'hooks'")
     run = RunFolder(Path(folder))
+    refuse_stream(run)
     frames = None if data is None else frames_by_split(data)
     if frames is not None:
         config = with_kept_frames(config, frames, run=run)
@@ -301,7 +302,7 @@ def train_run(
         lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
         config, rung_lines = with_rungs(config, prepared.train, list_lengths=lengths, num_ranks=ranks.world_size)
         # The model, and what trains it.
-        built = _build(config, prepared, ranks=ranks, run=run, resume=has_begun)
+        built = build_on_ranks(config, prepared, ranks=ranks, run=run, resume=has_begun)
         trainer = Trainer(
             built.model,
             config=config.training,
@@ -324,7 +325,7 @@ def train_run(
         else:
             asked = config
             config = resolved(config, trainer=trainer)
-            report = _startup_report(
+            report = report_of_start(
                 asked, config, trainer=trainer, prepared=prepared, ranks=ranks, built=built, rung_lines=rung_lines
             )
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
@@ -361,6 +362,21 @@ def train_run(
         metric=trainer.config.early_stop.metric,
         is_first=ranks.is_first,
     )
+
+
+def refuse_stream(run: RunFolder) -> None:
+    """Refuse to train where a stream is kept: its rows are known window by window.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if run.is_stream() and run.config.exists():
+        raise ConfigError(
+            expected="a folder without a stream",
+            found="a stream, which goes on by the command that began it (ziggurat stream …)",
+            where=str(run.path),
+            ways_out=("give that command again", "choose another folder: --out runs/another_name"),
+        )
 
 
 def _check_known_tables(config: RunConfig) -> None:
@@ -455,7 +471,7 @@ def _prepare_on_ranks(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Built:
+class Built:
     """A model, ready to be trained.
 
     Args:
@@ -471,7 +487,7 @@ class _Built:
     starts_at: str
 
 
-def _build(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool) -> _Built:
+def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool) -> Built:
     """Build the model, and make it parallel where there are ranks."""
     device = choose_device(config.device).device
     embedding = config.model.embedding
@@ -497,7 +513,7 @@ def _build(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunF
             tables.draw(config.training.seed)
     if parallel is None:
         model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
-    return _Built(model=model, parallel=parallel, facts=facts, starts_at=starts_at)
+    return Built(model=model, parallel=parallel, facts=facts, starts_at=starts_at)
 
 
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
@@ -518,14 +534,14 @@ def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
 
 
-def _startup_report(
+def report_of_start(
     asked: RunConfig,
     config: RunConfig,
     *,
     trainer: Trainer,
     prepared: PreparedData,
     ranks: Ranks,
-    built: _Built,
+    built: Built,
     rung_lines: dict[str, str],
 ) -> StartupReport:
     """Report what is about to be trained, on what, and why so.

@@ -73,17 +73,22 @@ MAY_CHANGE = (
 _SHOWN = 8
 
 
-def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[Difference]]:
+def config_to_resume(
+    run: RunFolder, given: RunConfig, *, again: str = "", by: str = "--resume"
+) -> tuple[RunConfig, list[Difference]]:
     """The config to go on with, and what changes in it.
 
     Args:
         run: its folder, with a config.json.
         given: what the resumed run was asked for.
+        again: the command that goes on as it was; "": that of a training run.
+        by: what asks to go on, for errors.
 
     Raises:
         ConfigError: a setting differs that may not change; names it with both values.
         MissingFileError: the raw data cannot be found any more.
     """
+    again = again or f"ziggurat train {pasted(run.path)} --resume"
     stored = load_config(run.path, models=(type(given.model),))
     given = _as_stored_where_auto(given, stored)
     same_place = [getattr(given.data, name) == getattr(stored.data, name) for name in ("train", "valid", "test")]
@@ -95,15 +100,15 @@ def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[
     before, after = (fingerprint(config, versions=False) for config in (stored, given))
     other = differences(before, after, ignore=MAY_CHANGE)
     if of_schema := [it for it in other if it.setting.startswith("table-schema")]:
-        raise _other_schema(run, of_schema)
+        raise _other_schema(run, of_schema, again=again, by=by)
     if other:
         raise ConfigError(
             expected="the settings that the run was started with (epochs, patience, intervals and ranks may change)",
             found=_listed(other),
-            where=f"{run.config}, --resume",
+            where=f"{run.config}, {by}",
             ways_out=(
-                f"leave them out: what is not given is taken from the run (ziggurat train {pasted(run.path)} --resume)",
-                "start a new run with these settings: --out ANOTHER_FOLDER, without --resume",
+                f"leave them out: what is not given is taken from the run ({again})",
+                f"start a new run with these settings: --out ANOTHER_FOLDER{_without(by)}",
             ),
         )
     return given, differences(before, after)
@@ -114,14 +119,18 @@ def _listed(found: list[Difference]) -> str:
     return "; ".join([*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])])
 
 
-def _other_schema(run: RunFolder, found: list[Difference]) -> ConfigError:
+def _without(by: str) -> str:
+    return f", without {by}" if by.startswith("--") else ""
+
+
+def _other_schema(run: RunFolder, found: list[Difference], *, again: str, by: str) -> ConfigError:
     return ConfigError(
         expected="the schema that the run was started with: its vocabularies and weights belong to it",
         found=f"another schema; {_listed(found)}",
-        where=f"{run.config}, --resume",
+        where=f"{run.config}, {by}",
         ways_out=(
-            f"leave --schema out: the run keeps its own (ziggurat train {pasted(run.path)} --resume)",
-            "start a new run with this schema: --out ANOTHER_FOLDER, without --resume",
+            f"leave --schema out: the run keeps its own ({again})",
+            f"start a new run with this schema: --out ANOTHER_FOLDER{_without(by)}",
         ),
     )
 

@@ -2,6 +2,7 @@
 
 checkpoints/          every tensor and state; the best one is pinned, so that no later save prunes it
 metrics.jsonl         and ledger.bin: as the newest intact checkpoint knows them
+windows.jsonl         of streams: every line, and that the ledger holds the rows of each window once
 inputs.json           and plan, report, traffic, evaluations: as they were written
 preprocessing/        every vocabulary; those of data.json, and of the model's inputs
 """
@@ -12,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ziggurat.config import from_json
-from ziggurat.data.encoded.ledger import verify_ledgers
+from ziggurat.data.encoded.ledger import read_ledger, verify_ledgers
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.inputs import InputSpec
@@ -28,6 +31,7 @@ from ziggurat.runs.packed_run import read_products
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, INPUTS, STARTUP, TRAFFIC, RunFolder
+from ziggurat.training.records.windows import read_windows
 from ziggurat.training.records.written import WrittenFiles
 
 
@@ -82,9 +86,43 @@ def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) 
         lines += [f"{name} begins after step {step:,}: an earlier one was damaged" for name, step in files.since()]
         if problems:
             return Verdict(lines=lines, good=False)  # what a damaged ledger says of epochs proves nothing
+    if run.is_stream():
+        found = verify_windows(run)
+        return Verdict(lines=lines + found.lines, good=good and found.good)
     train = prepare_run(located(config, folder=run.path)).train
     report = verify_ledgers([run.ledger], num_rows=train.num_rows, row_sum=train.row_sum)
     return Verdict(lines=lines + report.lines(), good=good and report.good)
+
+
+def verify_windows(run: RunFolder) -> Verdict:
+    """Check that a stream scored each window once, and trained its rows once, in order; the last one may be partial."""
+    try:
+        records = read_windows(run.windows)
+    except CheckpointError as error:
+        return Verdict(lines=[f"{run.windows.name}: DAMAGED\n{error}"], good=False)
+    ledger = read_ledger(run.ledger)
+    lines: list[str] = []
+    good = True
+    trained = [record for record in records if record.is_trained and record.rows]
+    numbers = [record.window for record in records]
+    if numbers != list(range(1, len(records) + 1)):
+        good = False
+        lines.append(f"{run.windows.name}: windows {numbers}, which are not each of them once, in order")
+    for epoch, record in enumerate(trained):
+        own = ledger[ledger["epoch"] == epoch]
+        rows = int(own["num_rows"].sum(dtype=np.int64))
+        is_exact = rows == record.rows and f"{int(own['sum'].sum(dtype=np.uint64)):x}" == record.row_sum
+        is_partial = record is trained[-1] and rows < record.rows
+        verdict = "every row exactly once" if is_exact else f"partial, {rows:,} of {record.rows:,} rows"
+        if not is_exact and not is_partial:
+            good = False
+            verdict = f"NOT every row exactly once: the ledger has {rows:,} rows"
+        lines.append(f"window {record.name}: {record.rows:,} rows in {len(own):,} steps: {verdict}")
+    extra = int((ledger["epoch"] >= len(trained)).sum())
+    if extra:
+        good = False
+        lines.append(f"PROBLEM: {extra:,} steps of windows that {run.windows.name} does not have")
+    return Verdict(lines=lines, good=good)
 
 
 def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:

@@ -12,6 +12,8 @@ runs/movielens_dlrm/
   traffic.json       bytes and messages a step by kind of link, counted; on many ranks
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
+  windows.jsonl      one line a window; of streams (see windows.py)
+  stream/            of streams: which files have arrived, and rows that are not trained yet
   raw/               the rows, where a table in memory was trained on: train.parquet, and valid and test if given
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
   baseline/          logistic regression on the same rows, a run of its own; where it was asked for
@@ -147,7 +149,7 @@ _NAMES = {
     *("dispatch.json", "products.json"),
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
     *("quarantine", "non_finite", ".lock", "run.log", "raw", "probe"),
-    *("versus_baseline.json", "trees.json"),
+    *("versus_baseline.json", "trees.json", "windows.jsonl", "stream"),
 }  # all that a run writes
 
 
@@ -213,6 +215,20 @@ class RunFolder:
     def ledger(self) -> Path:
         """The file of the sample ledger."""
         return self.path / "ledger.bin"
+
+    @property
+    def windows(self) -> Path:
+        """The file of the windows of a stream."""
+        return self.path / "windows.jsonl"
+
+    @property
+    def stream(self) -> Path:
+        """The folder of the rows of a stream that are not trained yet, and of its journal."""
+        return self.path / "stream"
+
+    def is_stream(self) -> bool:
+        """Return whether the run here is a stream, whose data is known window by window."""
+        return self.stream.is_dir()
 
     @property
     def checkpoints(self) -> Path:

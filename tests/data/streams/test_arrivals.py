@@ -1,0 +1,244 @@
+"""Raw files that arrive: every row once, in the window of its time, whatever the order of rows, files and kills."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ziggurat as zg
+from ziggurat.data.raw.bad_rows import BadRowPolicy
+from ziggurat.data.raw.source import RawSource
+from ziggurat.data.streams.arrivals import Arrivals, Taken
+from ziggurat.data.streams.windows import LateRows, StreamConfig
+from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError
+
+DAY = 86_400
+START = 957_139_200  # 2000-05-01
+SCHEMA = zg.Schema(
+    features=(zg.Categorical(name="user"), zg.Dense(name="age")), labels=(zg.Label(name="click"),), time="at"
+)
+
+
+def rows_of(days: list[int], *, seed: int = 0) -> pl.DataFrame:
+    """One row for each day of the list, in its order."""
+    rng = np.random.default_rng(seed)
+    at = [START + day * DAY + int(rng.integers(0, DAY)) for day in days]
+    users = [f"u{each}" for each in rng.integers(0, 9, len(days))]
+    clicks = rng.integers(0, 2, len(days))
+    return pl.DataFrame({"user": users, "age": rng.normal(size=len(days)), "click": clicks, "at": at})
+
+
+def arrivals_in(
+    folder: Path, *, data: zg.DataConfig | None = None, schema: zg.Schema = SCHEMA, **settings: Any
+) -> Arrivals:
+    return Arrivals(folder, config=StreamConfig(**settings), data=data or zg.DataConfig(train=("x",)), schema=schema)
+
+
+def take(arrivals: Arrivals, *paths: Path) -> Taken:
+    return arrivals.take(RawSource(list(paths)).paths)
+
+
+def all_done(arrivals: Arrivals) -> dict[str, list[int]]:
+    """Row numbers of each window, by its name, once no more files come."""
+    while arrivals.finish_next(is_over=True):
+        pass
+    return {window.name: numbers_of(arrivals, window) for window in arrivals.journal.done}
+
+
+def numbers_of(arrivals: Arrivals, window: Any) -> list[int]:
+    return [number for chunk in arrivals.chunks(window) for number in chunk.global_rows.tolist()]
+
+
+def test_rows_in_any_order_come_to_the_window_of_their_time(tmp_path: Path) -> None:
+    days = np.random.default_rng(1).integers(0, 5, 300).tolist()
+    frame = rows_of(days)
+    frame[:100].write_parquet(tmp_path / "a.parquet")
+    frame[100:].write_csv(tmp_path / "b.csv")
+    arrivals = arrivals_in(tmp_path / "stream")
+    assert take(arrivals, tmp_path / "a.parquet", tmp_path / "b.csv") == Taken(files=2, rows=300)
+    found = all_done(arrivals)
+    assert found == {f"2000-05-0{day + 1}": [row for row, of in enumerate(days) if of == day] for day in range(5)}
+    last = list(arrivals.chunks(arrivals.journal.done[-1]))
+    times = pl.concat([chunk.frame["at"].cast(pl.Int64) for chunk in last])
+    assert times.to_list() == frame["at"].gather(found["2000-05-05"]).to_list()
+    assert last[-1].where(0).startswith(f"{tmp_path / 'b.csv'}, row ")
+
+
+def test_a_window_is_done_when_a_row_of_a_later_one_has_come(tmp_path: Path) -> None:
+    rows_of([0, 0, 1]).write_parquet(tmp_path / "a.parquet")
+    rows_of([1, 2]).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.parquet")
+    assert arrivals.finish_next(is_over=False)
+    assert not arrivals.finish_next(is_over=False)
+    take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    assert arrivals.finish_next(is_over=False)
+    assert [window.rows for window in arrivals.journal.done] == [2, 2]
+    assert all_done(arrivals)["2000-05-03"] == [4]
+
+
+@pytest.mark.parametrize("late", list(LateRows))
+def test_late_rows_are_counted_and_trained_or_dropped(tmp_path: Path, late: LateRows) -> None:
+    rows_of([0, 0, 1]).write_parquet(tmp_path / "a.parquet")
+    rows_of([0, 2, 1, 0], seed=1).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream", late=late)
+    take(arrivals, tmp_path / "a.parquet")
+    assert arrivals.finish_next(is_over=False)
+    assert take(arrivals, tmp_path / "b.parquet").late == 2
+    found = all_done(arrivals)
+    # Of day 1, still open, no row is late; those of day 0 come with the window that is done next.
+    trained = [3, 6] if late is LateRows.TRAIN else []
+    assert found == {"2000-05-01": [0, 1], "2000-05-02": [2, 5, *trained], "2000-05-03": [4]}
+    assert [window.late for window in arrivals.journal.done] == [0, len(trained), 0]
+    assert arrivals.journal.dropped == 2 - len(trained)
+
+
+def test_late_rows_alone_are_a_window_of_their_own_at_the_end(tmp_path: Path) -> None:
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    rows_of([0, 0], seed=1).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.parquet")
+    all_done(arrivals)
+    assert take(arrivals, tmp_path / "b.parquet") == Taken(files=1, rows=2, late=2)
+    assert not arrivals.finish_next(is_over=False)
+    assert all_done(arrivals)["late rows"] == [2, 3]
+
+
+def test_a_file_is_taken_once_under_whatever_name(tmp_path: Path) -> None:
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes())
+    os.utime(tmp_path / "a.parquet", (1, 1))  # touched, and the same
+    assert take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet") == Taken(again=(str(tmp_path / "b.parquet"),))
+    assert take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet") == Taken()
+    assert arrivals.num_rows == 2
+    rows_of([0, 1, 2]).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="other content") as refused:
+        take(arrivals, tmp_path / "a.parquet")
+    assert refused.value.where == str(tmp_path / "a.parquet")
+
+
+def test_windows_of_rows_are_full_in_order_of_time(tmp_path: Path) -> None:
+    days = np.random.default_rng(2).permutation(17).tolist()
+    rows_of(days[:9]).write_parquet(tmp_path / "a.parquet")
+    rows_of(days[9:]).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream", by="rows:5", begin="2000-05-03")
+    take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    found = all_done(arrivals)
+    in_order = np.argsort(days).tolist()
+    assert list(found) == ["before 2000-05-03", "rows 1-5", "rows 6-10", "rows 11-15"]
+    assert [sorted(rows) for rows in found.values()] == [
+        sorted(in_order[first:last]) for first, last in ((0, 2), (2, 7), (7, 12), (12, 17))
+    ]
+    rows_of([30, 1, 31]).write_parquet(tmp_path / "c.parquet")
+    assert take(arrivals, tmp_path / "c.parquet").late == 1
+    assert all_done(arrivals)["rows 16-20"] == [17, 19, 18]
+
+
+def test_rows_without_a_time_are_windows_in_the_order_of_the_files(tmp_path: Path) -> None:
+    schema = zg.Schema(features=SCHEMA.features, labels=SCHEMA.labels)
+    rows_of(list(range(7))).write_parquet(tmp_path / "a.parquet")
+    rows_of(list(range(4)), seed=1).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream", schema=schema, by="rows:4", begin="3")
+    take(arrivals, tmp_path / "a.parquet")
+    assert arrivals.finish_next(is_over=False)
+    assert arrivals.finish_next(is_over=False)
+    assert not arrivals.finish_next(is_over=False)
+    take(arrivals, tmp_path / "b.parquet")
+    assert list(all_done(arrivals).values()) == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
+    with pytest.raises(ConfigError, match="no time in the schema"):
+        arrivals_in(tmp_path / "other", schema=schema)
+
+
+def test_what_a_killed_process_wrote_without_its_journal_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    rows_of([1, 2], seed=1).write_parquet(tmp_path / "b.parquet")
+    whole = arrivals_in(tmp_path / "whole")
+    take(whole, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "cut")
+    saves: list[int] = []
+
+    def dies() -> None:
+        saves.append(1)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+        saved()
+
+    saved = arrivals._save
+    monkeypatch.setattr(arrivals, "_save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    again = arrivals_in(tmp_path / "cut")
+    assert len(again.journal.files) == 1
+    assert take(again, tmp_path / "a.parquet", tmp_path / "b.parquet").rows == 2
+    assert all_done(again) == all_done(whole)
+
+
+def test_rows_that_no_checkpoint_needs_are_removed_and_others_stay(tmp_path: Path) -> None:
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    rows_of([1, 2], seed=1).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    all_done(arrivals)
+    spooled = lambda: sorted(path.name for path in (tmp_path / "stream/arrived").iterdir())  # noqa: E731
+    assert spooled() == ["00000.parquet", "00001.parquet"]
+    arrivals.forget(1)
+    assert len(spooled()) == 2
+    arrivals.forget(2)
+    assert spooled() == ["00001.parquet"]
+    again = arrivals_in(tmp_path / "stream")
+    assert [window.rows for window in again.journal.done] == [1, 2, 1]
+    assert numbers_of(again, again.journal.done[2]) == [3]
+
+
+def test_files_that_do_not_fit_are_errors_and_leave_the_stream_as_it_was(tmp_path: Path) -> None:
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.parquet")
+    rows_of([2]).drop("age").write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match="age"):
+        take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    rows_of([2]).with_columns(at=pl.col("at") * 1000).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="milliseconds"):
+        take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    rows_of([2]).with_columns(at=None).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="time column"):
+        take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    rows_of([2]).write_parquet(tmp_path / "b.parquet")
+    assert take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet", tmp_path / "b.parquet").rows == 1
+
+
+def test_rows_without_a_time_are_put_aside_and_counted(tmp_path: Path) -> None:
+    frame = rows_of([0, 1, 1]).with_columns(at=pl.when(pl.col("age") == pl.col("age").max()).then(None).otherwise("at"))
+    frame.write_parquet(tmp_path / "a.parquet")
+    data = zg.DataConfig(train=("x",), bad_rows=BadRowPolicy.QUARANTINE)
+    arrivals = arrivals_in(tmp_path / "stream", data=data)
+    take(arrivals, tmp_path / "a.parquet")
+    assert arrivals.journal.files[0].bad == 1
+    assert sum(map(len, all_done(arrivals).values())) == 2
+
+
+def test_other_settings_and_damage_are_refused(tmp_path: Path) -> None:
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"--by day, given month"):
+        arrivals_in(tmp_path / "stream", by="month")
+    arrivals = arrivals_in(tmp_path / "stream")
+    spool = tmp_path / "stream/arrived/00000.parquet"
+    content = bytearray(spool.read_bytes())
+    content[20] ^= 255
+    spool.write_bytes(content)
+    with pytest.raises(CheckpointError, match="row group 0"):
+        all_done(arrivals)
+    journal = tmp_path / "stream/stream.json"
+    journal.write_bytes(journal.read_bytes().replace(b"2000-05-01", b"2000-05-07"))
+    with pytest.raises(CheckpointError, match="journal of a stream"):
+        arrivals_in(tmp_path / "stream")

@@ -1,0 +1,112 @@
+"""Which window a time belongs to, in every unit that times are written in."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.dates import DateOrder
+from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, Clock, Cut, StreamConfig
+from ziggurat.errors import ConfigError, DataError
+
+MOMENTS = [
+    dt.datetime(1999, 12, 31, 23, 59, 59),
+    dt.datetime(2000, 1, 1),
+    dt.datetime(2000, 2, 29, 12),
+    dt.datetime(2000, 5, 1),
+    dt.datetime(2000, 5, 7, 23, 59, 59),  # a Sunday
+    dt.datetime(2000, 5, 8),
+    dt.datetime(2001, 1, 1, 7, 30),
+]
+SECONDS = [int((moment - dt.datetime(1970, 1, 1)).total_seconds()) for moment in MOMENTS]
+COLUMNS = {
+    "seconds": pl.Series("at", SECONDS),
+    "floats": pl.Series("at", [second + 0.5 for second in SECONDS]),
+    "milliseconds": pl.Series("at", [second * 1000 for second in SECONDS]),
+    "microseconds": pl.Series("at", [second * 10**6 for second in SECONDS]),
+    "nanoseconds": pl.Series("at", [second * 10**9 for second in SECONDS]),
+    "text of numbers": pl.Series("at", [str(second) for second in SECONDS]),
+    "datetimes": pl.Series("at", MOMENTS),
+    "text of dates": pl.Series("at", [moment.isoformat() for moment in MOMENTS]),
+}
+NAMES = {
+    "hour": lambda moment: moment.strftime("%Y-%m-%dT%H"),
+    "day": lambda moment: moment.strftime("%Y-%m-%d"),
+    "week": lambda moment: (moment - dt.timedelta(days=moment.weekday())).strftime("%Y-%m-%d"),
+    "month": lambda moment: moment.strftime("%Y-%m"),
+}
+
+
+def cut_of(series: pl.Series, **settings: str) -> tuple[Cut, np.ndarray]:
+    chunk = RawChunk.of(pl.DataFrame({"at": series}))
+    clock = Clock.of(chunk, "at", date_order=DateOrder.AUTO)
+    return Cut.of(StreamConfig(**settings), clock), clock.times(chunk, bad_rows=BadRows())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("unit", COLUMNS)
+@pytest.mark.parametrize("by", NAMES)
+def test_a_time_lies_in_its_stretch_of_the_calendar(unit: str, by: str) -> None:
+    cut, times = cut_of(COLUMNS[unit], by=by)
+    assert [cut.name(window) for window in cut.windows(times).tolist()] == [NAMES[by](moment) for moment in MOMENTS]
+
+
+@pytest.mark.parametrize("unit", COLUMNS)
+def test_rows_before_from_are_the_history_and_those_from_until_on_are_left_out(unit: str) -> None:
+    cut, times = cut_of(COLUMNS[unit], by="month", begin="2000-05", until="2001")
+    found = cut.windows(times).tolist()
+    assert found[:3] == [HISTORY] * 3
+    assert found[6] == LEFT_OUT
+    assert [cut.name(window) for window in found[3:6]] == ["2000-05"] * 3
+    assert cut.name(HISTORY) == "before 2000-05"
+
+
+def test_the_history_may_end_inside_a_window() -> None:
+    cut, times = cut_of(COLUMNS["seconds"], by="month", begin="2000-05-07T23:59")
+    found = cut.windows(times).tolist()
+    assert found[3] == HISTORY
+    assert cut.name(found[4]) == cut.name(found[5]) == "2000-05"
+
+
+def test_a_file_in_another_unit_is_named_with_its_row() -> None:
+    clock = Clock.of(RawChunk.of(pl.DataFrame({"at": COLUMNS["seconds"]})), "at", date_order=DateOrder.AUTO)
+    chunk = RawChunk.of(pl.DataFrame({"at": [SECONDS[0], SECONDS[1] * 1000]}), name="second.parquet")
+    with pytest.raises(DataError, match="milliseconds") as refused:
+        clock.times(chunk, bad_rows=BadRows())
+    assert "second.parquet, row 1" in refused.value.where
+    assert "in seconds" in refused.value.expected
+
+
+def test_numbers_of_ones_own_have_windows_of_rows_alone() -> None:
+    series = pl.Series("at", [0, 1, 2, 3])
+    with pytest.raises(ConfigError, match="calendar"):
+        cut_of(series, by="day")
+    cut, times = cut_of(series, by="rows:2", begin="1", until="3")
+    assert cut.windows(times).tolist() == [HISTORY, 0, 0, LEFT_OUT]
+    assert StreamConfig(by="rows:2").rows == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"by": "year"}, "hour, day, week, month, or rows:N"),
+        ({"by": "rows:0"}, "rows:N"),
+        ({"begin": "May 2000"}, "YYYY-MM"),
+        ({"begin": "2000-13"}, "calendar"),
+        ({"begin": "2001", "until": "2000"}, "--from before --until"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        cut_of(COLUMNS["seconds"], **settings)
+
+
+def test_moments_are_shown_as_dates() -> None:
+    cut, times = cut_of(COLUMNS["milliseconds"], by="day")
+    assert cut.clock.shown(times[2]) == "2000-02-29 12:00:00"
+    assert math.isinf(cut.until)

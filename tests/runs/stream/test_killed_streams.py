@@ -1,0 +1,159 @@
+"""Streams that die at random moments end with the same weights, windows.jsonl and ledger, and no row is trained twice.
+
+The everyday test lets one die inside of reading, fitting, encoding, scoring, training and saving; the long one kills a
+process that has no say in it, a hundred times.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
+from ziggurat.data.encoded.ledger import expected_sum, read_ledger
+from ziggurat.data.streams import arrivals
+from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.runs.stream import source
+from ziggurat.runs.stream.run import stream_run
+from ziggurat.runs.verify import verify_run
+from ziggurat.training.records.windows import WindowsFile
+from ziggurat.training.step.train_step import TrainStep
+from ziggurat.training.trainer import Trainer
+
+_context = mp.get_context("forkserver")
+
+NUM_ROWS = 3000
+MAX_LIFE_S = 120.0
+
+
+def live(folder: str) -> None:
+    """Stream to the end, from wherever the folder stands."""
+    base = Path(folder).parent
+    config = config_of(base / "a.parquet", base / "b.parquet")
+    stream_run(config, folder=folder, stream=StreamConfig(by="day", growing=60))
+
+
+def files_in(base: Path, *, num_rows: int) -> None:
+    frame = events(num_rows, days=6)
+    half = num_rows // 2 + 100
+    frame[:half].write_parquet(base / "a.parquet", row_group_size=300)
+    frame[half:].write_parquet(base / "b.parquet")
+
+
+def kill_once(folder: Path, *, rng: random.Random, longest_s: float) -> bool:
+    """Start a life of the stream and kill it; False if it came to its end before."""
+    process = _context.Process(target=live, args=(str(folder),))
+    process.start()
+    deadline = time.monotonic() + rng.uniform(0.02, longest_s)
+    while process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    is_killed = process.is_alive()
+    if is_killed:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    process.join(MAX_LIFE_S)
+    assert is_killed or process.exitcode == 0
+    return is_killed
+
+
+def check_kills(base: Path, *, kills: int, seed: int) -> None:
+    files_in(base, num_rows=NUM_ROWS)
+    whole = base / "whole"
+    process = _context.Process(target=live, args=(str(whole),))
+    process.start()  # what the fork server loads first is no part of a life
+    process.join(MAX_LIFE_S)
+    assert process.exitcode == 0
+    begin = time.monotonic()
+    live(str(base / "timed"))
+    longest_s = time.monotonic() - begin
+    rng = random.Random(seed)
+    num_killed = 0
+    number = 0
+    while num_killed < kills:
+        number += 1
+        folder = base / f"cut-{number}"
+        while num_killed < kills and kill_once(folder, rng=rng, longest_s=longest_s):
+            num_killed += 1
+        live(str(folder))
+        assert_same_streams(folder, whole, num_rows=NUM_ROWS)
+
+
+def assert_same_streams(folder: Path, whole: Path, *, num_rows: int) -> None:
+    assert content_of(folder) == content_of(whole)
+    assert same(weights_of(folder), weights_of(whole))
+    assert (folder / "ledger.bin").read_bytes() == (whole / "ledger.bin").read_bytes()
+    ledger = read_ledger(folder / "ledger.bin")
+    assert int(ledger["sum"].sum(dtype=np.uint64)) == expected_sum(np.arange(num_rows))
+    assert verify_run(folder).good
+
+
+class Moments:
+    """Lets a stream die at a moment of its life, before or behind a call that changes what is on the disk."""
+
+    CALLS = (
+        (arrivals.Arrivals, "_save"),
+        (arrivals._Spool, "write"),
+        (source.EncodedWriter, "append"),
+        (source.EncodedWriter, "close"),
+        (WindowsFile, "append"),
+        (Trainer, "evaluate"),
+        (Trainer, "save"),
+        (TrainStep, "__call__"),
+    )
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        self.died_in: set[str] = set()
+        for owner, name in self.CALLS:
+            patch.setattr(owner, name, self._counted(getattr(owner, name), f"{owner.__name__}.{name}"))
+
+    def _counted(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._pass(name)
+            found = call(*args, **kwargs)
+            self._pass(name)
+            return found
+
+        return counted
+
+    def _pass(self, name: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.died_in.add(name)
+            raise KeyboardInterrupt
+
+
+def test_a_stream_that_dies_again_and_again_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_in(tmp_path, num_rows=500)
+    live(str(tmp_path / "whole"))
+    rng = random.Random(3)
+    lives = 0
+    with monkeypatch.context() as patch:
+        moments = Moments(patch)
+        while True:
+            moments.left = rng.randint(1, 24)
+            lives += 1
+            try:
+                live(str(tmp_path / "cut"))
+                break
+            except KeyboardInterrupt:
+                continue
+    assert lives > 6
+    assert len(moments.died_in) > 4, moments.died_in
+    assert_same_streams(tmp_path / "cut", tmp_path / "whole", num_rows=500)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_change_no_bit(tmp_path: Path) -> None:
+    check_kills(tmp_path, kills=100, seed=2)

@@ -1,0 +1,267 @@
+"""A stream from files to scores: each window is a test before it is trained, and each row is trained once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import ziggurat as zg
+from ziggurat.cli.main import main
+from ziggurat.data.encoded.dataset import MemoryDataset
+from ziggurat.data.encoded.ledger import expected_sum, read_ledger
+from ziggurat.data.encoded.records import encoded_schema
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.features.schema_io import schema_to_toml
+from ziggurat.precision import PLAIN
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.load import load_run
+from ziggurat.runs.stream.run import StreamResult, stream_run
+from ziggurat.training.config import Decay, ScheduleConfig
+from ziggurat.training.evaluation.evaluate import scores_of
+from ziggurat.training.records.windows import read_windows
+from ziggurat.training.trainer import Trainer
+
+DAY = 86_400
+START = 957_139_200  # 2000-05-01
+SCHEMA = zg.Schema(
+    features=(zg.Categorical(name="user"), zg.Categorical(name="item"), zg.Dense(name="age")),
+    labels=(zg.Label(name="click"),),
+    time="at",
+)
+
+
+def events(num_rows: int, *, days: int = 5, first_day: int = 0, seed: int = 0) -> pl.DataFrame:
+    """Clicks whose users come and go, and whose rule turns round after half of the days; in no order."""
+    rng = np.random.default_rng(seed)
+    day = first_day + rng.integers(0, days, num_rows)
+    user = rng.integers(0, 20, num_rows) + 5 * day
+    item = rng.integers(0, 12, num_rows)
+    turned = day >= first_day + days // 2
+    chance = np.where((item % 2 == 0) ^ turned, 0.8, 0.2)
+    return pl.DataFrame(
+        {
+            "user": [f"u{each}" for each in user],
+            "item": item,
+            "age": rng.normal(size=num_rows),
+            "click": (rng.random(num_rows) < chance).astype(int),
+            "at": START + day * DAY + rng.integers(0, DAY, num_rows),
+        }
+    )
+
+
+def config_of(*files: Path, schema: zg.Schema = SCHEMA, **training: Any) -> RunConfig:
+    model = zg.DLRMConfig(
+        embedding_dim=4, bottom=zg.MLPConfig(hidden_dims=(8,)), top=zg.MLPConfig(hidden_dims=(8,), dropout=0.1)
+    )
+    run = zg.table_run(model, schema)
+    loader = dataclasses.replace(run.training.loader, batch_size=32, shuffle_buffer_rows=100)
+    training = {"threads": 1, "precision": PLAIN, "checkpoint_every": 2, "log_every": 1, **training}
+    training = {"learning_rate": 0.02, "table_learning_rate": 0.3, **training}
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, train=tuple(map(str, files))),
+        training=dataclasses.replace(run.training, loader=loader, **training),
+    )
+
+
+def stream(folder: Path, *files: Path, config: RunConfig | None = None, **settings: Any) -> StreamResult:
+    return stream_run(config or config_of(*files), folder=folder, stream=StreamConfig(**settings))
+
+
+def content_of(folder: Path) -> list[dict[str, Any]]:
+    """Lines of windows.jsonl, but for the clock's and their checks."""
+    lines = [json.loads(line) for line in (folder / "windows.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in ("timing", "check")} for line in lines]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_run(folder).model.state_dict())
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(second[name], value) for name, value in first.items())
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("events") / "events.parquet"
+    events(600).write_parquet(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    stream(folder, file)
+    return folder
+
+
+def test_every_window_is_scored_by_what_was_trained_before_it(file: Path, whole: Path, tmp_path: Path) -> None:
+    """The same by hand: all rows in memory, a trainer, and metrics written out."""
+    frame = pl.read_parquet(file)
+    day = (frame["at"].to_numpy() - START) // DAY
+    chunk = RawChunk.of(frame)
+    days = [chunk.filter(day == each) for each in range(5)]
+    preprocessing = Preprocessing.fit(SCHEMA, days[:1])
+    inputs = preprocessing.inputs
+    datasets = [MemoryDataset(preprocessing.encode(each), inputs) for each in days]
+    config = config_of(file)
+    model = zg.build_model(config.model, inputs, seed=config.training.seed)
+    share = float(frame.filter(pl.Series(day == 0))["click"].mean())  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.output_biases()[0].add_(math.log(share / (1 - share)))
+    empty = MemoryDataset(encoded_schema(inputs).empty_table(), inputs)
+    training = dataclasses.replace(config.training, epochs=1, unknown_ids=())
+    trainer = Trainer(model, config=training, train=empty, folder=tmp_path)
+    records = read_windows(whole / "windows.jsonl")
+    assert [record.name for record in records] == [f"2000-05-0{each + 1}" for each in range(5)]
+    with trainer.over_windows():
+        for number, (dataset, record) in enumerate(zip(datasets, records, strict=True), start=1):
+            assert (record.window, record.rows, record.step) == (number, dataset.num_rows, trainer.position.step)
+            if number == 1:
+                assert record.metrics == {}
+            else:
+                rows = [dataset.read_group(index) for index in range(len(dataset.group_sizes))]
+                batch = preprocessing.batch(days[number - 1].frame, with_labels=True)
+                assert sum(table.num_rows for table in rows) == batch.batch_size
+                (_, scores) = next(iter(scores_of(model, [batch])))
+                labels = batch.labels[:, 0].numpy().astype(np.float64)
+                p = scores[:, 0].astype(np.float64)
+                log_loss = -np.mean(labels * np.log(p) + (1 - labels) * np.log(1 - p))
+                base = labels.mean()
+                entropy = -(base * math.log(base) + (1 - base) * math.log(1 - base))
+                assert record.metrics["log_loss"] == pytest.approx(log_loss, rel=1e-5)
+                assert record.metrics["ne"] == pytest.approx(log_loss / entropy, rel=1e-5)
+                assert record.metrics["calibration"] == pytest.approx(p.mean() / base, rel=1e-5)
+                unknown = float(np.mean(batch.single[0].numpy() == 1))
+                assert record.unknown["user"] == pytest.approx(unknown)
+            for _ in trainer.steps(dataset, number=number):
+                pass
+    assert same(weights_of(whole), dict(model.state_dict()))
+
+
+def test_the_ledger_holds_every_row_once(whole: Path) -> None:
+    ledger = read_ledger(whole / "ledger.bin")
+    for record in read_windows(whole / "windows.jsonl"):
+        own = ledger[ledger["epoch"] == record.window - 1]
+        assert int(own["num_rows"].sum()) == record.rows
+        assert int(own["sum"].sum(dtype=np.uint64)) == int(record.row_sum, 16)
+    assert int(ledger["sum"].sum(dtype=np.uint64)) == expected_sum(np.arange(600))
+
+
+def test_given_again_it_has_nothing_to_do_and_goes_on_with_new_files(file: Path, whole: Path, tmp_path: Path) -> None:
+    stream(tmp_path / "run", file)
+    before = content_of(tmp_path / "run")
+    assert before == content_of(whole)
+    result = stream(tmp_path / "run", file)
+    assert content_of(tmp_path / "run") == before
+    assert same(weights_of(tmp_path / "run"), weights_of(whole))
+    more = tmp_path / "more.parquet"
+    pl.concat([events(50, days=1, first_day=5, seed=3), events(10, days=1, seed=4)]).write_parquet(more)
+    again = stream(tmp_path / "run", file, more)
+    assert again.steps > result.steps
+    *_, last = content_of(tmp_path / "run")
+    assert content_of(tmp_path / "run")[:-1] == before
+    assert (last["name"], last["rows"], last["late"]) == ("2000-05-06", 60, 10)
+    assert "10 of them late" in (tmp_path / "run/run.log").read_text()
+
+
+def test_the_frozen_control_is_trained_on_the_history_alone(file: Path, whole: Path, tmp_path: Path) -> None:
+    stream(tmp_path / "frozen", file, frozen=True)
+    frozen = content_of(tmp_path / "frozen")
+    live = content_of(whole)
+    assert frozen[1] == {**live[1], "is_trained": False}
+    assert [record["step"] for record in frozen[1:]] == [frozen[1]["step"]] * 4
+    assert frozen[-1]["metrics"]["ne"] > live[-1]["metrics"]["ne"] + 0.01, "the rule has turned round"
+    before = (tmp_path / "frozen/windows.jsonl").read_bytes()
+    stream(tmp_path / "frozen", file, frozen=True)
+    assert (tmp_path / "frozen/windows.jsonl").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"--frozen True, given \(none\)"):
+        stream(tmp_path / "frozen", file)
+
+
+def test_tables_may_grow_in_the_place_of_vocabularies(file: Path, whole: Path, tmp_path: Path) -> None:
+    config = config_of(file)
+    stream(tmp_path / "run", config=config, growing=100, begin="2000-05-02")
+    records = read_windows(tmp_path / "run/windows.jsonl")
+    assert records[0].name == "before 2000-05-02"
+    fixed = read_windows(whole / "windows.jsonl")
+    # Of 20 users a day 5 are new.
+    assert records[-1].unknown["user"] < 0.4 < fixed[-1].unknown["user"]
+    assert len(load_run(tmp_path / "run").preprocessing.grown["user"].numbers) == 40
+
+
+def test_a_run_that_streamed_is_loaded_scored_and_not_trained_otherwise(file: Path, whole: Path) -> None:
+    run = load_run(whole)
+    assert run.step == read_ledger(whole / "ledger.bin")["step"][-1]
+    assert run.evaluate(file).num_rows == 600
+    with pytest.raises(ConfigError, match="ziggurat stream"):
+        train_run(config_of(file), folder=whole, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schedule": ScheduleConfig(decay=Decay.COSINE)}, "needs no end"),
+        ({"max_steps": 3}, "training.max-steps"),
+    ],
+)
+def test_settings_without_a_place_in_a_stream_are_refused(
+    file: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        stream(tmp_path / "run", config=config_of(file, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_row_before_from_is_an_error_that_names_the_first_window(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="2000-05-01") as refused:
+        stream(tmp_path / "run", file, begin="2000-04")
+    assert "rows before --from 2000-04" in refused.value.expected
+    stream(tmp_path / "other", file)
+
+
+def test_other_settings_of_training_are_refused_when_it_goes_on(file: Path, tmp_path: Path) -> None:
+    stream(tmp_path / "run", file, until="2000-05-02")
+    with pytest.raises(ConfigError, match="learning-rate"):
+        stream(tmp_path / "run", config=config_of(file, learning_rate=0.5), until="2000-05-02")
+
+
+def test_a_damaged_line_of_windows_is_named(file: Path, tmp_path: Path) -> None:
+    stream(tmp_path / "run", file, until="2000-05-04")
+    path = tmp_path / "run/windows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[1].replace("2000-05-02", "2000-05-09"), lines[2]]))
+    with pytest.raises(CheckpointError, match="check") as refused:
+        stream(tmp_path / "run", file, until="2000-05-04")
+    assert refused.value.where == f"{path}, line 2"
+
+
+def test_the_command_line_streams_text_files_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "incoming").mkdir()
+    events(200, days=2).write_csv("incoming/a.csv")
+    events(100, days=1, first_day=2).write_csv("incoming/b.csv")
+    Path("my.toml").write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_logistic_regression", "--data.train", "incoming", "--schema", "my.toml"]
+    assert main([*command, "--by", "day", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "windows  3, 300 rows trained" in out
+    folder = next(Path("runs").iterdir())
+    assert folder.name == "table_logistic_regression_incoming_stream"
+    assert main([*command, "--by", "day", "--threads", "1"]) == 0
+    assert main([*command, "--by", "month"]) == 2

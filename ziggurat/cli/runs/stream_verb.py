@@ -1,0 +1,167 @@
+"""`ziggurat stream`: score every window of rows in order of time, and then train on it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
+from ziggurat.cli.tables import print_line
+from ziggurat.cli.verb import Takes, Verb
+from ziggurat.cli.verbs import any_schema, fitted, train_files
+from ziggurat.errors import ConfigError, MissingFileError
+
+if TYPE_CHECKING:
+    from ziggurat.recipes.run_config import RunConfig
+
+
+def stream(options: argparse.Namespace, rest: list[str]) -> int:
+    """Run a stream, or go on with it."""
+    from ziggurat.data.streams.windows import LateRows, StreamConfig
+    from ziggurat.plan import Plan
+    from ziggurat.recipes.run_config import with_model
+    from ziggurat.runs.stream.run import stream_run
+    from ziggurat.training.hooks.hook import hooks_named
+    from ziggurat.training.records.run_folder import RunFolder, default_folder
+    from ziggurat.training.report.progress import show_progress
+
+    folder = Path(options.out or f"{default_folder(options.recipe, train=train_files(rest))}_stream")
+    changes = settings_from(options, rest)
+    run = RunFolder(folder)
+    if run.is_stream() and run.config.exists() and not options.settings:
+        stored = _stored(options, run)
+    else:
+        stored = with_model(_recipe(options), own_models(options))
+        with contextlib.suppress(MissingFileError) if options.settings else contextlib.nullcontext():
+            stored = fitted(stored, changes)
+    config = apply_settings(stored, changes)
+    if options.settings:
+        print_settings(stored, config)
+        return 0
+    windows = StreamConfig(
+        by=options.by,
+        begin=options.begin,
+        until=options.until,
+        late=LateRows(options.late),
+        growing=_number(options.growing),
+        frozen=options.frozen,
+    )
+    result = stream_run(
+        config,
+        folder=folder,
+        stream=windows,
+        plan=Plan.load(options.plan) if options.plan else None,
+        progress=show_progress(verbose=options.verbose),
+        hooks=hooks_named(options.hook),
+    )
+    if result.is_first:
+        num_rows = sum(window.rows for window in result.windows if window.is_trained)
+        print_line(f"windows  {len(result.windows):,}, {num_rows:,} rows trained in {result.steps:,} steps")
+        print_line(f"report   {result.report}")
+    return 0
+
+
+def _recipe(options: argparse.Namespace) -> RunConfig:
+    from ziggurat.recipes.catalogue import recipe_named
+
+    schema = None
+    if options.schema:
+        from ziggurat.features.schema_io import read_schema
+
+        schema = read_schema(options.schema)
+    elif options.settings and options.recipe.startswith("table_"):
+        schema = any_schema()  # settings do not depend on it
+    return recipe_named(options.recipe, schema=schema)
+
+
+def _stored(options: argparse.Namespace, run: object) -> RunConfig:
+    """The settings that a stream began with, if it is one of the recipe that is named."""
+    from ziggurat.recipes.run_config import load_config
+    from ziggurat.training.records.run_folder import RunFolder
+
+    assert isinstance(run, RunFolder)
+    stored = load_config(run.path, models=own_models(options))
+    if stored.recipe != options.recipe:
+        raise ConfigError(
+            expected=f"the recipe that the stream began with, {stored.recipe!r}",
+            found=repr(options.recipe),
+            where=str(run.path),
+            ways_out=(f"ziggurat stream {stored.recipe} …", "begin another stream: --out ANOTHER_FOLDER"),
+        )
+    return stored
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text.replace("_", "").replace(",", ""))
+    except ValueError as error:
+        raise ConfigError(
+            expected="a number of rows", found=repr(text), where="--growing", ways_out="--growing 100000"
+        ) from error
+
+
+def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `stream`."""
+    parser.add_argument("recipe", help="name of a recipe (see `ziggurat recipes`); table_* for files of yours")
+    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
+    parser.add_argument(
+        "--by", metavar="WINDOW", default="day", help="hour, day, week, month, or rows:N (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        metavar="MOMENT",
+        default="",
+        help="where the first window begins, such as 2000-05; rows before it are the history, to which vocabularies "
+        "are fitted (default: the first window is the history)",
+    )
+    parser.add_argument("--until", metavar="MOMENT", default="", help="rows from here on are left out")
+    parser.add_argument(
+        "--late",
+        choices=("train", "drop"),
+        default="train",
+        help="what becomes of rows of a window that is done: they are scored and trained with the window that they "
+        "come in, or only counted (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--growing",
+        metavar="ROWS",
+        default="0",
+        help="tables of fitted vocabularies grow instead: so many ids have a row at a time",
+    )
+    parser.add_argument(
+        "--frozen", action="store_true", help="train the history alone, and score all windows by it: the control"
+    )
+    add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the stream (default: runs/RECIPE_stream)")
+    parser.add_argument("--plan", metavar="FILE", help="plan.json: where each table goes, on many ranks")
+    parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
+    parser.add_argument(
+        "--hook",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a training hook that an --extension lists takes part; may be repeated",
+    )
+    add_verbose(parser)
+    add_short_forms(parser, leave_out=("epochs", "patience"))
+
+
+STREAM = Verb(
+    name="stream",
+    summary="score every window of rows in order of time, then train on it; given again, it goes on",
+    epilog=(
+        "Each row is a test before it is trained, once. A stream that was killed goes on by the same command, bit for\n"
+        "bit; so does one whose folder has new files.\nexamples:\n"
+        "  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live\n"
+        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day\n"
+        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000"
+    ),
+    add_arguments=add_stream_arguments,
+    run=stream,
+    takes=Takes.WORDS,
+)

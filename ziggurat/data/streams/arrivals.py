@@ -1,0 +1,640 @@
+"""Arrivals: raw files as they come, each read once, their rows kept by window until they are trained.
+
+    files ─► each file once (by its content) ─► arrived/00007.parquet, a row group for each window of each chunk
+                                        └► stream.json: files, windows, where the rows of each window lie
+
+Raw files need not be in order of time: a file of ratings by user has rows of every month in every chunk. So each file
+is read once, its rows are dealt to their windows, and a window is read from where its rows were put. A window is *done*
+when a row of a later one has arrived, or when no more files come. Rows of a window that is done are *late*.
+
+A file is known by the SHA-256 of its content: one that arrives again, under its own name or another, is left out and
+counted; one that has changed since its rows were taken is an error. Nothing is taken twice: rows are in the journal
+together with their file, whole or not at all, and what a killed process wrote without it is written again.
+
+Cost: raw files are read once more for their digest; the disk holds the raw rows that are not trained yet, compressed by
+LZ4. With windows of N rows the times of all files that arrive at once are in memory, 24 bytes a row.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from jaxtyping import Int64
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.encoded.open_files import OpenFiles
+from ziggurat.data.preprocess.build import ProgressCallback
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
+from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.features.schema import Schema
+from ziggurat.files import Format, sha256_of
+from ziggurat.files.parquet import ParquetFile
+from ziggurat.files.stores import DataPath, facts_of
+from ziggurat.plain import as_group
+
+JOURNAL = Format(
+    name="ziggurat.stream",
+    what="the journal of a stream",
+    error=CheckpointError,
+    ways_out=("restore the folder from a copy", "begin the stream anew in another folder"),
+    max_bytes=1 << 30,
+)
+LATE = "late rows"
+_FILE_ROW = "file row:"  # no name of a feature has a colon
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows of a window that arrived together.
+
+    Args:
+        file: number of the raw file that they are from.
+        part: file below `arrived/`.
+        group: row group of it.
+        rows: how many.
+    """
+
+    file: int
+    part: str
+    group: int
+    rows: int
+
+
+@dataclass(kw_only=True)
+class Window:
+    """A window whose rows arrive, or all of them have.
+
+    Args:
+        key: number that rises with time.
+        name: for people.
+        rows: in all.
+        late: rows among them that belong to windows before it.
+        pieces: where its rows lie; none once they are gone.
+    """
+
+    key: int
+    name: str
+    rows: int = 0
+    late: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Add rows."""
+        for piece in pieces:
+            self.pieces.append(piece)
+            self.rows += piece.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivedFile:
+    """A raw file whose rows were taken.
+
+    Args:
+        path: of the file.
+        place: where it lies, without links.
+        num_bytes: its size.
+        tag: what changes when it is written: its time, or its version in a store.
+        sha256: of its content.
+        first_row: number of its first row over all files, in order of their arrival.
+        rows: of the file.
+        late: rows that came too late.
+        left_out: rows from --until on.
+        bad: rows that were put aside.
+    """
+
+    path: str
+    place: str
+    num_bytes: int
+    tag: str
+    sha256: str
+    first_row: int
+    rows: int
+    late: int = 0
+    left_out: int = 0
+    bad: int = 0
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """Everything that is known of a stream.
+
+    Args:
+        config: its settings.
+        clock: of its times; None before the first row.
+        files: in order of their arrival.
+        again: paths of files whose content had arrived before under another name.
+        done: windows that are done, in order; number 1 is the first, the history.
+        open: windows whose rows still arrive, in order of time.
+        late: rows that came too late, and wait for the next window.
+        dropped: rows that came too late and were dropped.
+        num_dealt: rows that windows of N rows were dealt.
+        done_until: the latest time of windows of rows that are done.
+        newest: the latest time of each window of rows that is open, by its key.
+        forgotten: windows, from the first on, whose rows are gone, because no checkpoint needs them.
+    """
+
+    config: StreamConfig
+    clock: Clock | None = None
+    files: list[ArrivedFile] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    done: list[Window] = field(default_factory=list)
+    open: list[Window] = field(default_factory=list)
+    late: list[Piece] = field(default_factory=list)
+    dropped: int = 0
+    num_dealt: int = 0
+    done_until: float | None = None
+    newest: dict[str, float] = field(default_factory=dict)
+    forgotten: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What came of looking for new files.
+
+    Args:
+        files: that were taken.
+        rows: of them.
+        late: rows of them that came too late.
+        again: files that were left out, as their content had arrived before.
+    """
+
+    files: int = 0
+    rows: int = 0
+    late: int = 0
+    again: tuple[str, ...] = ()
+
+
+class Arrivals:
+    """The raw rows of a stream, by window. One process holds it.
+
+    Args:
+        folder: of journal and rows; made if it is absent.
+        config: how rows are cut.
+        data: how files are read.
+        schema: whose columns are kept.
+
+    Raises:
+        ConfigError: the folder holds a stream with other settings.
+        CheckpointError: its journal is damaged.
+    """
+
+    def __init__(self, folder: Path, *, config: StreamConfig, data: DataConfig, schema: Schema) -> None:
+        self.folder = folder
+        self._data = data
+        self._schema = schema
+        self._config = config
+        self._path = folder / "stream.json"
+        self._rows = folder / "arrived"
+        self._open = OpenFiles()
+        self._cut: Cut | None = None
+        if self._path.exists():
+            found = from_json(Journal, JOURNAL.read(self._path), where=str(self._path), error=CheckpointError)
+            _refuse_other_settings(found.config, config, where=str(self._path))
+            self.journal = found
+            if found.clock is not None:
+                self._cut = Cut.of(config, found.clock)
+        else:
+            self.journal = Journal(config=config)
+            self._refuse_no_time()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files that have arrived."""
+        return sum(file.rows for file in self.journal.files)
+
+    # ------------------------------------------------------------------------------------------------------ files
+
+    def take(self, paths: Sequence[DataPath], *, progress: ProgressCallback | None = None) -> Taken:
+        """Take the rows of those files that have not arrived before.
+
+        Args:
+            paths: all files that are there, in the order in which new ones are to be taken.
+            progress: called with (phase, rows done, rows in all or None).
+
+        Raises:
+            DataError: a file has changed since its rows were taken; a bad row (policy ERROR); times in another unit.
+            SchemaError: a file lacks a column of the schema.
+        """
+        told: ProgressCallback = progress or (lambda phase, done, total: None)
+        new: list[tuple[DataPath, str]] = []
+        again: list[str] = []
+        for path in paths:
+            digest = self._digest_if_new(path, others={sha256 for _, sha256 in new})
+            if digest is None:
+                continue
+            if not digest:
+                again.append(str(path))
+                continue
+            new.append((path, digest))
+        if not new and not again:
+            return Taken()
+        self._rows.mkdir(parents=True, exist_ok=True)
+        dealt = self._dealt([path for path, _ in new]) if self._config.rows else None
+        before = len(self.journal.files)
+        for path, digest in new:
+            self._take_file(path, digest, dealt=dealt, told=told)
+            # Windows of rows are dealt over all files that arrive at once, so that these are taken all or none.
+            if dealt is None:
+                self._save()
+        self.journal.again += again
+        self._save()
+        taken = self.journal.files[before:]
+        return Taken(
+            files=len(taken),
+            rows=sum(file.rows for file in taken),
+            late=sum(file.late for file in taken),
+            again=tuple(again),
+        )
+
+    def _digest_if_new(self, path: DataPath, *, others: set[str]) -> str | None:
+        """Return the SHA-256 of a file that is new; "" where its content is not; None where the file is known."""
+        place, num_bytes, tag = facts_of(path)
+        known = [file for file in self.journal.files if file.place == place]
+        is_as_it_was = any((file.num_bytes, file.tag) == (num_bytes, str(tag)) for file in known)
+        if is_as_it_was or str(path) in self.journal.again:
+            return None
+        digest = _digest(path)
+        if any(file.sha256 == digest for file in known):
+            return None
+        if known:
+            raise DataError(
+                expected="files that stay as they were when their rows were taken",
+                found=f"other content: {num_bytes:,} bytes, {known[-1].num_bytes:,} bytes then",
+                where=str(path),
+                ways_out=(
+                    "restore the file as it was",
+                    "give rows that are new a file of their own, and leave this one away",
+                    "begin the stream anew: --out ANOTHER_FOLDER",
+                ),
+            )
+        is_again = digest in others or any(file.sha256 == digest for file in self.journal.files)
+        return "" if is_again else digest
+
+    def _take_file(self, path: DataPath, digest: str, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
+        """Read a file, and put its rows where they belong."""
+        number = len(self.journal.files)
+        first_row = self.num_rows
+        folder = self.folder / f"file-{number:05}"
+        shutil.rmtree(folder, ignore_errors=True)
+        counts = _Counts()
+        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
+            source = self._data.source([path], bad_rows=bad_rows)
+            total = source.num_rows_hint()
+            with _Spool(self._rows, number=number) as spool:
+                for chunk in source.frames(columns=self._schema.columns):
+                    self._deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
+                    told(f"read {path.name}", counts.rows, total)
+            bad = bad_rows.num_rows
+        rows = source.num_read
+        place, num_bytes, tag = facts_of(path)
+        self._place(spool.pieces, counts)
+        self.journal.files.append(
+            ArrivedFile(
+                path=str(path),
+                place=place,
+                num_bytes=num_bytes,
+                tag=str(tag),
+                sha256=digest,
+                first_row=first_row,
+                rows=rows,
+                late=counts.late,
+                left_out=counts.left_out,
+                bad=bad,
+            )
+        )
+        if dealt is not None:
+            dealt.first_row += rows
+
+    def _deal(
+        self, chunk: RawChunk, spool: _Spool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
+    ) -> None:
+        """Write the rows of a chunk, those of each window together."""
+        cut = self._cut_for(chunk)
+        counts.rows += chunk.num_rows
+        if cut.clock.column:
+            times = cut.clock.times(chunk, bad_rows=bad_rows)
+            windows = cut.windows(times)
+        else:
+            times = np.zeros(chunk.num_rows)
+            windows = np.zeros(chunk.num_rows, dtype=np.int64)
+        if dealt is not None:
+            readable = windows != UNREADABLE
+            windows[readable] = dealt.windows[dealt.first_row + chunk.file_rows[readable]]
+        is_late = self._is_late(windows, times)
+        counts.late += int(is_late.sum())
+        counts.left_out += int((windows == LEFT_OUT).sum())
+        windows = np.where(is_late, _LATE, windows)
+        if self._config.rows:
+            for window in np.unique(windows[np.abs(windows) < LEFT_OUT]).tolist():
+                counts.newest[window] = max(counts.newest.get(window, -np.inf), float(times[windows == window].max()))
+        wanted = windows < LEFT_OUT
+        if self._config.late is LateRows.DROP:
+            wanted &= windows != _LATE
+        if wanted.any():
+            spool.write(chunk.filter(wanted), windows[wanted])
+
+    def _is_late(self, windows: Int64[np.ndarray, " N"], times: np.ndarray) -> np.ndarray:
+        """Mark rows of windows that are done."""
+        journal = self.journal
+        if not journal.done:
+            return np.zeros(len(windows), dtype=np.bool_)
+        if self._config.rows:
+            if not self._has_time:
+                return np.zeros(len(windows), dtype=np.bool_)
+            is_old = windows == HISTORY
+            if journal.done_until is not None:
+                is_old = is_old | (times < journal.done_until)
+            return is_old & (windows < LEFT_OUT)
+        return windows <= max(window.key for window in journal.done)
+
+    def _place(self, pieces: Iterable[tuple[int, Piece]], counts: _Counts) -> None:
+        """Add pieces to the windows that they belong to."""
+        journal = self.journal
+        assert self._cut is not None or not counts.rows, "a row has shown the clock"
+        if self._config.late is LateRows.DROP:
+            journal.dropped += counts.late
+        by_key = {window.key: window for window in journal.open}
+        for key, piece in pieces:
+            if key == _LATE:
+                journal.late.append(piece)
+                continue
+            if key not in by_key:
+                assert self._cut is not None
+                by_key[key] = Window(key=key, name=self._cut.name(key))
+            by_key[key].add([piece])
+        journal.open = [by_key[key] for key in sorted(by_key)]
+        for key, time in counts.newest.items():
+            name = str(key)
+            journal.newest[name] = max(journal.newest.get(name, -np.inf), time)
+
+    # ---------------------------------------------------------------------------------------------------- windows
+
+    def finish_next(self, *, is_over: bool) -> bool:
+        """Call the oldest open window done, if it is; return whether it is.
+
+        Args:
+            is_over: no more files come, so that the newest window is done, too.
+        """
+        journal = self.journal
+        if not journal.open and is_over and journal.late:
+            key = max((window.key for window in journal.done), default=HISTORY)
+            journal.open = [Window(key=key + bool(self._config.rows), name=LATE)]
+        if not journal.open:
+            return False
+        oldest = journal.open[0]
+        if not is_over and not self._is_done(oldest):
+            return False
+        oldest.late = sum(piece.rows for piece in journal.late)
+        oldest.add(journal.late)
+        journal.late = []
+        journal.open = journal.open[1:]
+        journal.done.append(oldest)
+        if self._config.rows and oldest.key != HISTORY:
+            # Where the last rows did not fill it: those that come later belong to the next one.
+            journal.num_dealt = max(journal.num_dealt, oldest.key * self._config.rows)
+        newest = journal.newest.pop(str(oldest.key), None)
+        if newest is not None and np.isfinite(newest):
+            journal.done_until = max(newest, -np.inf if journal.done_until is None else journal.done_until)
+        self._save()
+        return True
+
+    def _is_done(self, window: Window) -> bool:
+        is_full = bool(self._config.rows) and window.key != HISTORY
+        if is_full:
+            return window.rows >= self._config.rows
+        return len(self.journal.open) > 1
+
+    def chunks(self, window: Window) -> Iterator[RawChunk]:
+        """The rows of a window that is done, in the order in which they arrived, late ones last; in bounded chunks.
+
+        Args:
+            window: of the journal.
+
+        Raises:
+            CheckpointError: what was kept of them is damaged or gone.
+        """
+        waiting: list[tuple[Piece, pl.DataFrame]] = []
+        for piece in window.pieces:
+            frame = self._read(piece)
+            is_other = waiting and (waiting[0][0].file != piece.file or waiting[0][1].schema != frame.schema)
+            if is_other or sum(each.rows for each, _ in waiting) + piece.rows > DEFAULT_CHUNK_ROWS:
+                yield from self._chunk(waiting)
+                waiting = []
+            waiting.append((piece, frame))
+        yield from self._chunk(waiting)
+
+    def _chunk(self, pieces: Sequence[tuple[Piece, pl.DataFrame]]) -> Iterator[RawChunk]:
+        if not pieces:
+            return
+        file = self.journal.files[pieces[0][0].file]
+        frame = pl.concat([each for _, each in pieces])
+        rows = frame[_FILE_ROW].to_numpy()
+        text = self._data.text
+        yield RawChunk(
+            frame=frame.drop(_FILE_ROW),
+            path=Path(file.path),
+            first_row=int(rows[0]),
+            start=file.first_row + int(rows[0]),
+            rows=rows,
+            numbers=text.numbers,
+            list_separator=text.list_separator,
+        )
+
+    def _read(self, piece: Piece) -> pl.DataFrame:
+        path = self._rows / piece.part
+        try:
+            frame = pl.from_arrow(self._open.read_row_group(path, piece.group))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise CheckpointError(
+                expected="the rows of a window as they arrived",
+                found=str(error).partition("\n")[0],
+                where=f"{path}, row group {piece.group}",
+                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+            ) from error
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def forget(self, number: int) -> None:
+        """Remove the rows of all windows up to a number: they are trained, and no checkpoint needs them again."""
+        journal = self.journal
+        if number <= journal.forgotten:
+            return
+        for window in journal.done[journal.forgotten : number]:
+            window.pieces = []
+        journal.forgotten = number
+        self._save()
+        needed = {piece.part for window in (*journal.done, *journal.open) for piece in window.pieces}
+        needed |= {piece.part for piece in journal.late}
+        for path in self._rows.glob("*.parquet"):
+            if path.name not in needed:
+                path.unlink()
+
+    # ---------------------------------------------------------------------------------------------------- details
+
+    @property
+    def _has_time(self) -> bool:
+        return bool(self._schema.time)
+
+    def _cut_for(self, chunk: RawChunk) -> Cut:
+        if self._cut is None:
+            clock = Clock.of(chunk, self._schema.time, date_order=self._data.split.date_order)
+            self._cut = Cut.of(self._config, clock)
+            self.journal.clock = clock
+        return self._cut
+
+    def _refuse_no_time(self) -> None:
+        if not self._config.rows and not self._has_time:
+            Cut.of(self._config, Clock())
+
+    def _dealt(self, paths: Sequence[DataPath]) -> _Dealt:
+        """Number the rows of files that arrive at once: windows of N rows are full in order of time."""
+        parts: list[np.ndarray] = []
+        windows: list[np.ndarray] = []
+        with BadRows(self._data.bad_rows, folder=self.folder / "deal") as bad_rows:  # the second look reports them
+            for path in paths:
+                source = self._data.source([path], bad_rows=bad_rows)
+                column = self._schema.time or self._schema.columns[0]
+                times_of_file: list[np.ndarray] = []
+                rows_of_file: list[np.ndarray] = []
+                for chunk in source.frames(columns=[column]):
+                    cut = self._cut_for(chunk)
+                    has_time = bool(cut.clock.column)
+                    times = cut.clock.times(chunk, bad_rows=bad_rows) if has_time else np.zeros(chunk.num_rows)
+                    times_of_file.append(times)
+                    rows_of_file.append(chunk.file_rows)
+                times = np.full(source.num_read, np.nan)
+                if rows_of_file:
+                    times[np.concatenate(rows_of_file)] = np.concatenate(times_of_file)
+                parts.append(times)
+                is_timed = bool(self._schema.time)
+                of_rows = np.where(np.isnan(times), UNREADABLE, 0)
+                windows.append(self._cut.windows(times) if self._cut is not None and is_timed else of_rows)
+        shutil.rmtree(self.folder / "deal", ignore_errors=True)
+        every = np.concatenate([np.empty(0), *parts])
+        found = np.concatenate([np.empty(0, np.int64), *windows])
+        if self._cut is not None and not self._has_time and self._config.begin:
+            numbers = self.num_rows + np.arange(len(found))
+            found[(numbers < self._cut.begin) & (found == 0)] = HISTORY
+            found[(numbers >= self._cut.until) & (found == 0)] = LEFT_OUT
+        is_streamed = (found == 0) & ~self._is_late(found, every)
+        order = np.argsort(every[is_streamed], kind="stable")
+        places = np.empty(len(order), dtype=np.int64)
+        places[order] = np.arange(len(order))
+        found[is_streamed] = 1 + (self.journal.num_dealt + places) // self._config.rows
+        self.journal.num_dealt += len(order)
+        return _Dealt(windows=found)
+
+    def _save(self) -> None:
+        JOURNAL.write(self._path, as_group(to_json(self.journal)))
+
+
+_LATE = HISTORY - 1
+
+
+@dataclass(kw_only=True)
+class _Dealt:
+    """Windows of the rows of several files, and the first row of the file that is read."""
+
+    windows: Int64[np.ndarray, " N"]
+    first_row: int = 0
+
+
+@dataclass(kw_only=True)
+class _Counts:
+    """Counts of what one file held."""
+
+    rows: int = 0
+    late: int = 0
+    left_out: int = 0
+    newest: dict[int, float] = field(default_factory=dict)
+
+
+class _Spool:
+    """Rows of one raw file, row groups of windows: `00007.parquet`, and further ones where types change."""
+
+    def __init__(self, folder: Path, *, number: int) -> None:
+        self._folder = folder
+        self._number = number
+        self._writer: ParquetFile | None = None
+        self._schema: pa.Schema | None = None
+        self._part = ""
+        self._num_parts = 0
+        self._num_groups = 0
+        self.pieces: list[tuple[int, Piece]] = []
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def write(self, chunk: RawChunk, windows: Int64[np.ndarray, " N"]) -> None:
+        """Write the rows of a chunk by their windows."""
+        order = np.argsort(windows, kind="stable")
+        frame = chunk.frame.with_columns(pl.Series(_FILE_ROW, chunk.file_rows, dtype=pl.Int64))[order]
+        table = frame.to_arrow()
+        if self._writer is None or table.schema != self._schema:
+            self._begin(table.schema)
+        keys, firsts = np.unique(windows[order], return_index=True)
+        ends = [*firsts[1:].tolist(), len(order)]
+        for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
+            assert self._writer is not None
+            self._writer.write_table(table.slice(first, end - first), row_group_size=end - first)
+            piece = Piece(file=self._number, part=self._part, group=self._num_groups, rows=end - first)
+            self.pieces.append((key, piece))
+            self._num_groups += 1
+
+    def _begin(self, schema: pa.Schema) -> None:
+        self._close()
+        suffix = f"-{self._num_parts}" if self._num_parts else ""
+        self._part = f"{self._number:05}{suffix}.parquet"
+        self._schema = schema
+        path = self._folder / self._part
+        self._writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
+        self._num_parts += 1
+        self._num_groups = 0
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+
+def _digest(path: DataPath) -> str:
+    if isinstance(path, Path):
+        return sha256_of(path)
+    with path.open("rb") as file:
+        return sha256_of(file.read())
+
+
+def _refuse_other_settings(stored: StreamConfig, given: StreamConfig, *, where: str) -> None:
+    """Refuse settings that would cut the rows that are still to come otherwise than those before."""
+    flags = {
+        "by": "--by",
+        "begin": "--from",
+        "until": "--until",
+        "late": "--late",
+        "growing": "--growing",
+        "frozen": "--frozen",
+    }
+    before = asdict(stored)
+    now = asdict(given)
+    others = [name for name in flags if before[name] != now[name]]
+    if others:
+        shown = ", ".join(f"{flags[name]} {before[name] or '(none)'}, given {now[name] or '(none)'}" for name in others)
+        raise ConfigError(
+            expected="the windows that the stream began with",
+            found=shown,
+            where=where,
+            ways_out=("give the command that began it", "begin another stream: --out ANOTHER_FOLDER"),
+        )

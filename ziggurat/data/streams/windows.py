@@ -1,0 +1,282 @@
+"""Windows: which stretch of time each row of a stream belongs to.
+
+    --by day --from 2000-05 --until 2000-06
+
+    │ rows before --from: history │ 2000-05-01 │ 2000-05-02 │ … │ 2000-05-31 │ left out
+
+A window is a stretch of the calendar (hour, day, week, month), or so many rows in order of time. It is named by the
+moment at which it begins (a week by its Monday), or by its number where it is one of rows. Times are taken as they are
+written: as UTC where no zone is named. Counts of seconds, milliseconds, microseconds and nanoseconds since 1970 are
+told apart by their size (`time_units.py`); once one is known, a file in another is an error, since its rows would all
+come to lie in another century.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from ziggurat.data.preprocess.values.time_units import of_another_unit, per_second, unit_of
+from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, readable_times, time_keys
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.dates import DateOrder
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.typed import CountOrNone, checked
+
+HISTORY = -(1 << 62)  # the window of the rows before --from
+LEFT_OUT = 1 << 62  # of the rows from --until on
+UNREADABLE = LEFT_OUT + 1  # of rows without a time, which were put aside
+_ROWS = re.compile(r"rows:([1-9][0-9_]*)")
+_DATE = re.compile(r"\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2})?)?)?)?)?")
+_PER_SECOND_OF_DATES = 1_000_000  # dates become microseconds
+
+
+class Calendar(StrEnum):
+    """Stretches of the calendar that a window may be."""
+
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+class LateRows(StrEnum):
+    """What becomes of rows that are older than a window that is done."""
+
+    TRAIN = "train"  # they are scored and trained in the window that they arrive in
+    DROP = "drop"  # they are counted, and nothing else
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class StreamConfig:
+    """Settings of how rows are cut into windows.
+
+    Args:
+        by: hour, day, week, month, or rows:N for N rows each.
+        begin: the first moment of the first window, such as 2000-05 or 2000-05-17T08; a number where times are numbers
+            of one's own; where the schema has no time, a number of rows. Rows before it are the history. "": the first
+            window is the history.
+        until: the first moment that is left out; "": none is.
+        late: what becomes of rows that are older than a window that is done.
+        growing: ids that have a row at a time, of tables that grow in the place of vocabularies that are fitted to the
+            history; 0: tables stay as the schema has them.
+        frozen: whether the history alone is trained, and all later windows are scored by that model: the control.
+    """
+
+    by: str = Calendar.DAY.value
+    begin: str = ""
+    until: str = ""
+    late: LateRows = LateRows.TRAIN
+    growing: CountOrNone = 0
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        if self.by not in list(Calendar) and not _ROWS.fullmatch(self.by):
+            raise ConfigError(
+                expected=f"{', '.join(Calendar)}, or rows:N",
+                found=repr(self.by),
+                where="--by",
+                ways_out=("--by day", "--by rows:100000"),
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows of a window; 0 where windows are stretches of the calendar."""
+        found = _ROWS.fullmatch(self.by)
+        return 0 if found is None else int(found[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """What is known of the time column of a stream, since its first rows were read.
+
+    Args:
+        column: its name; "" where the schema has no time.
+        is_date: whether it holds dates, and not numbers.
+        date_order: of dates like 01/03/2024.
+        per_second: how many of its units a second has; 0 of numbers that count from a moment of their own.
+        seen: the first whole time of the stream, by which the unit of others is judged; None of dates.
+    """
+
+    column: str = ""
+    is_date: bool = False
+    date_order: DateOrder = DateOrder.AUTO
+    per_second: int = 0
+    seen: int | None = None
+
+    @staticmethod
+    def of(chunk: RawChunk, column: str, *, date_order: DateOrder) -> Clock:
+        """Return the clock that the first rows show.
+
+        Raises:
+            SchemaError: the column holds no times.
+            ConfigError: dates whose order nothing shows.
+        """
+        if not column:
+            return Clock()
+        is_date = bool(kind_of_times(chunk.frame[column]))
+        if is_date:
+            order = order_of_dates(chunk, column) if date_order is DateOrder.AUTO else date_order
+            return Clock(column=column, is_date=True, date_order=order, per_second=_PER_SECOND_OF_DATES)
+        keys = readable_times(chunk.frame[column], order=DateOrder.AUTO, is_date=False)
+        first = _whole(keys[~np.isnan(keys)][:1])
+        if not unit_of(first.tolist()):
+            return Clock(column=column)
+        return Clock(column=column, per_second=int(per_second(first)[0]), seen=int(first[0]))
+
+    def times(self, chunk: RawChunk, *, bad_rows: BadRows) -> Float64[np.ndarray, " N"]:
+        """Return the times of rows, in the units of the column (dates: microseconds); NaN of rows that were put aside.
+
+        Raises:
+            DataError: a time is missing or cannot be read (policy ERROR), or is of another unit than those before.
+            SchemaError: dates after numbers, or numbers after dates.
+        """
+        keys = time_keys(chunk, self.column, bad_rows=bad_rows, is_date=self.is_date, order=self.date_order)
+        if self.seen is None:
+            return keys
+        readable = np.flatnonzero(~np.isnan(keys))
+        others = readable[of_another_unit(_whole(keys[readable]), seen=[self.seen])]
+        if len(others):
+            first = int(others[0])
+            units = [unit_of([self.seen]), unit_of(_whole(keys[[first]]).tolist())]
+            raise DataError(
+                expected=f"times in {units[0]}, as in the rows before (the first was {self.seen})",
+                found=f"{int(keys[first])}, which is one in {units[1]} by its size",
+                where=chunk.where(first, column=self.column),
+                ways_out=(f"write the times of this file in {units[0]}", "take the file out of the stream"),
+            )
+        return keys
+
+    def moment(self, text: str, *, flag: str) -> float:
+        """Return a moment of the command line as a time of the column.
+
+        Raises:
+            ConfigError: it cannot be read, or the column has no calendar.
+        """
+        if not self.per_second:
+            try:
+                return float(text)
+            except ValueError as error:
+                what = f"a number, as in the column {self.column!r}" if self.column else "a number of rows"
+                raise ConfigError(
+                    expected=what,
+                    found=repr(text),
+                    where=flag,
+                    ways_out=(f"{flag} 1000", 'name a column of dates or of Unix times: time = "COLUMN" in the schema'),
+                ) from error
+        if not _DATE.fullmatch(text):
+            raise ConfigError(
+                expected="a date: YYYY, YYYY-MM, YYYY-MM-DD, or YYYY-MM-DDTHH:MM",
+                found=repr(text),
+                where=flag,
+                ways_out=(f"{flag} 2000-05", f"{flag} 2000-05-17T08:00"),
+            )
+        try:
+            seconds = np.datetime64(text.replace(" ", "T"), "s").astype(np.int64)
+        except ValueError as error:
+            raise ConfigError(
+                expected="a date that is in the calendar", found=repr(text), where=flag, ways_out=f"{flag} 2000-05-31"
+            ) from error
+        return float(seconds) * self.per_second
+
+    def shown(self, time: float) -> str:
+        """Return a time for a person."""
+        if not self.per_second:
+            return f"{time:.15g}"
+        return str(np.datetime64(int(time // self.per_second), "s")).replace("T", " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Settings and clock of a stream together: which window each time belongs to.
+
+    Args:
+        config: the settings.
+        clock: of the time column.
+        begin: `config.begin` as a time of the column; minus infinity without one.
+        until: `config.until`, likewise; infinity without one.
+    """
+
+    config: StreamConfig
+    clock: Clock
+    begin: float = -np.inf
+    until: float = np.inf
+
+    @staticmethod
+    def of(config: StreamConfig, clock: Clock) -> Cut:
+        """Return the cut, once the clock is known.
+
+        Raises:
+            ConfigError: windows of the calendar without one, or a moment that cannot be read.
+        """
+        if not config.rows and not clock.per_second:
+            found = f"numbers that are none in the column {clock.column!r}" if clock.column else "no time in the schema"
+            raise ConfigError(
+                expected=f"times in a calendar, which windows by {config.by} need: dates, or counts since 1970",
+                found=found,
+                where=f"--by {config.by}",
+                ways_out=("windows of so many rows: --by rows:100000", 'time = "COLUMN" under [roles] of the schema'),
+            )
+        cut = Cut(config=config, clock=clock)
+        if config.begin:
+            cut = replace(cut, begin=clock.moment(config.begin, flag="--from"))
+        if config.until:
+            cut = replace(cut, until=clock.moment(config.until, flag="--until"))
+        if not cut.begin < cut.until:
+            raise ConfigError(
+                expected="--from before --until",
+                found=f"--from {config.begin} --until {config.until}",
+                where="command line",
+                ways_out=("exchange them", "leave --until out"),
+            )
+        return cut
+
+    def windows(self, times: Float64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """Return the window of each time: a number that rises with time; `HISTORY`, `LEFT_OUT` or `UNREADABLE`.
+
+        Windows of rows are numbered by whoever knows the rows before (`arrivals.py`): all of them are 0 here.
+        """
+        found = np.zeros(len(times), dtype=np.int64)
+        readable = ~np.isnan(times)
+        if not self.config.rows:
+            found[readable] = self._of_calendar(times[readable])
+        found[times < self.begin] = HISTORY
+        found[times >= self.until] = LEFT_OUT
+        found[~readable] = UNREADABLE
+        return found
+
+    def _of_calendar(self, times: Float64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        seconds = np.floor_divide(times, self.clock.per_second).astype(np.int64)
+        by = Calendar(self.config.by)
+        if by is Calendar.HOUR:
+            return seconds // 3600
+        if by is Calendar.DAY:
+            return seconds // 86_400
+        if by is Calendar.WEEK:
+            return (seconds // 86_400 + 3) // 7  # day 0 was a Thursday
+        return seconds.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64)
+
+    def name(self, window: int) -> str:
+        """Return the name of a window."""
+        if window == HISTORY:
+            return f"before {self.config.begin}"
+        if self.config.rows:
+            return f"rows {(window - 1) * self.config.rows + 1}-{window * self.config.rows}"
+        by = Calendar(self.config.by)
+        if by is Calendar.HOUR:
+            return str(np.datetime64(window, "h"))
+        if by is Calendar.DAY:
+            return str(np.datetime64(window, "D"))
+        if by is Calendar.WEEK:
+            return str(np.datetime64(window * 7 - 3, "D"))
+        return str(np.datetime64(window, "M"))
+
+
+def _whole(times: Float64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+    return np.clip(times, -(2.0**62), 2.0**62).astype(np.int64)

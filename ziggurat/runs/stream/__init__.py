@@ -1,0 +1,1 @@
+"""Streams: test, then train, window after window of rows in order of time."""

@@ -1,0 +1,423 @@
+"""Stream: every window is a test first, and then it is trained. The order of everything on one page.
+
+    files ─► windows in order of time ─┬─► history: fit vocabularies, train once
+                                       └─► later ones: encode ─► score ─► windows.jsonl ─► train once ─► checkpoint
+
+A score of a window is that of a model which has seen nothing of it (progressive validation; Blum, Kalai and Langford,
+"Beating the hold-out", COLT 1999): what a model in service would have reached, that is trained at the end of each
+window. NE is its log loss over that of always saying the window's own share of positives (He et al., "Practical lessons
+from predicting clicks on ads at Facebook", ADKDD 2014), so windows with other shares can be compared.
+
+The trainer is that of `ziggurat train`. Its checkpoint knows the window, the row in it, and how much of log and ledger
+was written; which rows each window has is in the stream's journal; a window's score is on the disk before its first row
+is trained. So a stream that is killed anywhere and started again by the same command ends with the same bits, no window
+is scored twice into the record, and no row is trained twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ziggurat.commands import pasted
+from ziggurat.config import to_json
+from ziggurat.data.encoded.dataset import MemoryDataset
+from ziggurat.data.encoded.records import encoded_schema
+from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
+from ziggurat.data.preprocess.splits import SPLITS
+from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.files import refuse_url
+from ziggurat.ops.text.choose import text_kernel
+from ziggurat.parallel.job import job
+from ziggurat.plan import Plan
+from ziggurat.recipes.run_config import RunConfig, run_config_to_json
+from ziggurat.runs.data_paths import with_absolute_paths
+from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_files, report_of_start, resolved
+from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.packed_run import refuse_training
+from ziggurat.runs.resume import config_to_resume
+from ziggurat.runs.stream.settings import for_stream, with_growing_tables
+from ziggurat.runs.stream.source import NO_ROWS, StreamWindow, StreamWindows
+from ziggurat.training.checkpoint.retention import complete_steps
+from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
+from ziggurat.training.hooks.fitting import SaveWhenDue
+from ziggurat.training.hooks.hook import Hook, check_hooks
+from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
+from ziggurat.training.records.run_lock import RunLock
+from ziggurat.training.records.said import KeptProgress
+from ziggurat.training.records.windows import WindowRecord, WindowsFile
+from ziggurat.training.report.page import write_report
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.training.trainer import Trainer
+
+_SHOWN = ("auc", "log_loss", "ne", "calibration", "rmse", "mae", "r2")
+_NOTABLE_SHARE = 0.005  # of samples with an id that has no row: below, it moves no metric
+_MANY_UNKNOWN = 0.2  # of samples with an id that has no row: growing tables are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamResult:
+    """The results of a stream.
+
+    Args:
+        folder: of its run.
+        windows: all windows so far, the history first.
+        steps: made in all.
+        report: path of the HTML report.
+        is_first: False on all ranks but the first.
+    """
+
+    folder: Path
+    windows: tuple[WindowRecord, ...]
+    steps: int
+    report: Path
+    is_first: bool = True
+
+
+def stream_run(
+    config: RunConfig,
+    *,
+    folder: str | Path,
+    stream: StreamConfig | None = None,
+    plan: Plan | None = None,
+    progress: Progress | None = None,
+    hooks: Sequence[Hook] = (),
+) -> StreamResult:
+    """Score and train a stream window by window; on every rank of a job that torchrun started, together.
+
+    Called again with the same arguments it goes on where it was, with the files that have come since.
+
+    Args:
+        config: the whole run; `data.train` are the files of the stream.
+        folder: where it is kept; see `RunFolder`.
+        stream: how rows are cut into windows.
+        plan: where tables go on many ranks; None plans.
+        progress: where to show progress; rank 0 does.
+        hooks: take part in training, on every rank.
+
+    Raises:
+        ConfigError: settings that have no place in a stream, or others than those that it began with.
+        DataError, SchemaError: files that do not fit, or no row before `--from`.
+
+    Example:
+        >>> days = [f"2026-01-{1 + row // 300:02}" for row in range(1200)]
+        >>> rows = {"user": ["ann", "bob"] * 600, "bought": [1, 0, 0, 1] * 300, "day": days}
+        >>> polars.DataFrame(rows).write_parquet("sales.parquet")
+        >>> schema = zg.inspect_file("sales.parquet").schema
+        >>> config = zg.table_run(zg.LogisticRegressionConfig(), schema)
+        >>> data = dataclasses.replace(config.data, train=("sales.parquet",))
+        >>> result = stream_run(dataclasses.replace(config, data=data), folder="runs/sales")
+        >>> [window.name for window in result.windows]
+        ['2026-01-01', '2026-01-02', '2026-01-03', '2026-01-04']
+    """
+    stream = stream or StreamConfig()
+    own = check_hooks(hooks, where="stream_run, argument 'hooks'")
+    run = RunFolder(Path(folder))
+    config = for_stream(config)
+    if stream.growing:
+        config = dataclasses.replace(
+            config, table_schema=with_growing_tables(config.table_schema, num_rows=stream.growing)
+        )
+    goes_on = run.is_stream() and run.config.exists()
+    if goes_on:
+        refuse_training(run)
+        config, _ = config_to_resume(run, config, again="the same command without them", by="ziggurat stream")
+    config.check()
+    if not goes_on:
+        check_schema_fits(config)
+    with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
+        given = {"out": run.path.absolute(), "stream": to_json(stream), "hooks": ", ".join(map(repr, own))}
+        ranks = Ranks(config, plan=plan, given=given)
+        progress = progress if progress is not None and ranks.is_first else NoProgress()
+        if not goes_on:
+            config = with_absolute_paths(config)
+        ranks.on_first(lambda: _check_folder(run, lock=lock))
+        progress = KeptProgress(progress, path=run.said)
+        with progress.keeping_error(rank=ranks.rank if ranks.are_many else None):
+            made = _Stream(run, config=config, stream=stream, ranks=ranks, lock=lock, progress=progress, own=own)
+            made.begin()
+            made.go()
+            path = Path(ranks.on_first(lambda: str(write_report(run.path))))
+        result = StreamResult(
+            folder=run.path,
+            windows=tuple(made.records.windows) if made.records is not None else (),
+            steps=made.trainer.position.step,
+            report=path,
+            is_first=ranks.is_first,
+        )
+        ranks.close()
+    return result
+
+
+def _check_folder(run: RunFolder, *, lock: RunLock) -> None:
+    refuse_url(run.path, error=ConfigError)
+    if not run.is_stream():
+        run.refuse_old_run()
+    run.refuse_unwritable()
+    lock.acquire()
+    if not run.is_stream():
+        run.refuse_old_run()  # that of a process which ended while this one waited for the lock
+
+
+class _Stream:
+    """One stream on one rank.
+
+    Args:
+        run: its folder.
+        config: of the run.
+        stream: how rows are cut.
+        ranks: all of them.
+        lock: of the folder, held.
+        progress: shows it.
+        own: hooks of the user.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        config: RunConfig,
+        stream: StreamConfig,
+        ranks: Ranks,
+        lock: RunLock,
+        progress: KeptProgress,
+        own: tuple[Hook, ...],
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._stream = stream
+        self._ranks = ranks
+        self._progress = progress
+        self._own = own
+        self._lock = lock
+        self._has_warned = False
+        data = raw_files(config, progress=progress if ranks.is_first else NoProgress())
+        self._windows = StreamWindows(
+            run, config=stream, data=data, schema=config.table_schema, ranks=ranks, progress=progress
+        )
+        self.records: WindowsFile | None = None  # of the first rank
+
+    # ------------------------------------------------------------------------------------------------------- begin
+
+    def begin(self) -> None:
+        """Read what is there, fit to the history, build the model, and load the newest checkpoint."""
+        windows = self._windows
+        if came := windows.look():
+            self._progress.say(came)
+        windows.is_done(1, is_over=True)
+        windows.fit()
+        has_begun = self._ranks.on_first(self._run.has_begun)
+        has_weights = self._ranks.on_first(lambda: bool(complete_steps(self._run.checkpoints)))
+        config = self._config
+        if has_weights:  # they are loaded, with the bias that the shares of the history gave
+            training = dataclasses.replace(config.training, start_at_base_rate=False)
+            config = dataclasses.replace(config, training=training)
+        first = windows.open(NO_ROWS if has_weights else 1)
+        prepared = self._prepared(first)
+        built = build_on_ranks(config, prepared, ranks=self._ranks, run=self._run, resume=has_weights)
+        inputs = prepared.inputs
+        self.trainer = trainer = Trainer(
+            built.model,
+            config=config.training,
+            # Windows are numbered from 1 on, and each is given when it is there: nothing is before the first.
+            train=MemoryDataset(encoded_schema(inputs).empty_table(), inputs),
+            folder=self._run.path,
+            progress=self._progress,
+            parallel=built.parallel,
+            lock=self._lock,
+        )
+        if has_begun:
+            trainer.restore()
+        self._opened: StreamWindow | None = first
+        self._write_start(prepared, built)
+        step = trainer.position.step
+        if self._ranks.is_first:
+            self.records = WindowsFile(self._run.windows, last_step=step if has_weights else -1)
+
+    def _prepared(self, window: StreamWindow) -> PreparedData:
+        """The first window as what a run is built on."""
+        preprocessing = self._windows.preprocessing
+        return PreparedData(
+            folder=window.data.folder,
+            preprocessing=preprocessing,
+            train=window.data,
+            valid=None,
+            test=None,
+            summary=PreparedSummary(
+                split=f"windows by {self._stream.by}",
+                splits={SPLITS[0].value: SplitSummary(rows=window.data.num_rows, features=preprocessing.counters)},
+                quarantined={},
+                quarantine="",
+                raw_files=0,
+                text_kernel=text_kernel().name,
+            ),
+        )
+
+    def _write_start(self, prepared: PreparedData, built: Built) -> None:
+        """Write down what the stream begins with, and say it."""
+        trainer = self.trainer
+        config = resolved(self._config, trainer=trainer)
+        report = report_of_start(
+            self._config, config, trainer=trainer, prepared=prepared, ranks=self._ranks, built=built, rung_lines={}
+        )
+        facts = self._windows.facts()
+        report.sections["Data"] |= facts
+
+        def write() -> None:
+            CONFIG.write(self._run.config, run_config_to_json(config))
+            INPUTS.write(self._run.inputs, to_json(prepared.inputs))
+            STARTUP.write(self._run.startup, report.sections)
+
+        self._ranks.on_first(write)
+        if self._ranks.is_first:
+            self._progress.open()
+        if built.parallel is not None:
+            self._ranks.keep_plan(built.parallel, run=self._run)
+        # Of all that has arrived, where the report of a run speaks of the rows that it was prepared on.
+        self._progress.say(f"data     {facts['rows']}; {facts['split']}")
+        for line in report.brief:
+            if not line.startswith("data "):
+                self._progress.say(line)
+        self._progress.detail(report.text())
+
+    # ---------------------------------------------------------------------------------------------------- windows
+
+    def go(self) -> None:
+        """Score and train all windows that are there."""
+        with self.trainer.over_windows(hooks=[SaveWhenDue(), *self._own]):
+            number = self._next()
+            while self._windows.is_done(number, is_over=True):
+                self._take(number)
+                number += 1
+        self.trainer.store.wait()
+
+    def _next(self) -> int:
+        """The number of the window that is scored or trained next."""
+        position = self.trainer.position
+        is_done = position.epoch > position.window_epoch or not position.window
+        number = position.window + is_done
+        if self._stream.frozen and number > 1:
+            return self._ranks.on_first(lambda: max(2, self._kept[-1].window + 1 if self._kept else 2))
+        return number
+
+    def _take(self, number: int) -> None:
+        """Score a window, unless it was, and train it."""
+        window = self._window(number)
+        position = self.trainer.position
+        is_scored = self._ranks.on_first(lambda: any(record.window == number for record in self._kept))
+        if not is_scored:
+            self._refuse_half_trained(window, is_inside=position.window == number)
+            self._score(window)
+        is_trained = number == 1 or not self._stream.frozen
+        if is_trained and window.data.num_rows:
+            begin = time.perf_counter()
+            step = position.step
+            for _ in self.trainer.steps(window.data, number=number, name=window.name):
+                pass
+            self._say(number, train_s=time.perf_counter() - begin, steps=position.step - step)
+        else:
+            self._say(number, train_s=0.0, steps=0)
+        self._forget()
+
+    def _window(self, number: int) -> StreamWindow:
+        opened = self._opened
+        self._opened = None
+        if opened is not None and opened.number == number:
+            return opened
+        return self._windows.open(number)
+
+    def _score(self, window: StreamWindow) -> None:
+        """Score a window by the weights as they are, and write that down before a row of it is trained."""
+        begin = time.perf_counter()
+        metrics: dict[str, float] = {}
+        unknown: Mapping[str, float] = {}
+        if window.number > 1 and window.data.num_rows:
+            evaluation = self.trainer.evaluate(window.data)
+            metrics = evaluation.metrics
+            unknown = evaluation.unknown
+        record = WindowRecord(
+            window=window.number,
+            name=window.name,
+            step=self.trainer.position.step,
+            rows=window.data.num_rows,
+            late=window.late,
+            bad=window.bad,
+            row_sum=f"{window.data.row_sum:x}",
+            is_trained=window.number == 1 or not self._stream.frozen,
+            metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
+            unknown=dict(unknown),
+            timing={"encode_s": round(window.encode_s, 3), "score_s": round(time.perf_counter() - begin, 3)},
+        )
+
+        def append() -> None:
+            assert self.records is not None
+            self.records.append(record)
+
+        self._ranks.on_first(append)
+
+    def _refuse_half_trained(self, window: StreamWindow, *, is_inside: bool) -> None:
+        """Refuse to score a window of which rows were trained: that would be no test."""
+        if is_inside and self.trainer.position.step_in_epoch:
+            raise CheckpointError(
+                expected=f"the score of window {window.name} in {self._run.windows.name}: a part of it is trained",
+                found="no such line",
+                where=str(self._run.windows),
+                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+            )
+
+    def _say(self, number: int, *, train_s: float, steps: int) -> None:
+        """Say in a line what became of a window."""
+        if self.records is None:
+            return
+        record = next(each for each in self.records.windows if each.window == number)
+        parts = [f"{record.name:<10}  {record.rows:>9,} rows"]
+        shown = [name for name in record.metrics if name.partition("/")[0] in _SHOWN]
+        if shown:
+            values = {name: math.nan if value is None else value for name, value in record.metrics.items()}
+            parts.append(metrics_line(values, names=shown))
+        elif record.window == 1:
+            parts.append("history")
+        notable = {name: share for name, share in record.unknown.items() if share >= _NOTABLE_SHARE}
+        if notable:
+            parts.append("unknown " + ", ".join(f"{name} {share:.1%}" for name, share in notable.items()))
+        if record.late:
+            parts.append(f"{record.late:,} late")
+        if record.bad:
+            parts.append(f"{record.bad:,} put aside")
+        if steps and train_s:
+            parts.append(f"trained, {record.rows / train_s:,.0f}/s")
+        self._progress.end()
+        self._progress.say("  ".join(parts))
+        self._warn_of_unknown(record)
+
+    def _warn_of_unknown(self, record: WindowRecord) -> None:
+        """Name growing tables once, where many ids have come since vocabularies were fitted."""
+        most = max(record.unknown.values(), default=0.0)
+        if self._has_warned or self._stream.growing or most < _MANY_UNKNOWN:
+            return
+        self._has_warned = True
+        self._progress.say(
+            f"warning: {unknown_text(record.unknown)} in {record.name}: vocabularies are those of the history; "
+            f"--growing 100000 lets tables take new ids (in another folder: {pasted(self._run.path)} keeps its own)"
+        )
+
+    def _forget(self) -> None:
+        """Remove raw rows that no checkpoint needs again."""
+
+        def forget() -> int:
+            if self._stream.frozen:
+                return self._kept[-1].window
+            oldest = min(complete_steps(self._run.checkpoints), default=-1)
+            return max((record.window for record in self._kept if record.step <= oldest), default=1) - 1
+
+        self._windows.forget(self._ranks.on_first(forget))
+
+    @property
+    def _kept(self) -> list[WindowRecord]:
+        assert self.records is not None, "the first rank alone has them"
+        return self.records.windows

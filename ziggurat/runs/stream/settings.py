@@ -1,0 +1,79 @@
+"""What a stream asks of the settings of a run: one pass over each window, samples, and tables that may grow.
+
+A recipe says how often it passes over its rows, how it splits them and when it stops. A stream sees each row once, in
+order of time, and every row is first a test and then training data: these settings have no meaning, and what would
+change numbers behind the back of who set it is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Encoding, Schema, Table, table_of
+from ziggurat.models.contract.reads import finds_items
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.config import AS_VALIDATION, Decay
+
+
+def for_stream(config: RunConfig) -> RunConfig:
+    """The settings of a run as a stream has them.
+
+    Raises:
+        ConfigError: one of them has no place in a stream.
+    """
+    training = config.training
+    if config.table_schema.events is not None or finds_items(config.model):
+        found = "a schema with [events]" if config.table_schema.events is not None else f"model {config.model.kind!r}"
+        raise ConfigError(
+            expected="a model that scores samples, one row each",
+            found=f"{found}, whose rows are made of whole histories or a fixed catalogue",
+            where="ziggurat stream",
+            ways_out=("stream a ranker: ziggurat stream table_dlrm", "train it on all rows: ziggurat train"),
+        )
+    decay = training.schedule.decay
+    if decay in (Decay.LINEAR, Decay.COSINE):
+        raise ConfigError(
+            expected="a learning rate that needs no end: a stream has none",
+            found=f"schedule.decay = {decay.value}",
+            where="training settings, schedule",
+            ways_out=("--training.schedule.decay constant",),
+        )
+    for name, value, way in (
+        ("training.max-steps", training.max_steps, "--until ends a stream"),
+        ("training.weight-average", training.weight_average, "--training.weight-average 0"),
+        ("tables.memory-limit", config.tables.memory_limit, "name the formats: --tables.weights int8"),
+        ("data.negative-rate", config.data.negative_rate if config.data.negative_rate < 1.0 else 0, "keep all rows"),
+    ):
+        if value:
+            raise ConfigError(
+                expected=f"no {name} in a stream: it is not known of windows yet",
+                found=str(value),
+                where=f"--{name}",
+                ways_out=(way, f"leave --{name} out"),
+            )
+    unknown = () if training.unknown_ids == (AS_VALIDATION,) else training.unknown_ids
+    return replace(config, training=replace(training, epochs=1, unknown_ids=unknown))
+
+
+def with_growing_tables(schema: Schema, *, num_rows: int) -> Schema:
+    """The schema with tables that grow in the place of those whose vocabulary is fitted to the history.
+
+    Args:
+        schema: of the stream.
+        num_rows: ids that have a row of such a table at a time.
+    """
+    listed = {table.name: table for table in schema.tables}
+    of_ids = [feature for feature in schema.features if feature.num_rows is None]  # others make rows of numbers
+    for name in dict.fromkeys(filter(None, map(table_of, of_ids))):
+        table = schema.table(name)
+        if table.encoding is Encoding.VOCABULARY:
+            grows = Table(
+                name=name,
+                encoding=Encoding.GROWING,
+                num_rows=num_rows,
+                min_count=table.min_count,
+                embedding_dim=table.embedding_dim,
+            )
+            listed[name] = grows
+    return replace(schema, tables=tuple(listed.values()))

@@ -1,0 +1,239 @@
+"""StreamWindows: the windows of a stream as encoded data, one at a time, on every rank.
+
+    rank 0    look for files ─► take their rows ─► is the next window done? ─► encode it ─┐
+    others    wait ──────────────────────────────────────────────────────────────────────┴─► open it
+
+The first window is the history. Vocabularies and statistics are fitted to it once and then kept: what a number or an id
+means to the model does not change while it learns. One encoded window is on the disk at a time, and a few of its chunks
+are in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.streams.arrivals import Arrivals, Window
+from ziggurat.data.streams.windows import HISTORY, StreamConfig
+from ziggurat.errors import DataError
+from ziggurat.features.schema import Schema
+from ziggurat.runs.many_ranks import Ranks
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.report.progress import Progress
+
+NO_ROWS = 0  # number of a window without rows, for a model that is built before its next window is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWindow:
+    """A window of a stream that is ready to be scored and trained.
+
+    Args:
+        number: from 1 on; 1 is the history.
+        name: for people.
+        data: its encoded rows.
+        late: rows of it that belong to windows before it.
+        bad: rows of it that were put aside.
+        encode_s: seconds that encoding took.
+    """
+
+    number: int
+    name: str
+    data: EncodedDataset
+    late: int
+    bad: int
+    encode_s: float
+
+
+class StreamWindows:
+    """Gives the windows of a stream by their number; its methods are collective.
+
+    Args:
+        run: the folder of the stream.
+        config: how rows are cut.
+        data: files, and how they are read.
+        schema: of the rows.
+        ranks: all of them.
+        progress: shows what is read and encoded.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        config: StreamConfig,
+        data: DataConfig,
+        schema: Schema,
+        ranks: Ranks,
+        progress: Progress,
+    ) -> None:
+        self._run = run
+        self._data = data
+        self._schema = schema
+        self._ranks = ranks
+        self._progress = progress
+        self._folder = run.stream / "windows"
+        self._preprocessing: Preprocessing | None = None
+        self._arrivals: Arrivals | None = None
+
+        def begin() -> None:
+            # What a killed process encoded is encoded again, to the same bits.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._arrivals = Arrivals(run.stream, config=config, data=data, schema=schema)
+
+        ranks.on_first(begin)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What was fitted to the history."""
+        assert self._preprocessing is not None, "`fit` comes first"
+        return self._preprocessing
+
+    def look(self) -> str:
+        """Take the rows of new files; say what came."""
+        return self._ranks.on_first(self._look)
+
+    def _look(self) -> str:
+        phase = ""
+
+        def told(what: str, done: int, total: int | None) -> None:
+            nonlocal phase
+            if what != phase:
+                self._progress.begin(what, total=total)
+                phase = what
+            self._progress.update(done, total=total)
+
+        arrivals = self._held
+        taken = arrivals.take(self._data.source(self._data.train).paths, progress=told)
+        self._progress.end()
+        parts: list[str] = []
+        if taken.files:
+            parts.append(f"{taken.rows:,} rows of {taken.files:,} new file{'s' if taken.files > 1 else ''}")
+        if taken.late:
+            what = "trained in the window that they came in" if not arrivals.journal.dropped else "left out"
+            parts.append(f"{taken.late:,} of them late, {what}")
+        if taken.again:
+            parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
+        return "; ".join(parts)
+
+    def fit(self) -> None:
+        """Fit vocabularies and statistics to the history, or load what was fitted.
+
+        Raises:
+            DataError: there is no history.
+        """
+        if not self._ranks.on_first(self._run.preprocessing.exists):
+            self._ranks.on_first(self._fit)
+        self._preprocessing = load_preprocessing(self._run.preprocessing)
+
+    def _fit(self) -> None:
+        arrivals = self._held
+        begin = arrivals.journal.config.begin
+        if not arrivals.journal.done[:1] or (begin and not arrivals.journal.done[0].name.startswith("before")):
+            first = arrivals.journal.done[0].name if arrivals.journal.done else "none"
+            raise DataError(
+                expected=f"rows before --from {begin}, to which vocabularies are fitted",
+                found=f"none; the first window with rows is {first}",
+                where=", ".join(self._data.train[:3]),
+                ways_out=("a later moment: --from", "leave --from out: the first window is then the history"),
+            )
+        self._progress.begin("fit", total=arrivals.journal.done[0].rows)
+        with BadRows(self._data.bad_rows, folder=self._run.stream / "fit") as bad_rows:
+            fitted = Preprocessing.fit(self._schema, arrivals.chunks(arrivals.journal.done[0]), bad_rows=bad_rows)
+        self._progress.end()
+        shutil.rmtree(self._run.stream / "fit", ignore_errors=True)
+        save_preprocessing(fitted, self._run.preprocessing)
+
+    def is_done(self, number: int, *, is_over: bool) -> bool:
+        """Return whether all rows of a window are there.
+
+        Args:
+            number: of the window.
+            is_over: no more files come.
+        """
+        return self._ranks.on_first(lambda: self._is_done(number, is_over=is_over))
+
+    def _is_done(self, number: int, *, is_over: bool) -> bool:
+        arrivals = self._held
+        while len(arrivals.journal.done) < number:
+            if not arrivals.finish_next(is_over=is_over):
+                return False
+        return True
+
+    def open(self, number: int) -> StreamWindow:
+        """Encode a window that is done, and open it on every rank; the one before it is gone afterwards."""
+        facts = self._ranks.on_first(lambda: self._encode(number))
+        return StreamWindow(
+            number=number,
+            name=str(facts["name"]),
+            data=EncodedDataset(self._path(number)),
+            late=int(facts["late"]),
+            bad=int(facts["bad"]),
+            encode_s=float(facts["encode_s"]),
+        )
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06}"
+
+    def _encode(self, number: int) -> dict[str, str | int | float]:
+        begin = time.perf_counter()
+        window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
+        shutil.rmtree(self._folder, ignore_errors=True)
+        aside = self._run.stream / f"window-{number:06}"
+        shutil.rmtree(aside, ignore_errors=True)
+        self._progress.begin(f"encode {window.name}", total=window.rows)
+        done = 0
+        inputs = self.preprocessing.inputs
+        with (
+            BadRows(self._data.bad_rows, folder=aside, budget=self._data.bad_row_budget) as bad_rows,
+            EncodedWriter(self._path(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
+        ):
+            for chunk in self._held.chunks(window):
+                writer.append(self.preprocessing.encode(chunk, bad_rows=bad_rows))
+                done += chunk.num_rows
+                self._progress.update(done)
+            bad = bad_rows.num_rows
+        self._progress.end()
+        return {"name": window.name, "late": window.late, "bad": bad, "encode_s": time.perf_counter() - begin}
+
+    def forget(self, number: int) -> None:
+        """Remove the raw rows of all windows up to a number."""
+        self._ranks.on_first(lambda: self._held.forget(number))
+
+    def facts(self) -> dict[str, str]:
+        """Say in lines what has arrived, for the start-up report."""
+        return self._ranks.on_first(self._facts)
+
+    def _facts(self) -> dict[str, str]:
+        journal = self._held.journal
+        num_files = len(journal.files)
+        bad = sum(file.bad for file in journal.files)
+        left_out = sum(file.left_out for file in journal.files)
+        waiting = [*journal.done, *journal.open]
+        lines = {
+            "rows": f"{self._held.num_rows:,} from {num_files:,} raw file{'s' if num_files != 1 else ''}",
+            "split": f"windows by {journal.config.by}, {len(waiting):,} so far; vocabularies of {waiting[0].name}",
+            "bad rows": f"{bad:,} without a time" if bad else "none",
+        }
+        if left_out:
+            lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
+        return lines
+
+    @property
+    def _held(self) -> Arrivals:
+        assert self._arrivals is not None, "the first rank alone has them"
+        return self._arrivals
+
+    def wait(self, seconds: float, *, until: Callable[[], bool]) -> None:
+        """Wait for files, or until somebody asks to end."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not until():
+            time.sleep(min(0.1, seconds))

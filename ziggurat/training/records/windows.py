@@ -1,0 +1,124 @@
+"""windows.jsonl of a stream: one line a window, written when it was scored and before it is trained.
+
+    {"window": 3, "name": "2000-06", "step": 812, "rows": 61, "late": 0, "metrics": {"auc": 0.71, …}, …, "check": "…"}
+
+`step` is that of the weights that scored the window. So a resumed stream cuts the file back as it cuts its log: lines
+behind its checkpoint's step go, since those windows will be scored again, by the same weights; a line at or before it
+stays, and its window is not scored a second time. `rows` and `row_sum` say what the ledger must hold of the window.
+
+Each line has a check of its own, and is on the disk before a row of its window is trained. A line that a kill has torn
+is the last one, and goes; a bad line before it is damage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import CheckpointError, FileError
+from ziggurat.files import digest_of, write_text, writing_to
+from ziggurat.plain import as_group
+
+_CHECK = "check"
+_CHECK_DIGITS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRecord:
+    """A window of a stream.
+
+    Args:
+        window: its number, from 1 on; 1 is the history, which nothing scores.
+        name: for people, such as 2000-05.
+        step: of the weights that scored it.
+        rows: of the window.
+        late: rows of it that belong to windows before it.
+        bad: rows of it that were put aside.
+        row_sum: sum of its mixed row ids in hex; see `ledger.py`.
+        is_trained: whether the window is trained after it was scored.
+        metrics: by name; null where one is undefined.
+        unknown: by feature, the share of samples whose id had no row.
+        timing: what depends on the clock, in seconds.
+    """
+
+    window: int
+    name: str
+    step: int
+    rows: int
+    late: int = 0
+    bad: int = 0
+    row_sum: str = "0"
+    is_trained: bool = True
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    unknown: dict[str, float] = field(default_factory=dict)
+    timing: dict[str, float] = field(default_factory=dict)
+
+
+def read_windows(path: Path) -> list[WindowRecord]:
+    """All windows of a file, in order; without a last line that is torn.
+
+    Raises:
+        CheckpointError: a line before the last one is damaged.
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found: list[WindowRecord] = []
+    for number, line in enumerate(lines, start=1):
+        content = _checked(line)
+        if content is None and number == len(lines):
+            break
+        if content is None:
+            raise CheckpointError(
+                expected="lines as they were written, each with its check",
+                found="another content" if line else "an empty line",
+                where=f"{path}, line {number}",
+                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+            )
+        found.append(from_json(WindowRecord, content, where=f"{path}, line {number}", error=CheckpointError))
+    return found
+
+
+class WindowsFile:
+    """Appends windows, after cutting the file back to the step where a stream goes on.
+
+    Args:
+        path: the file.
+        last_step: keep windows that were scored at this step or before.
+    """
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        self._path = path
+        before = read_windows(path)
+        self.windows = [record for record in before if record.step <= last_step]
+        if path.exists():
+            write_text(path, "".join(_line(record) for record in self.windows))
+
+    def append(self, record: WindowRecord) -> None:
+        """Add a window; it is on the disk when this returns."""
+        self.windows.append(record)
+        with writing_to(self._path, FileError), self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(record: WindowRecord) -> str:
+    content = as_group(json.loads(json.dumps(to_json(record))))
+    return json.dumps({**content, _CHECK: digest_of(content)[:_CHECK_DIGITS]}, ensure_ascii=False) + "\n"
+
+
+def _checked(line: str) -> Mapping[str, object] | None:
+    """The content of a line; None where its check is another one."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or _CHECK not in content:
+        return None
+    check = content.pop(_CHECK)
+    return content if check == digest_of(content)[:_CHECK_DIGITS] else None
