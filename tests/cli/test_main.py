@@ -114,7 +114,7 @@ FROZEN = {
     "cluster show": {"--out"},
     "cluster probe": {"--minutes", "--out", "--samples", "--disk", "--cluster"},
     "recipes": set(),
-    "report": {"--baseline", "--model"},
+    "report": {"--baseline", "--beside", "--model"},
     "verify": {"--model"},
     "doctor": set(),
     "bench": {"--json", "--quick"},

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.demo.towers import RanksRow
     from ziggurat.runs.execute import RunResult
+    from ziggurat.training.records.run_folder import RunFolder
 
 AUTO = "auto"
 FIRST_MODEL = "first_model"
@@ -361,12 +362,50 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
     if options.baseline:
         _train_baseline(options, Path(options.run))
     damage = damage_of_log(RunFolder(Path(options.run)))
-    print_line(str(write_report(options.run, damage=damage)))
+    if options.beside:
+        _print_windows(RunFolder(Path(options.run)), RunFolder(Path(options.beside)))
+    print_line(str(write_report(options.run, damage=damage, beside=options.beside)))
     if damage:
         print_line(
             f"{damage}; the report says so; all that is wrong with the run: ziggurat verify {pasted(options.run)}"
         )
     return 1 if damage else 0
+
+
+def _print_windows(run: RunFolder, control: RunFolder) -> None:
+    """Print the windows of a stream beside those of another one, by the metric that compares windows best."""
+    from ziggurat.training.metrics.metric import shown_name
+    from ziggurat.training.records.windows import read_windows
+    from ziggurat.training.report.windows import plotted_metrics, wins
+
+    for each in (run, control):
+        if not each.windows.is_file():
+            raise MissingFileError(
+                expected="the folder of a stream, with its windows.jsonl",
+                found="no such file",
+                where=str(each.path),
+                ways_out=(
+                    "name the folder of a stream: --beside runs/frozen",
+                    "make one: ziggurat stream … --frozen --out runs/frozen",
+                ),
+            )
+    ours = read_windows(run.windows)
+    theirs = {record.name: record for record in read_windows(control.windows)}
+    metrics = plotted_metrics(ours)
+    shown = [name for name in metrics if name.partition("/")[0] in ("ne", "rmse")] or metrics[:1]
+    head = ["window", "rows"]
+    head += [f"{shown_name(name)}{which}" for name in shown for which in ("", f", {control.path.name}")]
+    rows: list[tuple[str, ...]] = []
+    for record in ours:
+        if not record.metrics or record.name not in theirs:
+            continue
+        pairs = [(record.metrics.get(name), theirs[record.name].metrics.get(name)) for name in shown]
+        cells = ["–" if value is None else f"{value:.5f}" for pair in pairs for value in pair]
+        rows.append((record.name, f"{record.rows:,}", *cells))
+    print_table(tuple(head), rows)
+    for name in metrics:
+        won, both = wins(ours, control=list(theirs.values()), metric=name)
+        print_line(f"{shown_name(name)}: better than {control.path.name} in {won} of {both} windows")
 
 
 def verify(options: argparse.Namespace, rest: list[str]) -> int:
@@ -671,6 +710,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="first train a linear model on the run's rows, unless it was",
     )
+    parser.add_argument("--beside", metavar="RUN", help="of a stream: another one over the same windows, its control")
     add_model_argument(parser)
     add_verbose(parser)
 
@@ -732,7 +772,10 @@ RECIPES = Verb(
 REPORT = Verb(
     name="report",
     summary="write report.html of a run again",
-    epilog="It reads what the run has logged.\nexample:\n  ziggurat report runs/first",
+    epilog=(
+        "It reads what the run has logged.\nexamples:\n  ziggurat report runs/first\n"
+        "  ziggurat report runs/live --beside runs/frozen"
+    ),
     add_arguments=add_report_arguments,
     run=report,
 )

@@ -30,6 +30,7 @@ from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
 _context = mp.get_context("forkserver")
+_context.set_forkserver_preload(["tests.runs.stream.test_killed_streams"])
 
 NUM_ROWS = 3000
 MAX_LIFE_S = 120.0
@@ -38,6 +39,7 @@ MAX_LIFE_S = 120.0
 def live(folder: str) -> None:
     """Stream to the end, from wherever the folder stands."""
     base = Path(folder).parent
+    (base / f"begun-{os.getpid()}").touch()  # what is imported before is no part of a life
     config = config_of(base / "a.parquet", base / "b.parquet")
     stream_run(config, folder=folder, stream=StreamConfig(by="day", growing=60))
 
@@ -53,7 +55,9 @@ def kill_once(folder: Path, *, rng: random.Random, longest_s: float) -> bool:
     """Start a life of the stream and kill it; False if it came to its end before."""
     process = _context.Process(target=live, args=(str(folder),))
     process.start()
-    deadline = time.monotonic() + rng.uniform(0.02, longest_s)
+    while process.is_alive() and not (folder.parent / f"begun-{process.pid}").exists():
+        time.sleep(0.002)
+    deadline = time.monotonic() + rng.uniform(0.0, longest_s)
     while process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.002)
     is_killed = process.is_alive()
@@ -65,26 +69,28 @@ def kill_once(folder: Path, *, rng: random.Random, longest_s: float) -> bool:
     return is_killed
 
 
-def check_kills(base: Path, *, kills: int, seed: int) -> None:
+def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:
+    """Kill streams until there were so many kills; count them, streams, and kills behind the first checkpoint."""
     files_in(base, num_rows=NUM_ROWS)
     whole = base / "whole"
     process = _context.Process(target=live, args=(str(whole),))
-    process.start()  # what the fork server loads first is no part of a life
+    process.start()
     process.join(MAX_LIFE_S)
     assert process.exitcode == 0
     begin = time.monotonic()
     live(str(base / "timed"))
     longest_s = time.monotonic() - begin
     rng = random.Random(seed)
-    num_killed = 0
-    number = 0
-    while num_killed < kills:
-        number += 1
-        folder = base / f"cut-{number}"
-        while num_killed < kills and kill_once(folder, rng=rng, longest_s=longest_s):
-            num_killed += 1
+    counts = {"kills": 0, "streams": 0, "windows": 0}
+    while counts["kills"] < kills:
+        counts["streams"] += 1
+        folder = base / f"cut-{counts['streams']}"
+        while counts["kills"] < kills and kill_once(folder, rng=rng, longest_s=longest_s):
+            counts["kills"] += 1
+            counts["windows"] += any((folder / "checkpoints").glob("step-*"))
         live(str(folder))
         assert_same_streams(folder, whole, num_rows=NUM_ROWS)
+    return counts
 
 
 def assert_same_streams(folder: Path, whole: Path, *, num_rows: int) -> None:
@@ -156,4 +162,6 @@ def test_a_stream_that_dies_again_and_again_ends_with_the_same_bits(
 
 @pytest.mark.slow
 def test_a_hundred_kills_change_no_bit(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=100, seed=2)
+    counts = check_kills(tmp_path, kills=100, seed=2)
+    assert counts["windows"] > 30, counts
+    print(f"\n{counts}: all ended as the stream that was left alone")

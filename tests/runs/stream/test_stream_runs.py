@@ -30,7 +30,7 @@ from ziggurat.runs.load import load_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.training.config import Decay, ScheduleConfig
 from ziggurat.training.evaluation.evaluate import scores_of
-from ziggurat.training.records.windows import read_windows
+from ziggurat.training.records.windows import WindowsFile, read_windows
 from ziggurat.training.trainer import Trainer
 
 DAY = 86_400
@@ -265,3 +265,38 @@ def test_the_command_line_streams_text_files_of_a_folder(
     assert folder.name == "table_logistic_regression_incoming_stream"
     assert main([*command, "--by", "day", "--threads", "1"]) == 0
     assert main([*command, "--by", "month"]) == 2
+
+
+def test_the_report_shows_windows_beside_those_of_a_control(
+    file: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream(tmp_path / "frozen", file, frozen=True)
+    assert main(["report", str(whole), "--beside", str(tmp_path / "frozen")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    live = read_windows(whole / "windows.jsonl")
+    frozen = read_windows(tmp_path / "frozen/windows.jsonl")
+    for ours, theirs in zip(live[1:], frozen[1:], strict=True):
+        assert f"{ours.metrics['ne']:.5f} {theirs.metrics['ne']:.5f}" in out
+    won = sum(
+        float(ours.metrics["ne"] or 0) < float(theirs.metrics["ne"] or 0)
+        for ours, theirs in zip(live[1:], frozen[1:], strict=True)
+    )
+    assert f"NE: better than frozen in {won} of 4 windows" in out
+    page = (whole / "report.html").read_text()
+    assert "NE of each window" in page
+    assert f"NE: better than the control in {won:,} of 4 windows" in page
+    assert main(["report", str(whole), "--beside", str(tmp_path)]) == 2
+    assert "windows.jsonl" in capsys.readouterr().err
+
+
+def test_verify_says_which_window_lacks_a_row(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream(tmp_path / "run", file)
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.count("every row exactly once") == 5
+    path = tmp_path / "run/windows.jsonl"
+    records = read_windows(path)
+    path.unlink()
+    for record in records:
+        WindowsFile(path, last_step=record.step).append(dataclasses.replace(record, rows=record.rows + 1))
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    assert "NOT every row exactly once" in capsys.readouterr().out

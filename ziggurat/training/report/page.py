@@ -45,9 +45,11 @@ from ziggurat.training.records.run_folder import (
     RunFolder,
     read_evaluation,
 )
+from ziggurat.training.records.windows import read_windows
 from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
+from ziggurat.training.report.windows import window_figures, windows_section
 
 STYLE = """
 :root{color-scheme:light}
@@ -131,12 +133,13 @@ class TrafficRecord(TypedDict):
     rows: list[_TrafficLine]
 
 
-def write_report(folder: str | Path, *, damage: str = "") -> Path:
+def write_report(folder: str | Path, *, damage: str = "", beside: str | Path | None = None) -> Path:
     """Write `report.html` into a run's folder and return its path.
 
     Args:
         folder: of the run.
         damage: a sentence on what is wrong with its log (`records.written.damage_of_log`), shown at the top.
+        beside: folder of another stream over the same windows, the control of this one.
     """
     run = RunFolder(Path(folder))
     records = read_records(run.metrics)
@@ -155,6 +158,7 @@ def write_report(folder: str | Path, *, damage: str = "") -> Path:
         _baseline_text(run, evaluations, baseline=baseline, config=config),
         _repeats_text(evaluations, config=config),
         _slices_section(evaluations),
+        _windows_section(run, beside=None if beside is None else RunFolder(Path(beside))),
         "<h2>Training</h2><div class=plots>",
         *(_svg(figure) for figure in training_figures(records, best_step=best)),
         "</div>",
@@ -168,6 +172,14 @@ def write_report(folder: str | Path, *, damage: str = "") -> Path:
     page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
     write_text(run.report, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return run.report
+
+
+def _windows_section(run: RunFolder, *, beside: RunFolder | None) -> str:
+    """Show the windows of a stream, beside those of its control."""
+    records = read_windows(run.windows)
+    control = [] if beside is None else read_windows(beside.windows)
+    figures = [_svg(figure) for figure in window_figures(records, control=control)]
+    return windows_section(records, control=control, figures=figures)
 
 
 def _evaluations(folder: Path) -> dict[str, Evaluated]:

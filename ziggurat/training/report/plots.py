@@ -51,7 +51,7 @@ def training_figures(records: Sequence[LogRecord], *, best_step: int = 0) -> lis
 
 def calibration_figure(curves: dict[str, list[dict[str, float]]], *, title: str) -> Figure:
     """Mean label against mean score in bins of equal count, with standard errors; the diagonal is perfect."""
-    figure, axes = _axes(title)
+    figure, axes = plain_axes(title)
     top = 0.0
     for index, (label, points) in enumerate(curves.items()):
         scores = [point["mean_score"] for point in points]
@@ -69,7 +69,7 @@ def calibration_figure(curves: dict[str, list[dict[str, float]]], *, title: str)
 
 def importance_figure(bars: Sequence[tuple[str, float, float]], *, title: str, unit: str) -> Figure:
     """A horizontal bar with its deviation for each (name, value, deviation), the first one on top."""
-    figure, axes = _axes(title, height=max(1.6, 0.26 * len(bars) + 0.9))
+    figure, axes = plain_axes(title, height=max(1.6, 0.26 * len(bars) + 0.9))
     places = range(len(bars))
     values = [bar[1] for bar in bars]
     deviations = [bar[2] for bar in bars]
@@ -107,7 +107,7 @@ def _label(name: str, all_names: Sequence[str], split: str) -> str:
 
 
 def _curves(curves: dict[str, list[tuple[int, float]]], *, title: str, unit: str, best_step: int) -> Figure:
-    figure, axes = _axes(title)
+    figure, axes = plain_axes(title)
     for index, (label, points) in enumerate(curves.items()):
         steps = [step for step, _ in points]
         values = [value for _, value in points]
@@ -139,7 +139,8 @@ def _curves(curves: dict[str, list[tuple[int, float]]], *, title: str, unit: str
     return figure
 
 
-def _axes(title: str, *, height: float = 3.2) -> tuple[Figure, Axes]:
+def plain_axes(title: str, *, height: float = 3.2) -> tuple[Figure, Axes]:
+    """Return a figure with empty axes, in the style of all plots of a report."""
     figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=11, loc="left")

@@ -1,0 +1,136 @@
+"""The part of a stream's report that shows its windows: a curve for each metric, and a table, beside a control if any.
+
+A control is another stream over the same windows, such as one that was frozen after the history. Windows are matched by
+their names, and the report says how many of them the stream wins.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from ziggurat.training.metrics.metric import higher_is_better, is_best_at_one, metric_of, shown_name
+from ziggurat.training.records.windows import WindowRecord
+from ziggurat.training.report.plots import INK, SECOND, axis_limits, plain_axes
+
+_PLOTTED = ("auc", "ne", "log_loss", "calibration", "rmse", "mae", "r2")
+_MOST_NAMES = 8  # of windows, below a plot
+
+
+def plotted_metrics(records: Sequence[WindowRecord]) -> list[str]:
+    """Return the names of those metrics of windows that are shown, in the order of the evaluation."""
+    names = dict.fromkeys(name for record in records for name in record.metrics)
+    return [name for name in names if name.partition("/")[0] in _PLOTTED]
+
+
+def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord] = ()) -> list[Figure]:
+    """Plots over windows: a metric each, and the share of samples with an id that has no row.
+
+    Args:
+        records: of the stream.
+        control: of another stream over the same windows.
+    """
+    scored = [record for record in records if record.metrics]
+    if not scored:
+        return []
+    names = [record.name for record in scored]
+    beside = {record.name: record for record in control}
+    figures: list[Figure] = []
+    for metric in plotted_metrics(scored):
+        curves = {"streamed": [_value(record, metric) for record in scored]}
+        if beside:
+            curves["control"] = [_value(beside[name], metric) if name in beside else math.nan for name in names]
+        figures.append(_figure(names, curves, title=f"{shown_name(metric)} of each window, before it is trained"))
+    features = dict.fromkeys(name for record in scored for name in record.unknown)
+    if features:
+        unknown = {name: [record.unknown.get(name, 0.0) for record in scored] for name in features}
+        figures.append(_figure(names, unknown, title="Share of samples whose id has no row"))
+    return figures
+
+
+def wins(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord], metric: str) -> tuple[int, int]:
+    """Return in how many windows a stream is better than its control by a metric, and how many both have."""
+    beside = {record.name: record for record in control}
+    pairs = [
+        (_value(record, metric), _value(beside[record.name], metric)) for record in records if record.name in beside
+    ]
+    both = [(ours, theirs) for ours, theirs in pairs if math.isfinite(ours) and math.isfinite(theirs)]
+    return sum(_is_better(ours, theirs, metric=metric) for ours, theirs in both), len(both)
+
+
+def windows_section(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord], figures: Sequence[str]) -> str:
+    """Write the section of the page.
+
+    Args:
+        records: of the stream.
+        control: of another stream over the same windows.
+        figures: `window_figures` as SVG.
+    """
+    if not records:
+        return ""
+    metrics = plotted_metrics(records)
+    beside = {record.name: record for record in control}
+    head = "".join(f"<th class=n>{html.escape(shown_name(name))}" for name in metrics)
+    head += "".join(f"<th class=n>{html.escape(shown_name(name))}, control" for name in metrics if beside)
+    rows = "".join(_row(record, metrics=metrics, beside=beside) for record in records)
+    late = sum(record.late for record in records)
+    notes = [f"{late:,} rows came late: they were scored and trained with the window that they came in"] if late else []
+    for name in metrics if beside else ():
+        won, both = wins(records, control=control, metric=name)
+        notes.append(f"{shown_name(name)}: better than the control in {won:,} of {both:,} windows")
+    about = (
+        "Every window was scored by the weights as they stood, before a row of it was trained. "
+        "NE: log loss over that of always saying the window's own share of positives; 1 is no better than that."
+    )
+    table = (
+        f"<div class=wide><table><tr><th>window<th class=n>rows<th class=n>late{head}<th>ids without a row{rows}"
+        "</table></div>"
+    )
+    said = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f"<h2>Windows</h2><p class=quiet>{about}</p><div class=plots>{''.join(figures)}</div>{said}{table}"
+
+
+def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, WindowRecord]) -> str:
+    cells = [record.metrics.get(name) for name in metrics]
+    if beside:
+        control = beside.get(record.name)
+        cells += [None if control is None else control.metrics.get(name) for name in metrics]
+    shown = "".join(f"<td class=n>{'–' if cell is None else f'{cell:.5f}'}" for cell in cells)
+    unknown = ", ".join(f"{name} {share:.1%}" for name, share in record.unknown.items() if share >= 0.001)
+    return (
+        f"<tr><td>{html.escape(record.name)}<td class=n>{record.rows:,}<td class=n>{record.late:,}{shown}"
+        f"<td>{html.escape(unknown)}"
+    )
+
+
+def _value(record: WindowRecord, metric: str) -> float:
+    value = record.metrics.get(metric)
+    return math.nan if value is None else value
+
+
+def _is_better(ours: float, theirs: float, *, metric: str) -> bool:
+    if is_best_at_one(metric):
+        return abs(ours - 1.0) < abs(theirs - 1.0)
+    return ours > theirs if metric_of(metric) is not None and higher_is_better(metric) else ours < theirs
+
+
+def _figure(names: Sequence[str], curves: dict[str, list[float]], *, title: str) -> Figure:
+    figure, axes = plain_axes(title)
+    places = range(len(names))
+    for index, (label, values) in enumerate(curves.items()):
+        colour = (INK, SECOND)[index] if index < 2 else None
+        marker = "o" if len(names) <= 40 else ""
+        axes.plot(places, values, color=colour, lw=1.4, marker=marker, ms=3, label=label)
+    finite = [value for values in curves.values() for value in values if math.isfinite(value)]
+    limits = axis_limits(finite)
+    if limits is not None:
+        axes.set_ylim(*limits)
+    step = max(1, -(-len(names) // _MOST_NAMES))
+    axes.set_xticks(list(places)[::step], list(names)[::step], fontsize=8, rotation=20, ha="right")
+    axes.ticklabel_format(axis="y", useOffset=False, style="plain")
+    if len(curves) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
