@@ -31,7 +31,7 @@ FROZEN = {
     },
     "stream": {
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
-        *("--settings", "--hook"),
+        *("--settings", "--hook", "--follow"),
         *(f"--{name}" for name in SHORT if name not in ("epochs", "patience")),
     },
     "prepare": {"--config", "--schema"},

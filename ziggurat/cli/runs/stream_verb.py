@@ -25,6 +25,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.stream.run import stream_run
+    from ziggurat.runs.stream.source import FollowConfig
     from ziggurat.training.hooks.hook import hooks_named
     from ziggurat.training.records.run_folder import RunFolder, default_folder
     from ziggurat.training.report.progress import show_progress
@@ -54,6 +55,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         config,
         folder=folder,
         stream=windows,
+        follow=FollowConfig() if options.follow else None,
         plan=Plan.load(options.plan) if options.plan else None,
         progress=show_progress(verbose=options.verbose),
         hooks=hooks_named(options.hook),
@@ -61,8 +63,9 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     if result.is_first:
         num_rows = sum(window.rows for window in result.windows if window.is_trained)
         print_line(f"windows  {len(result.windows):,}, {num_rows:,} rows trained in {result.steps:,} steps")
-        print_line(f"report   {result.report}")
-    return 0
+        if result.windows:
+            print_line(f"report   {result.report}")
+    return 130 if result.ended_early and not options.follow else 0
 
 
 def _recipe(options: argparse.Namespace) -> RunConfig:
@@ -121,6 +124,9 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--until", metavar="MOMENT", default="", help="rows from here on are left out")
     parser.add_argument(
+        "--follow", action="store_true", help="wait for files that come into the folder, until SIGTERM or Ctrl-C"
+    )
+    parser.add_argument(
         "--late",
         choices=("train", "drop"),
         default="train",
@@ -158,7 +164,7 @@ STREAM = Verb(
         "Each row is a test before it is trained, once. A stream that was killed goes on by the same command, bit for\n"
         "bit; so does one whose folder has new files.\nexamples:\n"
         "  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live\n"
-        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day\n"
+        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day --follow\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000"
     ),
     add_arguments=add_stream_arguments,

@@ -196,6 +196,7 @@ class Arrivals:
         self._path = folder / "stream.json"
         self._rows = folder / "arrived"
         self._open = OpenFiles()
+        self._latest_s = np.inf
         self._cut: Cut | None = None
         if self._path.exists():
             found = from_json(Journal, JOURNAL.read(self._path), where=str(self._path), error=CheckpointError)
@@ -214,35 +215,40 @@ class Arrivals:
 
     # ------------------------------------------------------------------------------------------------------ files
 
-    def take(self, paths: Sequence[DataPath], *, progress: ProgressCallback | None = None) -> Taken:
+    def take(
+        self, paths: Sequence[DataPath], *, latest_s: float = np.inf, progress: ProgressCallback | None = None
+    ) -> Taken:
         """Take the rows of those files that have not arrived before.
 
         Args:
             paths: all files that are there, in the order in which new ones are to be taken.
+            latest_s: seconds since 1970; rows later than that have a wrong clock, and are bad rows.
             progress: called with (phase, rows done, rows in all or None).
 
         Raises:
             DataError: a file has changed since its rows were taken; a bad row (policy ERROR); times in another unit.
             SchemaError: a file lacks a column of the schema.
         """
+        self._latest_s = latest_s
         told: ProgressCallback = progress or (lambda phase, done, total: None)
-        new: list[tuple[DataPath, str]] = []
+        new: list[_NewFile] = []
         again: list[str] = []
         for path in paths:
-            digest = self._digest_if_new(path, others={sha256 for _, sha256 in new})
+            facts = facts_of(path)
+            digest = self._digest_if_new(path, facts=facts, others={file.sha256 for file in new})
             if digest is None:
                 continue
             if not digest:
                 again.append(str(path))
                 continue
-            new.append((path, digest))
+            new.append(_NewFile(path=path, facts=facts, sha256=digest))
         if not new and not again:
             return Taken()
         self._rows.mkdir(parents=True, exist_ok=True)
-        dealt = self._dealt([path for path, _ in new]) if self._config.rows else None
+        dealt = self._dealt([file.path for file in new]) if self._config.rows else None
         before = len(self.journal.files)
-        for path, digest in new:
-            self._take_file(path, digest, dealt=dealt, told=told)
+        for file in new:
+            self._take_file(file, dealt=dealt, told=told)
             # Windows of rows are dealt over all files that arrive at once, so that these are taken all or none.
             if dealt is None:
                 self._save()
@@ -256,9 +262,14 @@ class Arrivals:
             again=tuple(again),
         )
 
-    def _digest_if_new(self, path: DataPath, *, others: set[str]) -> str | None:
+    def knows(self, path: DataPath) -> bool:
+        """Return whether a file of this name was taken, or left out because its content was."""
+        place = facts_of(path)[0]
+        return str(path) in self.journal.again or any(file.place == place for file in self.journal.files)
+
+    def _digest_if_new(self, path: DataPath, *, facts: tuple[str, int, int | str], others: set[str]) -> str | None:
         """Return the SHA-256 of a file that is new; "" where its content is not; None where the file is known."""
-        place, num_bytes, tag = facts_of(path)
+        place, num_bytes, tag = facts
         known = [file for file in self.journal.files if file.place == place]
         is_as_it_was = any((file.num_bytes, file.tag) == (num_bytes, str(tag)) for file in known)
         if is_as_it_was or str(path) in self.journal.again:
@@ -280,8 +291,9 @@ class Arrivals:
         is_again = digest in others or any(file.sha256 == digest for file in self.journal.files)
         return "" if is_again else digest
 
-    def _take_file(self, path: DataPath, digest: str, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
+    def _take_file(self, file: _NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
         """Read a file, and put its rows where they belong."""
+        path = file.path
         number = len(self.journal.files)
         first_row = self.num_rows
         folder = self.folder / f"file-{number:05}"
@@ -296,7 +308,17 @@ class Arrivals:
                     told(f"read {path.name}", counts.rows, total)
             bad = bad_rows.num_rows
         rows = source.num_read
-        place, num_bytes, tag = facts_of(path)
+        place, num_bytes, tag = file.facts
+        if facts_of(path) != file.facts:
+            raise DataError(
+                expected="a file that nobody writes to while it is read",
+                found="it changed meanwhile",
+                where=str(path),
+                ways_out=(
+                    "give the same command again when it is whole: nothing of it was taken",
+                    "write files elsewhere, and rename them into the folder when they are whole",
+                ),
+            )
         self._place(spool.pieces, counts)
         self.journal.files.append(
             ArrivedFile(
@@ -304,7 +326,7 @@ class Arrivals:
                 place=place,
                 num_bytes=num_bytes,
                 tag=str(tag),
-                sha256=digest,
+                sha256=file.sha256,
                 first_row=first_row,
                 rows=rows,
                 late=counts.late,
@@ -322,7 +344,7 @@ class Arrivals:
         cut = self._cut_for(chunk)
         counts.rows += chunk.num_rows
         if cut.clock.column:
-            times = cut.clock.times(chunk, bad_rows=bad_rows)
+            times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
             windows = cut.windows(times)
         else:
             times = np.zeros(chunk.num_rows)
@@ -509,7 +531,11 @@ class Arrivals:
                 for chunk in source.frames(columns=[column]):
                     cut = self._cut_for(chunk)
                     has_time = bool(cut.clock.column)
-                    times = cut.clock.times(chunk, bad_rows=bad_rows) if has_time else np.zeros(chunk.num_rows)
+                    times = (
+                        cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
+                        if has_time
+                        else np.zeros(chunk.num_rows)
+                    )
                     times_of_file.append(times)
                     rows_of_file.append(chunk.file_rows)
                 times = np.full(source.num_read, np.nan)
@@ -539,6 +565,15 @@ class Arrivals:
 
 
 _LATE = HISTORY - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NewFile:
+    """A file whose rows are about to be taken, as it was when its digest was computed."""
+
+    path: DataPath
+    facts: tuple[str, int, int | str]
+    sha256: str
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from jaxtyping import Float64, Int64
 
 from ziggurat.data.preprocess.values.time_units import of_another_unit, per_second, unit_of
 from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, readable_times, time_keys
-from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.errors import ConfigError, DataError
@@ -130,14 +130,20 @@ class Clock:
             return Clock(column=column)
         return Clock(column=column, per_second=int(per_second(first)[0]), seen=int(first[0]))
 
-    def times(self, chunk: RawChunk, *, bad_rows: BadRows) -> Float64[np.ndarray, " N"]:
+    def times(self, chunk: RawChunk, *, bad_rows: BadRows, latest_s: float = np.inf) -> Float64[np.ndarray, " N"]:
         """Return the times of rows, in the units of the column (dates: microseconds); NaN of rows that were put aside.
+
+        Args:
+            chunk: the rows.
+            bad_rows: where rows without a time go, and rows of the future.
+            latest_s: seconds since 1970; a later row has a wrong clock: it would call all windows before it done.
 
         Raises:
             DataError: a time is missing or cannot be read (policy ERROR), or is of another unit than those before.
             SchemaError: dates after numbers, or numbers after dates.
         """
         keys = time_keys(chunk, self.column, bad_rows=bad_rows, is_date=self.is_date, order=self.date_order)
+        keys = self._without_future(keys, chunk, bad_rows=bad_rows, latest_s=latest_s)
         if self.seen is None:
             return keys
         readable = np.flatnonzero(~np.isnan(keys))
@@ -150,6 +156,38 @@ class Clock:
                 found=f"{int(keys[first])}, which is one in {units[1]} by its size",
                 where=chunk.where(first, column=self.column),
                 ways_out=(f"write the times of this file in {units[0]}", "take the file out of the stream"),
+            )
+        return keys
+
+    def _without_future(
+        self, keys: Float64[np.ndarray, " N"], chunk: RawChunk, *, bad_rows: BadRows, latest_s: float
+    ) -> Float64[np.ndarray, " N"]:
+        """Report rows later than `latest_s`, which are NaN afterwards."""
+        if not self.per_second:
+            return keys
+        # A time in another unit looks like one of the far future, and is reported as what it is.
+        same_unit = np.ones(len(keys), dtype=np.bool_)
+        if self.seen is not None:
+            readable = np.flatnonzero(~np.isnan(keys))
+            same_unit[readable[of_another_unit(_whole(keys[readable]), seen=[self.seen])]] = False
+        ahead = np.flatnonzero((keys > latest_s * self.per_second) & same_unit)
+        if not len(ahead):
+            return keys
+        keys = keys.copy()
+        for index in ahead.tolist():
+            time = float(keys[index])
+            keys[index] = np.nan
+            bad_rows.report(
+                BadRow(
+                    path=chunk.path,
+                    row=int(chunk.file_rows[index]),
+                    line=chunk.line(index),
+                    column=self.column,
+                    reason=BadReason.IN_FUTURE,
+                    expected=f"times up to {self.shown(latest_s * self.per_second)}, a day from now",
+                    found=f"{time:.15g} ({self.shown(time)})",
+                    ways_out=("set the clock of who writes these rows",),
+                )
             )
         return keys
 

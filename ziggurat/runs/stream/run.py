@@ -41,8 +41,9 @@ from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
+from ziggurat.runs.stream.ending import AskedToEnd
 from ziggurat.runs.stream.settings import for_stream, with_growing_tables
-from ziggurat.runs.stream.source import NO_ROWS, StreamWindow, StreamWindows
+from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
 from ziggurat.training.hooks.fitting import SaveWhenDue
@@ -70,6 +71,7 @@ class StreamResult:
         steps: made in all.
         report: path of the HTML report.
         is_first: False on all ranks but the first.
+        ended_early: somebody asked it to end, by SIGTERM or Ctrl-C.
     """
 
     folder: Path
@@ -77,6 +79,7 @@ class StreamResult:
     steps: int
     report: Path
     is_first: bool = True
+    ended_early: bool = False
 
 
 def stream_run(
@@ -84,6 +87,7 @@ def stream_run(
     *,
     folder: str | Path,
     stream: StreamConfig | None = None,
+    follow: FollowConfig | None = None,
     plan: Plan | None = None,
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
@@ -96,6 +100,7 @@ def stream_run(
         config: the whole run; `data.train` are the files of the stream.
         folder: where it is kept; see `RunFolder`.
         stream: how rows are cut into windows.
+        follow: wait for further files, until SIGTERM or Ctrl-C; None ends with the files that are there.
         plan: where tables go on many ranks; None plans.
         progress: where to show progress; rank 0 does.
         hooks: take part in training, on every rank.
@@ -139,9 +144,24 @@ def stream_run(
         ranks.on_first(lambda: _check_folder(run, lock=lock))
         progress = KeptProgress(progress, path=run.said)
         with progress.keeping_error(rank=ranks.rank if ranks.are_many else None):
-            made = _Stream(run, config=config, stream=stream, ranks=ranks, lock=lock, progress=progress, own=own)
-            made.begin()
-            made.go()
+            with AskedToEnd() as asked:
+                made = _Stream(
+                    run,
+                    config=config,
+                    stream=stream,
+                    follow=follow,
+                    ranks=ranks,
+                    lock=lock,
+                    progress=progress,
+                    own=own,
+                    asked=asked,
+                )
+                has_begun = made.begin()
+                if has_begun:
+                    made.go()
+            if not has_begun:
+                ranks.close()
+                return StreamResult(folder=run.path, windows=(), steps=0, report=run.report, ended_early=True)
             path = Path(ranks.on_first(lambda: str(write_report(run.path))))
         result = StreamResult(
             folder=run.path,
@@ -149,6 +169,7 @@ def stream_run(
             steps=made.trainer.position.step,
             report=path,
             is_first=ranks.is_first,
+            ended_early=made.is_asked,
         )
         ranks.close()
     return result
@@ -171,10 +192,12 @@ class _Stream:
         run: its folder.
         config: of the run.
         stream: how rows are cut.
+        follow: how further files are waited for; None: none are.
         ranks: all of them.
         lock: of the folder, held.
         progress: shows it.
         own: hooks of the user.
+        asked: hears signals.
     """
 
     def __init__(
@@ -183,10 +206,12 @@ class _Stream:
         *,
         config: RunConfig,
         stream: StreamConfig,
+        follow: FollowConfig | None,
         ranks: Ranks,
         lock: RunLock,
         progress: KeptProgress,
         own: tuple[Hook, ...],
+        asked: AskedToEnd,
     ) -> None:
         self._run = run
         self._config = config
@@ -195,21 +220,36 @@ class _Stream:
         self._progress = progress
         self._own = own
         self._lock = lock
+        self._asked = asked
+        self._follow = follow
+        self.is_asked = False  # all ranks know that it ends
+        self._is_waiting = False
         self._has_warned = False
         data = raw_files(config, progress=progress if ranks.is_first else NoProgress())
         self._windows = StreamWindows(
-            run, config=stream, data=data, schema=config.table_schema, ranks=ranks, progress=progress
+            run,
+            config=stream,
+            data=data,
+            schema=config.table_schema,
+            ranks=ranks,
+            progress=progress,
+            follow=follow,
         )
         self.records: WindowsFile | None = None  # of the first rank
 
     # ------------------------------------------------------------------------------------------------------- begin
 
-    def begin(self) -> None:
-        """Read what is there, fit to the history, build the model, and load the newest checkpoint."""
+    def begin(self) -> bool:
+        """Read what is there, fit to the history, build the model, and load the newest checkpoint.
+
+        Returns:
+            False if somebody asked it to end before the history was there.
+        """
         windows = self._windows
-        if came := windows.look():
-            self._progress.say(came)
-        windows.is_done(1, is_over=True)
+        self._look()
+        while not windows.is_done(1, is_over=self._follow is None) and self._follow is not None:
+            if not self._waited():
+                return False
         windows.fit()
         has_begun = self._ranks.on_first(self._run.has_begun)
         has_weights = self._ranks.on_first(lambda: bool(complete_steps(self._run.checkpoints)))
@@ -238,6 +278,7 @@ class _Stream:
         step = trainer.position.step
         if self._ranks.is_first:
             self.records = WindowsFile(self._run.windows, last_step=step if has_weights else -1)
+        return True
 
     def _prepared(self, window: StreamWindow) -> PreparedData:
         """The first window as what a run is built on."""
@@ -288,13 +329,48 @@ class _Stream:
     # ---------------------------------------------------------------------------------------------------- windows
 
     def go(self) -> None:
-        """Score and train all windows that are there."""
-        with self.trainer.over_windows(hooks=[SaveWhenDue(), *self._own]):
+        """Score and train all windows that are there, and with `follow` those that come."""
+        hooks = [SaveWhenDue(), *([self._asked] if self._listens else []), *self._own]
+        with self.trainer.over_windows(hooks=hooks):
             number = self._next()
-            while self._windows.is_done(number, is_over=True):
-                self._take(number)
-                number += 1
+            while not self._is_ending():
+                if self._windows.is_done(number, is_over=self._follow is None):
+                    self._take(number)
+                    number += not self.is_asked
+                elif self._follow is None or not self._waited():
+                    break
         self.trainer.store.wait()
+        if self.is_asked:
+            self._progress.say(f"asked to end at step {self.trainer.position.step:,}: the same command goes on")
+
+    @property
+    def _listens(self) -> bool:
+        """True if steps are asked whether to end: on ranks an exchange each, which a stream that ends anyway spares."""
+        return self._follow is not None or not self._ranks.are_many
+
+    def _is_ending(self) -> bool:
+        """Return whether somebody has asked it to end, on all ranks."""
+        self.is_asked = self.is_asked or self._ranks.on_first(lambda: self._asked.is_asked)
+        return self.is_asked
+
+    def _waited(self) -> bool:
+        """Wait a moment, and look for files; False if somebody asks it to end."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._progress.end()
+            self._progress.say(f"waiting for files: {', '.join(self._config.data.train)}")
+            if self._ranks.is_first and self.records is not None and self.records.windows:
+                write_report(self._run.path)
+        if not self._windows.wait(is_asked=lambda: self._asked.is_asked):
+            self.is_asked = True
+            return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        if came := self._windows.look():
+            self._is_waiting = False
+            self._progress.say(came)
 
     def _next(self) -> int:
         """The number of the window that is scored or trained next."""
@@ -319,6 +395,10 @@ class _Stream:
             step = position.step
             for _ in self.trainer.steps(window.data, number=number, name=window.name):
                 pass
+            self.is_asked = bool(self.trainer.stop_reason)
+            if position.epoch == position.window_epoch:  # it ends inside of the window
+                self.trainer.save()
+                return
             self._say(number, train_s=time.perf_counter() - begin, steps=position.step - step)
         else:
             self._say(number, train_s=0.0, steps=0)

@@ -10,9 +10,10 @@ are in memory.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +23,31 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.streams.arrivals import Arrivals, Window
+from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.schema import Schema
+from ziggurat.files.stores import DataPath
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress
 
+_A_DAY_S = 86_400.0
+_NAP_S = 0.05
 NO_ROWS = 0  # number of a window without rows, for a model that is built before its next window is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowConfig:
+    """Settings of how a stream waits for files.
+
+    Args:
+        poll_s: seconds between two looks.
+        settle_s: seconds for which a file without an end of its own must stay as it is; see `finished_files.py`.
+    """
+
+    poll_s: float = 1.0
+    settle_s: float = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +81,7 @@ class StreamWindows:
         schema: of the rows.
         ranks: all of them.
         progress: shows what is read and encoded.
+        follow: how files are waited for; None: those that are there are all.
     """
 
     def __init__(
@@ -74,7 +93,11 @@ class StreamWindows:
         schema: Schema,
         ranks: Ranks,
         progress: Progress,
+        follow: FollowConfig | None = None,
     ) -> None:
+        self._follow = follow
+        self._finished = FinishedFiles(settle_s=0.0 if follow is None else follow.settle_s)
+        self._said_waiting: tuple[str, ...] = ()
         self._run = run
         self._data = data
         self._schema = schema
@@ -112,8 +135,9 @@ class StreamWindows:
             self._progress.update(done, total=total)
 
         arrivals = self._held
-        taken = arrivals.take(self._data.source(self._data.train).paths, progress=told)
-        self._progress.end()
+        taken = arrivals.take(self._files(), latest_s=self._latest_s, progress=told)
+        if phase:
+            self._progress.end()
         parts: list[str] = []
         if taken.files:
             parts.append(f"{taken.rows:,} rows of {taken.files:,} new file{'s' if taken.files > 1 else ''}")
@@ -123,6 +147,27 @@ class StreamWindows:
         if taken.again:
             parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
         return "; ".join(parts)
+
+    def _files(self) -> Sequence[DataPath]:
+        """All files that are there and whole."""
+        if self._follow is None:
+            return self._data.source(self._data.train).paths
+        try:
+            paths = self._data.source(self._data.train).paths
+        except MissingFileError:
+            if not all(Path(folder).is_dir() for folder in self._data.train):
+                raise
+            return ()  # an empty folder, into which files will come
+        found = self._finished.of(paths, known=self._held.knows)
+        if self._finished.waiting and self._finished.waiting != self._said_waiting:
+            self._progress.detail(f"not whole yet: {', '.join(self._finished.waiting)}")
+        self._said_waiting = self._finished.waiting
+        return found
+
+    @property
+    def _latest_s(self) -> float:
+        """The latest time that a row may have, where rows come as they happen."""
+        return math.inf if self._follow is None else time.time() + _A_DAY_S
 
     def fit(self) -> None:
         """Fit vocabularies and statistics to the history, or load what was fitted.
@@ -232,8 +277,13 @@ class StreamWindows:
         assert self._arrivals is not None, "the first rank alone has them"
         return self._arrivals
 
-    def wait(self, seconds: float, *, until: Callable[[], bool]) -> None:
-        """Wait for files, or until somebody asks to end."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not until():
-            time.sleep(min(0.1, seconds))
+    def wait(self, *, is_asked: Callable[[], bool]) -> bool:
+        """Wait a moment for files; return False if somebody asks the first rank to end."""
+        return self._ranks.on_first(lambda: self._wait(is_asked))
+
+    def _wait(self, is_asked: Callable[[], bool]) -> bool:
+        assert self._follow is not None, "there is nothing to wait for"
+        deadline = time.monotonic() + self._follow.poll_s
+        while not is_asked() and time.monotonic() < deadline:
+            time.sleep(min(_NAP_S, self._follow.poll_s))
+        return not is_asked()

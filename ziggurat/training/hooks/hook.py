@@ -46,10 +46,12 @@ class Hook(Specification, kind="hook"):
     Attributes:
         name: what `--hook` calls it; hooks that are only passed as objects need none.
         on_every_rank: False: called on the first rank alone.
+        may_stop: whether it may call `trainer.stop`, so that ranks ask each other after each step; any of yours may.
     """
 
     name: str = ""
     on_every_rank: ClassVar[bool] = True
+    may_stop: ClassVar[bool] = False
 
     def on_start(self, trainer: Trainer) -> None:
         """Begin: weights are drawn or loaded, and no step of this call of `fit` is made yet."""
@@ -166,12 +168,12 @@ class Hooks:
         is_first: whether this rank is the first.
 
     Attributes:
-        has_own: some are a user's, which may end training.
+        has_own: some are a user's, or ours that may end training.
     """
 
     def __init__(self, hooks: Sequence[Hook], *, trainer: Trainer, is_first: bool) -> None:
         self._trainer = trainer
-        self.has_own = any(_is_of_user(hook) for hook in hooks)
+        self.has_own = any(_is_of_user(hook) or hook.may_stop for hook in hooks)
         self._hooks = [hook for hook in hooks if is_first or hook.on_every_rank]
         self._calling = list[str]()  # hooks that are being called, and their moments; a hook may lead to another's call
 
