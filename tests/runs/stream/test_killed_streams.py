@@ -25,12 +25,12 @@ from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.runs.stream import source
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.verify import verify_run
+from ziggurat.testing.ranks import preload
 from ziggurat.training.records.windows import WindowsFile
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["tests.runs.stream.test_killed_streams"])
 
 NUM_ROWS = 3000
 MAX_LIFE_S = 120.0
@@ -71,6 +71,7 @@ def kill_once(folder: Path, *, rng: random.Random, longest_s: float) -> bool:
 
 def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:
     """Kill streams until there were so many kills; count them, streams, and kills behind the first checkpoint."""
+    preload()
     files_in(base, num_rows=NUM_ROWS)
     whole = base / "whole"
     process = _context.Process(target=live, args=(str(whole),))
