@@ -41,6 +41,7 @@ NAMES = {
     "attention": "attention over histories of real lengths, against padded torch and the machine's products",
     "context": "histories divided between ranks: length at a fixed memory, speed, and the choice of what travels",
     "growing": "a growing table against a fixed hash in the same memory, over a stream whose users come and go",
+    "stream": "training window after window, each scored first, against one batch run over the same rows",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",

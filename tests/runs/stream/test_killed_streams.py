@@ -6,6 +6,7 @@ process that has no say in it, a hundred times.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import random
@@ -22,10 +23,12 @@ from tests.runs.stream.test_stream_runs import config_of, content_of, events, sa
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.streams import arrivals
 from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.errors import CheckpointError
 from ziggurat.runs.stream import source
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.verify import verify_run
 from ziggurat.testing.ranks import preload
+from ziggurat.training.checkpoint import CheckpointStore
 from ziggurat.training.records.windows import WindowsFile
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
@@ -120,11 +123,14 @@ class Moments:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left = 0
         self.died_in: set[str] = set()
+        self.stores: list[CheckpointStore] = []
         for owner, name in self.CALLS:
             patch.setattr(owner, name, self._counted(getattr(owner, name), f"{owner.__name__}.{name}"))
 
     def _counted(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(args[0], Trainer):
+                self.stores.append(args[0].store)
             self._pass(name)
             found = call(*args, **kwargs)
             self._pass(name)
@@ -135,6 +141,10 @@ class Moments:
     def _pass(self, name: str) -> None:
         self.left -= 1
         if self.left == 0:
+            for store in self.stores:  # a process that is killed writes nothing behind the back of the next
+                with contextlib.suppress(CheckpointError):
+                    store.wait()
+            self.stores = []
             self.died_in.add(name)
             raise KeyboardInterrupt
 

@@ -230,7 +230,10 @@ def test_no_row_before_from_is_an_error_that_names_the_first_window(file: Path, 
     with pytest.raises(DataError, match="2000-05-01") as refused:
         stream(tmp_path / "run", file, begin="2000-04")
     assert "rows before --from 2000-04" in refused.value.expected
-    stream(tmp_path / "other", file)
+    # Nothing was trained, so that the command may be corrected.
+    stream(tmp_path / "run", file, begin="2000-05-02", until="2000-05-03")
+    with pytest.raises(ConfigError, match="--from 2000-05-02, given 2000-05-03"):
+        stream(tmp_path / "run", file, begin="2000-05-03", until="2000-05-03T12")
 
 
 def test_other_settings_of_training_are_refused_when_it_goes_on(file: Path, tmp_path: Path) -> None:
@@ -264,7 +267,12 @@ def test_the_command_line_streams_text_files_of_a_folder(
     folder = next(Path("runs").iterdir())
     assert folder.name == "table_logistic_regression_incoming_stream"
     assert main([*command, "--by", "day", "--threads", "1"]) == 0
+    capsys.readouterr()
     assert main([*command, "--by", "month"]) == 2
+    assert "--by day, given month" in capsys.readouterr().err
+    Path("my.toml").write_text(schema_to_toml(dataclasses.replace(SCHEMA, features=SCHEMA.features[:2])))
+    assert main([*command, "--by", "day"]) == 2
+    assert "another schema" in capsys.readouterr().err
 
 
 def test_the_report_shows_windows_beside_those_of_a_control(

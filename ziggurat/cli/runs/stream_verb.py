@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     folder = Path(options.out or f"{default_folder(options.recipe, train=train_files(rest))}_stream")
     changes = settings_from(options, rest)
     run = RunFolder(folder)
-    if run.is_stream() and run.config.exists() and not options.settings:
+    if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
         stored = _stored(options, run)
     else:
         stored = with_model(_recipe(options), own_models(options))
@@ -95,7 +96,11 @@ def _stored(options: argparse.Namespace, run: object) -> RunConfig:
             where=str(run.path),
             ways_out=(f"ziggurat stream {stored.recipe} …", "begin another stream: --out ANOTHER_FOLDER"),
         )
-    return stored
+    if not options.schema:
+        return stored
+    from ziggurat.features.schema_io import read_schema
+
+    return dataclasses.replace(stored, table_schema=read_schema(options.schema))
 
 
 def _number(text: str) -> int:

@@ -37,7 +37,7 @@ from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.features.schema import Schema
-from ziggurat.files import Format, sha256_of
+from ziggurat.files import Format, digest_of, sha256_of
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.plain import as_group
@@ -130,6 +130,7 @@ class Journal:
 
     Args:
         config: its settings.
+        reading: digest of how files are read, and of the columns that are kept.
         clock: of its times; None before the first row.
         files: in order of their arrival.
         again: paths of files whose content had arrived before under another name.
@@ -144,6 +145,7 @@ class Journal:
     """
 
     config: StreamConfig
+    reading: str = ""
     clock: Clock | None = None
     files: list[ArrivedFile] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
@@ -165,12 +167,16 @@ class Taken:
         files: that were taken.
         rows: of them.
         late: rows of them that came too late.
+        left_out: rows of them from `until` on.
+        bad: rows of them that were put aside.
         again: files that were left out, as their content had arrived before.
     """
 
     files: int = 0
     rows: int = 0
     late: int = 0
+    left_out: int = 0
+    bad: int = 0
     again: tuple[str, ...] = ()
 
 
@@ -182,13 +188,16 @@ class Arrivals:
         config: how rows are cut.
         data: how files are read.
         schema: whose columns are kept.
+        has_begun: whether a row was trained. Before that, what arrived under other settings is taken anew.
 
     Raises:
         ConfigError: the folder holds a stream with other settings.
         CheckpointError: its journal is damaged.
     """
 
-    def __init__(self, folder: Path, *, config: StreamConfig, data: DataConfig, schema: Schema) -> None:
+    def __init__(
+        self, folder: Path, *, config: StreamConfig, data: DataConfig, schema: Schema, has_begun: bool = True
+    ) -> None:
         self.folder = folder
         self._data = data
         self._schema = schema
@@ -198,15 +207,25 @@ class Arrivals:
         self._open = OpenFiles()
         self._latest_s = np.inf
         self._cut: Cut | None = None
-        if self._path.exists():
-            found = from_json(Journal, JOURNAL.read(self._path), where=str(self._path), error=CheckpointError)
+        reading = _reading(data, schema)
+        found = self._found()
+        if found is not None and not has_begun and (found.config, found.reading) != (config, reading):
+            shutil.rmtree(folder)
+            found = None
+        if found is not None:
             _refuse_other_settings(found.config, config, where=str(self._path))
             self.journal = found
             if found.clock is not None:
                 self._cut = Cut.of(config, found.clock)
         else:
-            self.journal = Journal(config=config)
+            self.journal = Journal(config=config, reading=reading)
             self._refuse_no_time()
+
+    def _found(self) -> Journal | None:
+        """The journal that is there."""
+        if not self._path.exists():
+            return None
+        return from_json(Journal, JOURNAL.read(self._path), where=str(self._path), error=CheckpointError)
 
     @property
     def num_rows(self) -> int:
@@ -259,6 +278,8 @@ class Arrivals:
             files=len(taken),
             rows=sum(file.rows for file in taken),
             late=sum(file.late for file in taken),
+            left_out=sum(file.left_out for file in taken),
+            bad=sum(file.bad for file in taken),
             again=tuple(again),
         )
 
@@ -643,6 +664,18 @@ class _Spool:
         if self._writer is not None:
             self._writer.close()
         self._writer = None
+
+
+def _reading(data: DataConfig, schema: Schema) -> str:
+    """Digest what decides which cells are kept of the rows, and how their times are read."""
+    settings = {
+        "format": data.format.value,
+        "text": repr(data.text),
+        "date_order": data.split.date_order.value,
+        "columns": list(schema.columns),
+        "time": schema.time,
+    }
+    return digest_of(settings)
 
 
 def _digest(path: DataPath) -> str:

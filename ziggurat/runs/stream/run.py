@@ -128,7 +128,7 @@ def stream_run(
         config = dataclasses.replace(
             config, table_schema=with_growing_tables(config.table_schema, num_rows=stream.growing)
         )
-    goes_on = run.is_stream() and run.config.exists()
+    goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     if goes_on:
         refuse_training(run)
         config, _ = config_to_resume(run, config, again="the same command without them", by="ziggurat stream")
@@ -271,13 +271,12 @@ class _Stream:
             parallel=built.parallel,
             lock=self._lock,
         )
-        if has_begun:
-            trainer.restore()
+        goes_on = has_begun and trainer.restore()
         self._opened: StreamWindow | None = first
         self._write_start(prepared, built)
         step = trainer.position.step
         if self._ranks.is_first:
-            self.records = WindowsFile(self._run.windows, last_step=step if has_weights else -1)
+            self.records = WindowsFile(self._run.windows, last_step=step if goes_on else -1)
         return True
 
     def _prepared(self, window: StreamWindow) -> PreparedData:

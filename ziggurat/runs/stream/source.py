@@ -110,7 +110,10 @@ class StreamWindows:
         def begin() -> None:
             # What a killed process encoded is encoded again, to the same bits.
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._arrivals = Arrivals(run.stream, config=config, data=data, schema=schema)
+            has_begun = run.has_begun()
+            self._arrivals = Arrivals(run.stream, config=config, data=data, schema=schema, has_begun=has_begun)
+            if not has_begun:  # fitted by a start that died, perhaps to other rows
+                shutil.rmtree(run.preprocessing, ignore_errors=True)
 
         ranks.on_first(begin)
 
@@ -144,6 +147,10 @@ class StreamWindows:
         if taken.late:
             what = "trained in the window that they came in" if not arrivals.journal.dropped else "left out"
             parts.append(f"{taken.late:,} of them late, {what}")
+        if taken.left_out:
+            parts.append(f"{taken.left_out:,} of them left out, from --until {arrivals.journal.config.until} on")
+        if taken.bad:
+            parts.append(f"{taken.bad:,} of them put aside below {self._run.stream}")
         if taken.again:
             parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
         return "; ".join(parts)
