@@ -39,6 +39,7 @@ EXAMPLES = """examples:
   ziggurat train runs/movielens_dlrm --resume                 go on after kill -9, bit for bit
   ziggurat data inspect ratings.parquet --write-schema my.toml
   ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml
+  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live
   ziggurat evaluate runs/movielens_dlrm ratings.parquet
   ziggurat predict runs/movielens_dlrm ratings.parquet --out scores.parquet
   ziggurat export runs/movielens_dlrm --out exports/films     one folder that ranks; see `ziggurat recommend`, too

@@ -173,6 +173,24 @@ def raw_file(path: DataPath, *, role: str = _ALL) -> RawFile:
     return RawFile(path=str(path.absolute()), num_bytes=size, digest=digest.hexdigest(), role=role)
 
 
+def refuse_splits_of_stream(run: RunFolder, *, asked: str) -> None:
+    """Refuse to divide the rows of a stream into splits: it has trained all of them, each after it was scored.
+
+    Raises:
+        ConfigError: the run is a stream.
+    """
+    if run.is_stream():
+        raise ConfigError(
+            expected="a run with rows of its own that it was not trained on",
+            found="a stream, which has trained all its rows; what it scored before is in windows.jsonl",
+            where=f"{run.path}, {asked}",
+            ways_out=(
+                f"look at the windows: ziggurat report {pasted(run.path)}",
+                f"name rows that it has not seen: ziggurat evaluate {pasted(run.path)} FILE",
+            ),
+        )
+
+
 _TO_RESUME = (
     "restore the raw files; where they lie now may be named: --data.train FILE",
     "start a new run on this data: --out ANOTHER_FOLDER",

@@ -52,6 +52,7 @@ from ziggurat.runs.data_record import (
     known_files,
     refuse_other_data,
     refuse_other_vocabularies,
+    refuse_splits_of_stream,
     rows_of_split,
 )
 from ziggurat.runs.display import html_of, stored_metrics, text_of
@@ -238,6 +239,7 @@ class Run:
 
     def _prepared(self, split: str, progress: Progress | None) -> PreparedData:
         """The run's own data, which is still what it was trained on; `split` is what is asked for."""
+        refuse_splits_of_stream(RunFolder(self.folder), asked=f"its own {split} rows")
         prepared = prepare_run(self.config, progress=self.team.progress(progress), fitted=self.preprocessing)
         way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {pasted(self.folder)} FILE"
         refuse_other_data(

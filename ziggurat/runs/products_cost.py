@@ -330,6 +330,8 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
 
 def _write_evaluations(run: Run, made: RunFolder, *, progress: Progress) -> None:
     """Write the metrics of a packed run on its validation and test rows, as the end of a training does."""
+    if RunFolder(run.folder).is_stream():  # it has none: what it scored before it trained is in windows.jsonl
+        return
     prepared = prepare_run(run.config, progress=progress, fitted=run.preprocessing)
     for split in ("valid", "test"):
         dataset = getattr(prepared, split)

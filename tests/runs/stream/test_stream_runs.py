@@ -207,6 +207,10 @@ def test_a_run_that_streamed_is_loaded_scored_and_not_trained_otherwise(file: Pa
     run = load_run(whole)
     assert run.step == read_ledger(whole / "ledger.bin")["step"][-1]
     assert run.evaluate(file).num_rows == 600
+    for split in ("valid", "train"):
+        with pytest.raises(ConfigError, match=r"windows\.jsonl"):
+            run.evaluate_split(split)
+    assert main(["report", str(whole), "--baseline"]) == 2
     with pytest.raises(ConfigError, match="ziggurat stream"):
         train_run(config_of(file), folder=whole, resume=True)
 

@@ -40,7 +40,7 @@ from ziggurat.models.build import ModelConfig
 from ziggurat.models.contract.reads import finds_items, is_linear
 from ziggurat.recipes.catalogue import logistic_run
 from ziggurat.recipes.run_config import RunConfig, load_config
-from ziggurat.runs.data_record import refuse_other_data
+from ziggurat.runs.data_record import refuse_other_data, refuse_splits_of_stream
 from ziggurat.runs.execute import prepare_run, raw_files, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.quality.paired import ScoredRows, paired_differences, scored_rows
@@ -132,6 +132,7 @@ def train_baseline(
     """
     begin = time.perf_counter()
     run = RunFolder(Path(folder))
+    refuse_splits_of_stream(run, asked="a baseline on its rows")
     config = load_config(run.path, models=models)
     check_baseline(config)
     quiet = _Quiet(progress or NoProgress())

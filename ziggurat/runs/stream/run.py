@@ -108,17 +108,6 @@ def stream_run(
     Raises:
         ConfigError: settings that have no place in a stream, or others than those that it began with.
         DataError, SchemaError: files that do not fit, or no row before `--from`.
-
-    Example:
-        >>> days = [f"2026-01-{1 + row // 300:02}" for row in range(1200)]
-        >>> rows = {"user": ["ann", "bob"] * 600, "bought": [1, 0, 0, 1] * 300, "day": days}
-        >>> polars.DataFrame(rows).write_parquet("sales.parquet")
-        >>> schema = zg.inspect_file("sales.parquet").schema
-        >>> config = zg.table_run(zg.LogisticRegressionConfig(), schema)
-        >>> data = dataclasses.replace(config.data, train=("sales.parquet",))
-        >>> result = stream_run(dataclasses.replace(config, data=data), folder="runs/sales")
-        >>> [window.name for window in result.windows]
-        ['2026-01-01', '2026-01-02', '2026-01-03', '2026-01-04']
     """
     stream = stream or StreamConfig()
     own = check_hooks(hooks, where="stream_run, argument 'hooks'")
