@@ -41,9 +41,9 @@ from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
-from ziggurat.runs.stream.ending import AskedToEnd
 from ziggurat.runs.stream.settings import for_stream, with_growing_tables
 from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
+from ziggurat.runs.stream.stop_on_signal import StopOnSignal
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
 from ziggurat.training.hooks.fitting import SaveWhenDue
@@ -133,7 +133,7 @@ def stream_run(
         ranks.on_first(lambda: _check_folder(run, lock=lock))
         progress = KeptProgress(progress, path=run.said)
         with progress.keeping_error(rank=ranks.rank if ranks.are_many else None):
-            with AskedToEnd() as asked:
+            with StopOnSignal() as asked:
                 made = _Stream(
                     run,
                     config=config,
@@ -186,7 +186,7 @@ class _Stream:
         lock: of the folder, held.
         progress: shows it.
         own: hooks of the user.
-        asked: hears signals.
+        asked: says whether a signal has come.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class _Stream:
         lock: RunLock,
         progress: KeptProgress,
         own: tuple[Hook, ...],
-        asked: AskedToEnd,
+        asked: StopOnSignal,
     ) -> None:
         self._run = run
         self._config = config

@@ -1,4 +1,4 @@
-"""AskedToEnd: a stream that is asked to end (SIGTERM, Ctrl-C) makes its present step, saves, and ends without an error.
+"""StopOnSignal: end a stream without an error at SIGTERM or Ctrl-C, after its present step and with a checkpoint.
 
 A second signal of either kind ends it at once, as a kill would: nothing is lost but the steps since the last
 checkpoint, which are made again.
@@ -18,8 +18,8 @@ from ziggurat.training.trainer import Trainer
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class AskedToEnd(Hook):
-    """Hears signals inside of a `with` block on the main thread, and lets training end after the present step."""
+class StopOnSignal(Hook):
+    """Ends training after the present step once a signal has come, inside of a `with` block on the main thread."""
 
     may_stop = True
     on_every_rank = False  # a launcher tells all ranks, one after the other: the first decides for all of them
@@ -31,7 +31,7 @@ class AskedToEnd(Hook):
     def __enter__(self) -> Self:
         for number in _SIGNALS:
             try:
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._on_signal)
             except ValueError:  # another thread than the main one gets no signals
                 break
         return self
@@ -39,7 +39,7 @@ class AskedToEnd(Hook):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._give_back()
+        self._restore_handlers()
 
     def on_step(self, trainer: Trainer, made: MadeStep) -> None:
         """End training if somebody has asked for it."""
@@ -47,13 +47,13 @@ class AskedToEnd(Hook):
         if self.is_asked:
             trainer.stop("asked to end")
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self.is_asked = True
-        self._give_back()
+        self._restore_handlers()
         say("\nthe stream ends after the present step, with a checkpoint; a second signal ends it at once\n")
 
-    def _give_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # what `signal.signal` gave
         self._before = {}
