@@ -208,6 +208,14 @@ def _answer(items: Sequence[ScoredItem], version: str, degraded: tuple[str, ...]
     return {"items": [item.to_json() for item in items], "version": version, "degraded": list(degraded)}
 
 
+def export_version(version: str) -> str:
+    """Return the version of the export in that of an answer, "7839b515948819c7" of "7839b515948819c7+1203.1200".
+
+    What stands behind it counts the items that changed since (`ChangesMade.version`).
+    """
+    return version.partition("+")[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A raw column that requests may have.

@@ -42,7 +42,7 @@ from ziggurat.errors import (
     ZigguratError,
 )
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
-from ziggurat.serving.answers import Answerer, Ranked, Recommendations
+from ziggurat.serving.answers import Answerer, Ranked, Recommendations, export_version
 from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.arrivals import arrival
 from ziggurat.serving.server.config import ServerConfig
@@ -159,7 +159,7 @@ class ServerApp:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         self.engine.start()
-        self.metrics.version.labels(self.info.version).set(1)
+        self.metrics.version.labels(export_version(self.info.version)).set(1)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.engine.close()

@@ -65,6 +65,19 @@ def test_a_worker_that_loads_another_version_does_not_serve(tmp_path: Path) -> N
         assert {status for status, _ in answers} <= {200, 503}
 
 
+def test_a_worker_that_has_loaded_later_changes_of_items_takes_a_dead_ones_place(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0) as server:
+        # As a real answerer names it, which has read a journal of three changes beside the same export.
+        write_export(server.private_copy, version="v1+3")
+        (first,) = server.workers
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: first not in server.workers and server.recommend()[0] == 200)
+        assert versions(server, 3) == {"v1+3"}
+        figures = [line for line in server.get("/metrics")[1].splitlines() if line.startswith("ziggurat_export{")]
+        assert len(figures) == 1, "one line for all workers of an export"
+        assert "+3" not in figures[0]
+
+
 def test_a_copy_has_files_of_its_own(tmp_path: Path) -> None:
     source = write_export(tmp_path / "films")
     (source / "items").mkdir()

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.plain import JSON
+from ziggurat.serving.answers import export_version
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
@@ -317,7 +318,8 @@ class Supervisor:
         if worker.state is not State.LOADING:  # it is to end
             return
         version = self._versions.setdefault(worker.generation, loaded.version)
-        if loaded.version != version:
+        # Changes of items are numbers behind the version: workers that start later have loaded more of them.
+        if export_version(loaded.version) != export_version(version):
             error = ConfigError(
                 expected=f"version {version}, which the other workers have loaded",
                 found=f"version {loaded.version}: the export was replaced while it is served",
