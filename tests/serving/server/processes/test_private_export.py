@@ -126,7 +126,7 @@ def test_without_room_for_twice_its_bytes_an_export_is_linked_and_that_is_said(
 def test_without_room_for_a_copy_the_export_itself_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = write_export(tmp_path / "films")
+    source = write_export(tmp_path / "a\nforged" / "films")
 
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -134,6 +134,7 @@ def test_without_room_for_a_copy_the_export_itself_is_loaded(
     monkeypatch.setattr(private_export, "OwnFolder", read_only)
     assert PrivateExports().of(source, generation=1).make() == source
     assert "Read-only file system" in caplog.text
+    assert "\nforged" not in caplog.text, "a line of the log is the server's"
     monkeypatch.undo()
     monkeypatch.setattr(private_export.shutil, "copyfile", read_only)
     monkeypatch.setattr(private_export, "_shared", lambda source, to: False)

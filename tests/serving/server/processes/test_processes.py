@@ -85,6 +85,13 @@ def test_a_swap_to_what_can_be_no_folder_is_refused(shared: Running, tmp_path: P
         (tmp_path / name).symlink_to(tmp_path / other)
     for export in ("a\0b", str(tmp_path / "one"), "\ud800"):
         assert shared.admin("/admin/swap", {"export": export})[0] in (400, 409)
+    for export, found in (("x" * 4096, "File name too long"), (str(tmp_path / "none\nforged"), "no such folder")):
+        status, answer = shared.admin("/admin/swap", {"export": export})
+        assert (status, answer["error"]["expected"]) == (409, "the folder of an export")
+        assert answer["error"]["found"].endswith(found)
+    log = shared.log.read_text()
+    assert "\nforged" not in log, "a line of the log is the server's"
+    assert "no private copy" not in log, "no worker was started for it"
     assert shared.recommend()[0] == 200
 
 

@@ -34,6 +34,7 @@ from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, cha
 from ziggurat.serving.answering.merged_items import MergedItems
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.changed_items.journal import Journal
+from ziggurat.serving.server.processes.control import in_lines
 from ziggurat.serving.server.reading import refused, refused_as
 
 FOLLOW_S = 0.5
@@ -122,7 +123,7 @@ class LiveItems:
             self.follow()
         except (ZigguratError, OSError) as problem:
             if self._last_problem != str(problem):
-                _log.error("the journal of items cannot be followed; the items stay as they are\n%s", problem)
+                _log.error("the journal of items cannot be followed; the items stay as they are\n%s", in_lines(problem))
             self._last_problem = str(problem)
         else:
             self._last_problem = ""
@@ -192,7 +193,7 @@ class LiveItems:
                 _log.info("merged %s changes of items in %.1f s", f"{applied.num_merged:,}", time.monotonic() - begin)
         except (ZigguratError, OSError) as problem:
             self._not_before = time.monotonic() + self.policy.again_s
-            _log.error("changes of items cannot be merged; the next attempt is in a minute\n%s", problem)
+            _log.error("changes of items cannot be merged; the next attempt is in a minute\n%s", in_lines(problem))
 
     def _change(self, changes: ItemChanges) -> ChangedItems:
         """Write a change and apply it; the journal is locked."""

@@ -121,12 +121,14 @@ def error_from_json(data: JSON) -> ZigguratError:
     return errors.error_from_json(data)
 
 
-def in_lines(error: ZigguratError) -> str:
+def in_lines(error: Exception) -> str:
     """Return an error for a log: no line that its parts did not have when they were written (paths may hold any)."""
 
     def plain(text: str) -> str:
         return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
+    if not isinstance(error, ZigguratError):
+        return plain(str(error))
     shown = ZigguratError(
         expected=plain(error.expected),
         found=plain(error.found),

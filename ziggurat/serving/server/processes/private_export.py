@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.server.processes.own_folder import OwnFolder
+from ziggurat.typed import quoted
 
 _log = logging.getLogger("ziggurat.server")
 _PREFIX = ".ziggurat-served-"
@@ -85,7 +86,7 @@ class PrivateExport:
                 _log.warning(
                     "%s: %s bytes are free, too few for a copy of %s: it is served through hard links. "
                     "Replace it as you like, but do not write into its files",
-                    *(self.source, f"{room:,}", f"{num_bytes:,}"),
+                    *(quoted(str(self.source)), f"{room:,}", f"{num_bytes:,}"),
                 )
         finally:
             os.close(folder)
@@ -160,7 +161,9 @@ class PrivateExports:
 
 
 def _warn_no_copy(where: Path, problem: OSError) -> None:
-    _log.warning("no private copy of an export in %s (%s): do not replace or change what is served", where, problem)
+    # The path may have come with a request, and a line end in it must begin no line of the log.
+    shown = quoted(str(where))
+    _log.warning("no private copy of an export in %s (%s): do not replace or change what is served", shown, problem)
 
 
 @dataclass(kw_only=True)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.files.system_text import text_of
 from ziggurat.plain import JSON
 from ziggurat.serving.answers import export_version
 from ziggurat.serving.export.export_folder import identity_of
@@ -418,12 +419,16 @@ class Supervisor:
         self._swap = swap
         try:
             swap.folder = export.resolve()
+            found = "" if swap.folder.is_dir() else "no such folder"
         except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a name that no file can have
+            found = text_of(problem) if isinstance(problem, OSError) else str(problem)
+        # Here, and not in a worker: none has to start to see that there is nothing to load.
+        if found:
             self._refuse_swap(
                 swap,
                 ConfigError(
                     expected="the folder of an export",
-                    found=f"{quoted(str(export))}: {problem}",
+                    found=f"{quoted(str(export))}: {found}",
                     where="swap",
                     ways_out="name a folder that `ziggurat export` has made",
                 ),

@@ -42,6 +42,7 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.reading import ClientDisconnected, header, read_body, read_export, refused
 from ziggurat.serving.server.responses import encode, error_json, json_response
 from ziggurat.serving.server.shards.messages import STATE, VERSION, decode_change, decode_question, encode_answer
+from ziggurat.typed import quoted
 
 _log = logging.getLogger("ziggurat.server")
 _MOST_STATES = 8  # of one version: workers follow changes of items within half a second
@@ -95,7 +96,7 @@ class ShardVersions:
                 # A new dict, not a changed one: searches read it without the lock.
                 _warm_up(index)
                 self._versions = {**self._versions, version: _LoadedVersion(index=index)}
-                _log.info("a shard holds version %s of %s, %d items", version, folder, len(index))
+                _log.info("a shard holds version %s of %s, %d items", version, quoted(str(folder)), len(index))
             self._versions[version].used = time.monotonic()
             self._drop_old()
             return version

@@ -26,9 +26,10 @@ from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.processes.child import Backoff, Child, Children
-from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json
+from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, in_lines
 from ziggurat.serving.server.processes.worker import WATCH_S, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
+from ziggurat.typed import quoted
 
 _log = logging.getLogger("ziggurat.server")
 _MAX_BODY_BYTES = 1 << 30  # of a question or a change of items
@@ -124,8 +125,9 @@ async def _watch(versions: ShardVersions, export: Path) -> None:
         seen = now  # a bad one is tried once
         try:
             await asyncio.to_thread(versions.load, export)
-        except ZigguratError as error:
-            _log.error("%s is refused, the old version stays\n%s", export, error)
+        # Whatever it is, the next version must be seen again.
+        except (ZigguratError, OSError) as error:
+            _log.error("%s is refused, the old version stays\n%s", quoted(str(export)), in_lines(error))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -236,7 +238,7 @@ class ShardKeeper:
             shard.backoff.succeed()
         elif "failed" in message:
             self.failure = error_from_json(message["failed"])
-            _log.error("shard %d could not load the export\n%s", shard.number, self.failure)
+            _log.error("shard %d could not load the export\n%s", shard.number, in_lines(self.failure))
 
     def _handle_exit(self, shard: _Shard, code: int) -> None:
         if not shard.ready:
