@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import polars as pl
 import pytest
 
 from ziggurat.errors import RequestError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Label, Moments, Schema, Sequence
 from ziggurat.serving.request_rows import frame_of, series_of
 
@@ -47,3 +50,34 @@ def test_lists_of_the_same_events_have_one_length(row: dict[str, object], found:
 def test_what_is_no_whole_number_is_refused(wrong: float) -> None:
     with pytest.raises(RequestError, match="whole number"):
         series_of("year", [wrong], dtype=pl.Int64())
+
+
+@pytest.mark.parametrize(
+    ("order", "written", "wanted"),
+    [
+        (DateOrder.AUTO, "2024-03-05 14:22:10", 1_709_648_530_000_000),
+        (DateOrder.AUTO, "2024-03-05T16:22:10.5+02:00", 1_709_648_530_500_000),
+        (DateOrder.AUTO, "05.03.2024 14:22", 1_709_648_520_000_000),
+        (DateOrder.DAY_FIRST, "05/03/2024 14:22", 1_709_648_520_000_000),
+        (DateOrder.MONTH_FIRST, "03/05/2024 02:22 PM", 1_709_648_520_000_000),
+        (DateOrder.AUTO, "1709648530000000", 1_709_648_530_000_000),
+        (DateOrder.AUTO, dt.date(2024, 3, 5), 1_709_596_800_000_000),
+        (DateOrder.AUTO, dt.datetime(2024, 3, 5, 14, 22, tzinfo=dt.UTC), 1_709_648_520_000_000),
+    ],
+)
+def test_dates_are_times_in_microseconds(order: DateOrder, written: object, wanted: int) -> None:
+    seen = (1_700_000_000_000_000, 1_710_000_000_000_000)
+    schema = Schema(features=(Moments(name="at", seen=seen, date_order=order),))
+    times = [1_700_000_000_000_001, written, None]
+    assert frame_of([{"at": times}], schema)["at"].to_list() == [[times[0], wanted, None]]
+
+
+def test_a_date_that_may_be_two_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"a date like 2024-05-31(?s:.*)05/03/2024"):
+        frame_of([{"at": ["05/03/2024 14:22"]}], SCHEMA)
+
+
+def test_a_date_is_of_another_unit_than_seconds() -> None:
+    schema = Schema(features=(Moments(name="at", seen=(1_700_000_000, 1_710_000_000)),))
+    with pytest.raises(RequestError, match="times in seconds, as those of training"):
+        frame_of([{"at": ["2024-03-05"]}], schema)

@@ -18,13 +18,13 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.cells import Faults, canonical_strings, read_ids, with_nulls
-from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, time_keys
+from ziggurat.data.preprocess.values.times import kind_of_times, time_keys, with_date_order
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError, SchemaError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Schema, column_of
 
@@ -78,14 +78,12 @@ def catalogue_of(
     wanted = (*columns, schema.time) if schema.time and schema.time not in columns else columns
     latest: pl.DataFrame | None = None
     is_date: bool | None = None
-    for chunk in source.frames(columns=wanted):
+    for chunk, order in with_date_order(source.frames(columns=wanted), schema.time, order=date_order):
         keyed = _keyed(chunk, schema=schema, columns=columns)
         if schema.time:
             if is_date is None:
                 is_date = kind_of_times(chunk.frame[schema.time])
-                if is_date and date_order is DateOrder.AUTO:
-                    date_order = order_of_dates(chunk, schema.time)
-            times = time_keys(chunk, schema.time, bad_rows=source.bad_rows, is_date=bool(is_date), order=date_order)
+            times = time_keys(chunk, schema.time, bad_rows=source.bad_rows, is_date=bool(is_date), order=order)
             keyed = keyed.with_columns(pl.Series(_TIME, np.where(np.isnan(times), -np.inf, times)))
         else:
             keyed = keyed.with_columns(pl.lit(0.0).alias(_TIME))

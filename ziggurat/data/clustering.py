@@ -39,11 +39,12 @@ import pyarrow.parquet as pq
 from ziggurat.data.column_encodings import Codec, smallest_encodings
 from ziggurat.data.preprocess.fit.work import PublishedError, Work, damaged_line
 from ziggurat.data.preprocess.values.times import is_date_column, readable_times
-from ziggurat.data.raw.dates import DateOrder, OrderSigns
+from ziggurat.data.raw.dates import OrderSigns
 from ziggurat.data.raw.parquet_seal import is_sealed_and_whole, seal_parquet
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.session_columns import source_with_sessions
 from ziggurat.errors import DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.files import digest_of, make_room, replacing, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of

@@ -26,9 +26,11 @@ from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
+from ziggurat.data.preprocess.values.times import microseconds_of_dates
 from ziggurat.data.raw.bad_rows import BadRow
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers
 from ziggurat.errors import BoundsError, DataError, RequestError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.events import HISTORY_TIMES
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.serving.plain_values import shortest_text
@@ -279,9 +281,11 @@ class ColumnReader:
         """Return the numbers of a list."""
         return [self.number(each) for each in self._list(value, of="numbers")]
 
-    def times(self, value: object, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
-        """Return the times of a list, in the unit of those that training has seen."""
-        times = [None if each is None else _whole(each, self.column) for each in self._list(value, of="times")]
+    def times(
+        self, value: object, *, feature: str, seen: tuple[int, ...], date_order: DateOrder = DateOrder.AUTO
+    ) -> list[int | None]:
+        """Return the times of a list, in the unit of those that training has seen; dates count microseconds."""
+        times = self._without_dates(self._list(value, of="times"), date_order=date_order)
         known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
         if len(other := of_another_unit(known, seen=seen)):
             expected = f"times in {unit_of(seen)}, as those of training ({seen[0]} to {seen[1]})"
@@ -294,6 +298,28 @@ class ColumnReader:
                 where=f"request, column {self.column!r}",
                 ways_out="sort the events by time, in all lists of the history alike",
             )
+        return times
+
+    def _without_dates(self, given: Sequence[object], *, date_order: DateOrder) -> list[int | None]:
+        """The times as whole numbers; dates and texts of dates as microseconds since 1970."""
+        values = [each.isoformat() if isinstance(each, datetime.date) else each for each in given]
+        texts = {at: each for at, each in enumerate(values) if isinstance(each, str)}
+        dates: dict[int, int | None] = {}
+        if texts:
+            read = microseconds_of_dates(pl.Series(list(texts.values()), dtype=pl.String), order=date_order)
+            dates = {at: found for at, found in zip(texts, read.to_list(), strict=True) if found is not None}
+        times: list[int | None] = []
+        for at, each in enumerate(values):
+            if each is None or at in dates:
+                times.append(dates.get(at))
+                continue
+            try:
+                times.append(_whole(each, self.column))
+            except RequestError as problem:
+                if at not in texts:
+                    raise
+                expected = "a time as a whole number, or a date like 2024-05-31 12:00:00 or 31.05.2024 12:00"
+                raise _wrong(expected, each, self.column) from problem
         return times
 
     def refused(self, value: object, *, expected: str) -> RequestError:

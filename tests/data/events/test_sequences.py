@@ -206,7 +206,7 @@ def test_samples_change_with_the_number_of_their_rules_alone(tmp_path: Path, mon
         made = sequences_of(config, schema, folder=tmp_path)
         files = (made.config.train, made.config.valid, made.config.test)
         found[name] = zlib.crc32("".join(str(pl.read_parquet(path).rows()) for (path,) in files).encode())
-    assert found == {"rules": 2, "next": 693826509, "candidates": 866011674}
+    assert found == {"rules": 3, "next": 693826509, "candidates": 866011674}
     assert [each.seen for each in made.schema.features if isinstance(each, Moments)] == [
         (1_600_000_000, 1_600_000_008)
     ] * 2

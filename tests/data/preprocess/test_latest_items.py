@@ -12,7 +12,7 @@ from ziggurat.data.preprocess.fit.latest_items import LatestItems, read_latest_i
 from ziggurat.data.preprocess.values.parsing import parse_chunk
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder
+from ziggurat.features.date_order import DateOrder
 
 SCHEMA = zg.Schema(
     features=(zg.Categorical(name="item"),), labels=(zg.Label(name="like"),), time="at", items=zg.Items(id="item")

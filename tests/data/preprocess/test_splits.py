@@ -17,8 +17,8 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig, Splitter, fit_
 from ziggurat.data.preprocess.values.times import kind_of_times
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder
 from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Categorical, Schema
 
 SCHEMA = Schema(features=(Categorical(name="user"),), time="time")

@@ -11,9 +11,9 @@ import pytest
 
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, Clock, Cut, StreamConfig
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.date_order import DateOrder
 
 MOMENTS = [
     dt.datetime(1999, 12, 31, 23, 59, 59),

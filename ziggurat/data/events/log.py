@@ -6,10 +6,12 @@
 The sort is stable, so which of two events of one moment came first depends on nothing but the file; on MovieLens-1M
 42 % of the users have such a pair at their end, and an unstable sort asks every fourth of them another question.
 
-Times are whole numbers of any unit, or dates, and are kept exactly. Refused, with file and row: times in floats (one
-of 32 bits puts two minutes into one moment), no time, user or item, and times that lie in the future by the clock of
-this machine. The unit of a whole number follows from its size: below 10^11 seconds, below 10^14 milliseconds, …
-Dates count microseconds. A log whose times are all of 1990 or later, but in two units, is refused: it has no order.
+Times are whole numbers of any unit, or dates, and are kept exactly; text holds one of both, dates in all the ways of
+`data/raw/dates.py`. Refused, with file and row: times in floats (one of 32 bits puts two minutes into one moment), no
+time, user or item, and times that lie in the future by the clock of this machine. The unit of a whole number follows
+from its size: below 10^11 seconds, below 10^14 milliseconds, … Dates count microseconds. A log that has dates in one
+file and numbers in another is refused, and so is one whose times are all of 1990 or later, but in two units: it has no
+order.
 
 Where events are ranked ([[label]] in the schema) the columns of the labels are carried along as the files have them.
 An event has all of its labels, and is then a candidate, or none of them, and is then history alone.
@@ -30,12 +32,21 @@ from jaxtyping import Bool, Int64
 from ziggurat.data.preprocess.values.cells import Faults, canonical_text, with_nulls, wrong_type
 from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
 from ziggurat.data.preprocess.values.time_units import far_from_seen, is_modern, of_another_unit, per_second, unit_of
+from ziggurat.data.preprocess.values.times import (
+    A_DATE,
+    kind_of_chunk,
+    microseconds_of_dates,
+    with_date_order,
+    without_categories,
+)
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import ZoneSigns
 from ziggurat.errors import DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.events import HISTORY_TIMES, EqualTimes, FutureTimes
 from ziggurat.features.schema import Schema, column_of
+from ziggurat.files.stores import DataPath
 
 _DAY_S = 86_400
 
@@ -54,6 +65,7 @@ class EventLog:
         num_unsorted: events that stood in the files after a later one of their user.
         num_equal: events at the time of the one before of their user.
         zones_note: what to say of times with a zone beside times without; "" where there are none.
+        date_order: of dates like 01/03/2024, as somebody said it or as the dates show; AUTO where no date needs one.
     """
 
     users: Int64[np.ndarray, " N"]
@@ -65,6 +77,7 @@ class EventLog:
     num_unsorted: int = 0
     num_equal: int = 0
     zones_note: str = ""
+    date_order: DateOrder = DateOrder.AUTO
 
     @property
     def num_users(self) -> int:
@@ -97,7 +110,12 @@ class EventLog:
 
 
 def read_events(
-    chunks: Iterable[RawChunk], schema: Schema, *, bad_rows: BadRows, carried: Sequence[str] | None = None
+    chunks: Iterable[RawChunk],
+    schema: Schema,
+    *,
+    bad_rows: BadRows,
+    carried: Sequence[str] | None = None,
+    date_order: DateOrder = DateOrder.AUTO,
 ) -> EventLog:
     """Check and sort the events of all files.
 
@@ -106,9 +124,11 @@ def read_events(
         schema: with events.
         bad_rows: where events with faults go.
         carried: columns to carry along with the rows' numbers; None: the columns of the labels, without numbers.
+        date_order: of dates like 01/03/2024; AUTO: as the dates show.
 
     Raises:
         SchemaError: a column is absent, or cannot be what it is for; times in floats, for example.
+        ConfigError: dates like 01/03/2024, and none shows what stands first.
         DataError: an event without user, item or time, or in the future, or with some of its labels (policy ERROR);
             no event at all; events of one user at one time, where that is refused.
     """
@@ -116,19 +136,30 @@ def read_events(
     names = of_labels if carried is None else tuple(dict.fromkeys(carried))
     parts: list[pl.DataFrame] = []
     zones = ZoneSigns()
-    for chunk in chunks:
+    is_date: bool | None = None
+    shown_order = date_order  # the last one has seen all chunks
+    paths: list[DataPath] = []
+    for chunk, shown_order in with_date_order(chunks, schema.time, order=date_order):
+        times = without_categories(needed_column(chunk, schema.time, role="time"))
         # Of every chunk: one file may name a zone where another does not.
-        zones.add(needed_column(chunk, schema.time, role="time"))
-        part = _read_chunk(chunk, schema, bad_rows, carried=names, is_asked=carried is not None)
+        zones.add(times)
+        _refuse_type_of_times(times, chunk)
+        is_date = kind_of_chunk(chunk, times, before=is_date)
+        part = _read_chunk(
+            chunk,
+            schema,
+            bad_rows,
+            is_date=is_date is not False,
+            order=shown_order,
+            carried=names,
+            is_asked=carried is not None,
+        )
         if part.height:
             parts.append(part)
+        if chunk.path not in paths:
+            paths.append(chunk.path)
     if not parts:
-        raise DataError(
-            expected="at least one event",
-            found="none",
-            where="the event log",
-            ways_out=("check the files", "look at the quarantine"),
-        )
+        raise _no_events(paths, bad_rows)
     frame = pl.concat(parts, how="vertical_relaxed")
     users = frame["user:"].to_physical().to_numpy().astype(np.int64)
     # Users by their first event: the numbers of categories depend on what else the process has read.
@@ -152,6 +183,7 @@ def read_events(
         num_unsorted=int((same_user & (np.diff(times[by_user]) < 0)).sum()),
         num_equal=int((same_user & (np.diff(times[order]) == 0)).sum()),
         zones_note=zones.note(schema.time) if zones.are_mixed else "",
+        date_order=shown_order if is_date else DateOrder.AUTO,
     )
     _refuse_two_units(log)
     _refuse_equal_times(log, schema)
@@ -188,8 +220,45 @@ def compared_with_training(log: EventLog, samples: Schema) -> str:
     )
 
 
+def date_order_of(samples: Schema) -> DateOrder:
+    """Return how a run reads dates like 01/03/2024: as in the log that it was trained on.
+
+    Args:
+        samples: schema of the run's samples.
+    """
+    return next((each.seen_date_order for each in samples.features if each.name == HISTORY_TIMES), DateOrder.AUTO)
+
+
+def _no_events(paths: Sequence[DataPath], bad_rows: BadRows) -> DataError:
+    """The error for files without an event that can be used."""
+    files = ", ".join(map(str, paths[:3])) + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
+    if not bad_rows.num_rows:
+        return DataError(
+            expected="at least one event",
+            found="none",
+            where=files or "the event log",
+            ways_out="name files with events",
+        )
+    return DataError(
+        expected="at least one event that can be used",
+        found=f"none: all {bad_rows.num_rows:,} rows were put aside ({bad_rows.summary()})",
+        where=files,
+        ways_out=(
+            f"look at {bad_rows.kept_in}: it says of each row what was expected",
+            "stop at the first of them, and correct what they have in common: leave bad-rows quarantine out",
+        ),
+    )
+
+
 def _read_chunk(
-    chunk: RawChunk, schema: Schema, bad_rows: BadRows, *, carried: Sequence[str], is_asked: bool
+    chunk: RawChunk,
+    schema: Schema,
+    bad_rows: BadRows,
+    *,
+    is_date: bool,
+    order: DateOrder,
+    carried: Sequence[str],
+    is_asked: bool,
 ) -> pl.DataFrame:
     """The usable events of a chunk: `user:`, `time:`, `row:`, `carried:…`, and the features by name."""
     chunk = with_nulls(chunk, schema.missing_texts).with_number_columns(schema.numbers)
@@ -200,7 +269,8 @@ def _read_chunk(
         columns[name] = _ids(
             chunk, column_of(feature), faults, role=f"feature {name!r}", may_miss=name != schema.item_settings.id
         )
-    times = _times(chunk, schema.time, faults, future=schema.event_settings.future_times)
+    series = without_categories(needed_column(chunk, schema.time))
+    times = _times(series, faults, is_date=is_date, order=order, future=schema.event_settings.future_times)
     of_labels = {column_of(label) for label in schema.labels}
     raw = {name: needed_column(chunk, name) for name in carried}
     raw |= {name: _as_nulls(raw[name]) for name in of_labels & set(raw)}
@@ -275,37 +345,39 @@ def _missing(faults: Faults, index: int, *, column: str, role: str) -> None:
     )
 
 
-def _times(chunk: RawChunk, column: str, faults: Faults, *, future: FutureTimes) -> Int64[np.ndarray, " N"]:
-    series = needed_column(chunk, column)
+def _refuse_type_of_times(series: pl.Series, chunk: RawChunk) -> None:
     dtype = series.dtype
-    is_date = series.dtype.is_temporal()
-    if dtype == pl.String or dtype.is_integer():
-        texts = series.str.strip_chars() if dtype == pl.String else series
-        numbers = texts.cast(pl.Int64, strict=False)
-        unreadable = numbers.is_null() & series.is_not_null()
-        for index in unreadable.arg_true().to_list():
-            _unreadable(faults, index, series=series)
-        # Reported as unreadable by now: as nulls they would be reported as missing, too.
-        numbers = numbers.set(unreadable, 0)
-    elif is_date and dtype != pl.Time:
-        numbers = series.cast(pl.Datetime("us")).cast(pl.Int64)
+    if dtype.is_integer() or dtype in (pl.String, pl.Null, pl.Date) or isinstance(dtype, pl.Datetime):
+        return
+    raise wrong_type(
+        series,
+        chunk,
+        role="the time of events",
+        expected="whole numbers, or dates",
+        way_out="write whole seconds or milliseconds: a float of 32 bits puts two minutes into one moment",
+    )
+
+
+def _times(
+    series: pl.Series, faults: Faults, *, is_date: bool, order: DateOrder, future: FutureTimes
+) -> Int64[np.ndarray, " N"]:
+    if is_date and series.dtype != pl.Null:
+        numbers = microseconds_of_dates(series, order=order)
     else:
-        raise wrong_type(
-            series,
-            chunk,
-            role="the time of events",
-            expected="whole numbers, or dates",
-            way_out="write whole seconds or milliseconds: a float of 32 bits puts two minutes into one moment",
-        )
-    for index in numbers.is_null().arg_true().to_list():
-        _missing(faults, index, column=column, role="the time")
+        texts = series.str.strip_chars() if series.dtype == pl.String else series
+        numbers = texts.cast(pl.Int64, strict=False)
+    unreadable = numbers.is_null() & series.is_not_null()
+    for index in unreadable.arg_true().to_list():
+        _unreadable(faults, index, series=series, is_date=is_date)
+    for index in (numbers.is_null() & ~unreadable).arg_true().to_list():
+        _missing(faults, index, column=series.name, role="the time")
     # Rows without a time are faults, and are gone before anybody reads the 0.
     times = numbers.fill_null(0).to_numpy().copy()
     if future is FutureTimes.REFUSE:
         for index in np.flatnonzero(_in_future(times, is_date=is_date)).tolist():
             faults.add(
                 index,
-                column=column,
+                column=series.name,
                 reason=BadReason.IN_FUTURE,
                 expected="a time that is past by the clock of this machine",
                 found=series[index],
@@ -317,14 +389,20 @@ def _times(chunk: RawChunk, column: str, faults: Faults, *, future: FutureTimes)
     return times
 
 
-def _unreadable(faults: Faults, index: int, *, series: pl.Series) -> None:
+def _unreadable(faults: Faults, index: int, *, series: pl.Series, is_date: bool) -> None:
+    if is_date:
+        expected = A_DATE
+        way_out = "write the year first: 2024-05-31 12:00:00"
+    else:
+        expected = "a time as a whole number of 64 bits (seconds, milliseconds, …)"
+        way_out = "write times as whole numbers, or all of them as dates"
     faults.add(
         index,
         column=series.name,
-        reason=BadReason.NOT_AN_INTEGER,
-        expected="a time as a whole number of 64 bits (seconds, milliseconds, …)",
-        found=series[index],
-        ways_out=("write times as whole numbers, or Parquet with a column of dates",),
+        reason=BadReason.UNPARSABLE if is_date else BadReason.NOT_AN_INTEGER,
+        expected=expected,
+        found=series.to_physical()[index],  # a date out of range cannot be shown
+        ways_out=(way_out,),
     )
 
 

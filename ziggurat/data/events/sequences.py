@@ -45,6 +45,7 @@ from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.events import ASKED_AT, EARLIER, HISTORY, HISTORY_TIMES, NEXT_ITEM, TrainingWindows, of_history
 from ziggurat.features.schema import (
     Categorical,
@@ -63,7 +64,7 @@ from ziggurat.files.stores import facts_of
 
 _FACTS = Format(name="ziggurat.events", what="what was made of events")
 _FACTS_FILE = "facts.json"
-_FORMAT = 2  # raise it when the same events become other samples, when other ones are refused, or other facts are kept
+_FORMAT = 3  # raise it when the same events become other samples, when other ones are refused, or other facts are kept
 _EVENTS_AT_ONCE = 1 << 21
 _MOST_EARLIER = 1 << 20
 
@@ -155,7 +156,12 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
         with bad_rows, replacing_folder(target) as temporary:
             # Again, with the policy for bad rows: the first look only names the files.
             checked = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
-            log = read_events(checked.frames(columns=schema.columns), schema, bad_rows=bad_rows)
+            log = read_events(
+                checked.frames(columns=schema.columns),
+                schema,
+                bad_rows=bad_rows,
+                date_order=config.split.date_order,
+            )
             _write(log, config, schema, folder=temporary, bad_rows=bad_rows)
     return _opened(target, config, schema, source=source)
 
@@ -187,7 +193,7 @@ def _opened(target: Path, config: DataConfig, schema: Schema, *, source: RawSour
     made = replace(config, split=SplitConfig(by=SplitBy.FILES), **files)
     return Sequences(
         config=replace(made, format=DataConfig().format, separator=""),
-        schema=_with_seen(sequence_schema(schema), tuple(facts["seen"])),
+        schema=_with_seen(sequence_schema(schema), tuple(facts["seen"]), DateOrder(facts["date_order"])),
         split=facts["split"],
         warnings=tuple(facts["warnings"]),
         raw_files=len(source.paths),
@@ -195,9 +201,10 @@ def _opened(target: Path, config: DataConfig, schema: Schema, *, source: RawSour
     )
 
 
-def _with_seen(schema: Schema, seen: tuple[int, ...]) -> Schema:
-    """The schema whose times say what training has seen."""
-    return replace(schema, features=tuple(each.with_seen_times(seen) for each in schema.features))
+def _with_seen(schema: Schema, seen: tuple[int, ...], order: DateOrder) -> Schema:
+    """The schema whose times say what training has seen, and how it read dates."""
+    features = tuple(each.with_seen_times(seen).with_seen_date_order(order) for each in schema.features)
+    return replace(schema, features=features)
 
 
 def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
@@ -219,6 +226,7 @@ def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, b
         "split": made.split,
         "rows": {name.value: rows for name, rows in zip(SPLITS, made.rows, strict=True)},
         "seen": made.seen,
+        "date_order": log.date_order.value,
         "warnings": [*_warnings_of_log(log), *made.warnings, *_put_aside(bad_rows)],
     }
     _FACTS.write(folder / _FACTS_FILE, facts)

@@ -18,8 +18,9 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.preprocess.values.cells import canonical_text
-from ziggurat.data.raw.dates import DateOrder, ZoneSigns, find_order, look_like_dates, parse_dates
+from ziggurat.data.raw.dates import ZoneSigns, find_order, look_like_dates, parse_dates
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, MarksFound, WrittenNumbers, find_marks
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import MISSING_TEXTS
 from ziggurat.ops.written_decimals import as_float64
 

@@ -22,9 +22,9 @@ import polars as pl
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent, short_number
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
 from ziggurat.data.preprocess.values.time_units import two_units
-from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.synthetic.best_metrics import pair_share
 from ziggurat.errors import DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import Label, Task
 

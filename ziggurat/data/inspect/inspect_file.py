@@ -48,7 +48,6 @@ from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.json_lines import JsonLinesFile
 from ziggurat.data.raw.names import missing_column, name_of_separator, partition_keys
@@ -56,6 +55,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.errors import ConfigError, DataError, SchemaError, nearest_names
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import (
     MISSING_TEXTS,

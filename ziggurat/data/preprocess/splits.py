@@ -33,11 +33,18 @@ import polars as pl
 from ziggurat.config import JSON
 from ziggurat.data.mixing import derive_seed, splitmix64
 from ziggurat.data.preprocess.values.time_units import two_units
-from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, report_unreadable, time_keys
+from ziggurat.data.preprocess.values.times import (
+    kind_of_times,
+    report_unreadable,
+    time_keys,
+    with_date_order,
+    without_categories,
+)
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder, ZoneSigns
+from ziggurat.data.raw.dates import ZoneSigns
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Schema
 from ziggurat.plain import as_list, as_text
 from ziggurat.typed import Fraction, checked
@@ -316,12 +323,10 @@ def _fit_time(
     is_date: bool | None = None
     order = config.date_order
     zones = ZoneSigns()
-    for chunk in chunks:
-        zones.add(chunk.frame[column])
+    for chunk, order in with_date_order(chunks, column, order=config.date_order):
+        zones.add(without_categories(chunk.frame[column]))
         if is_date is None:
             is_date = kind_of_times(chunk.frame[column])
-        if is_date and order is DateOrder.AUTO:
-            order = order_of_dates(chunk, column)
         keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date), order=order)
         counts.add(keys[~np.isnan(keys)])
     values, numbers = counts.finish()

@@ -15,9 +15,10 @@ in ISO form already are read without it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import polars as pl
+
+from ziggurat.features.date_order import DateOrder
 
 _TEMPLATES = (
     "%Y-%m-%d %H:%M:%S%.f",
@@ -35,14 +36,6 @@ _DATE = r"^(\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{4})" + _CLO
 
 
 _DATE_WITH_CLOCK = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}[T ]+\d{1,2}:"
-
-
-class DateOrder(StrEnum):
-    """The part that stands first in dates like 01/03/2024; dates with the year first or with points need no order."""
-
-    AUTO = "auto"  # as the dates of the column show; an error where none does
-    DAY_FIRST = "day_first"  # 1 March
-    MONTH_FIRST = "month_first"  # 3 January
 
 
 _AS_ISO = (

@@ -21,11 +21,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from ziggurat.data.preprocess.values.time_units import of_another_unit, per_second, unit_of
-from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, readable_times, time_keys
+from ziggurat.data.preprocess.values.times import kind_of_times, readable_times, time_keys, with_date_order
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.typed import CountOrNone, checked
 
 HISTORY = -(1 << 62)  # the window of the rows before --from
@@ -122,7 +122,7 @@ class Clock:
             return Clock()
         is_date = bool(kind_of_times(chunk.frame[column]))
         if is_date:
-            order = order_of_dates(chunk, column) if date_order is DateOrder.AUTO else date_order
+            _, order = next(with_date_order([chunk], column, order=date_order))
             return Clock(column=column, is_date=True, date_order=order, per_second=_PER_SECOND_OF_DATES)
         keys = readable_times(chunk.frame[column], order=DateOrder.AUTO, is_date=False)
         first = _whole(keys[~np.isnan(keys)][:1])

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from ziggurat.config import JSON, to_json
 from ziggurat.errors import ConfigError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.inputs import JaggedSpec, MomentsSpec, NumberSpec, SingleSpec, VectorSpec
 from ziggurat.features.tables import Table
 from ziggurat.specification import Family
@@ -142,8 +143,10 @@ class RequestReader(Protocol):
         """Return the numbers of a list."""
         ...
 
-    def times(self, value: object, *, feature: str, seen: tuple[int, ...]) -> list[int | None]:
-        """Return the times of a list."""
+    def times(
+        self, value: object, *, feature: str, seen: tuple[int, ...], date_order: DateOrder = DateOrder.AUTO
+    ) -> list[int | None]:
+        """Return the times of a list; dates count microseconds."""
         ...
 
     def refused(self, value: object, *, expected: str) -> Exception:
@@ -256,6 +259,16 @@ class Feature(Family, ABC, family="kind of feature"):
     def with_seen_times(self, seen: tuple[int, ...]) -> Feature:
         """Return the feature with what training has seen of its times, if it holds any."""
         del seen
+        return self
+
+    @property
+    def seen_date_order(self) -> DateOrder:
+        """The order in which training has read dates like 01/03/2024, of features that hold times and know it."""
+        return DateOrder.AUTO
+
+    def with_seen_date_order(self, order: DateOrder) -> Feature:
+        """Return the feature with the order in which training has read the dates of its times, if it holds any."""
+        del order
         return self
 
     @classmethod

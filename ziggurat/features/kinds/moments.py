@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from ziggurat.config import JSON, to_json
 from ziggurat.errors import SchemaError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.inputs import MomentsSpec
 from ziggurat.features.kinds.feature import Cells, ColumnType, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.typed import Length, checked
@@ -19,12 +20,14 @@ class Moments(Feature):
     """A list of times a row, latest last: whole numbers of 64 bits, kept exactly, with no table and no embedding.
 
     Lists longer than `max_length` keep their last times. `seen` is the earliest and the latest time of training, where
-    that is known: a time of another unit, by its size, is then a bad row.
+    that is known: a time of another unit, by its size, is then a bad row. Requests may write times as dates, which
+    count microseconds; `date_order` says what stands first in those like 01/03/2024.
     """
 
     kind: Literal["moments"] = "moments"
     max_length: Length = 1000
     seen: tuple[int, ...] = ()
+    date_order: DateOrder = DateOrder.AUTO
 
     holds_times: ClassVar[bool] = True
 
@@ -52,7 +55,7 @@ class Moments(Feature):
 
     def of_request(self, value: object, read: RequestReader) -> list[int | None]:
         """Return the times of the list."""
-        return read.times(value, feature=self.name, seen=self.seen)
+        return read.times(value, feature=self.name, seen=self.seen, date_order=self.date_order)
 
     def request_type(self) -> ColumnType:
         """Return lists of 64-bit whole numbers."""
@@ -69,6 +72,15 @@ class Moments(Feature):
         """Return the feature with these as the earliest and the latest time of training."""
         return replace(self, seen=seen)
 
+    @property
+    def seen_date_order(self) -> DateOrder:
+        """The order in which training has read dates."""
+        return self.date_order
+
+    def with_seen_date_order(self, order: DateOrder) -> Feature:
+        """Return the feature that reads dates in this order."""
+        return replace(self, date_order=order)
+
     def state(self) -> dict[str, JSON]:
         """Return plain data without what was seen: that is of the data, whose files count anyway."""
-        return {name: value for name, value in to_json(self).items() if name != "seen"}
+        return {name: value for name, value in to_json(self).items() if name not in ("seen", "date_order")}

@@ -19,7 +19,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import numeric_columns
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.preprocess.values.cells import Faults, canonical_strings, canonical_text, read_ids, with_nulls
-from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, time_keys
+from ziggurat.data.preprocess.values.times import kind_of_times, time_keys, with_date_order
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
@@ -126,7 +126,8 @@ def make_catalogue(
                 where="ziggurat export, --ranker",
                 ways_out=("train both runs on one table", "give a catalogue that has the columns: --items FILE"),
             )
-        frame = catalogue_of(data.source(), schema=described[0], keep=more)
+        date_order = data.config.split.date_order
+        frame = catalogue_of(data.source(), schema=described[0], keep=more, date_order=date_order)
     source = data.source(items)
     is_text = all(source.is_text(path) for path in source.paths)
     frame = typed_columns(frame, schemas=described, is_text=is_text, written=data.written(schemas))
@@ -171,7 +172,8 @@ def make_users(
         mine = [each.name for each in schema.features if column_of(each) in names]
         as_items = dataclasses.replace(named, items=Items(id=_USER, features=tuple(mine)))
         source = of_users.source()
-        frame = catalogue_of(source, schema=as_items, keep=sorted(names))
+        date_order = of_users.config.split.date_order
+        frame = catalogue_of(source, schema=as_items, keep=sorted(names), date_order=date_order)
         frame = _with_numbers(frame, schemas=schemas, written=of_users.written(schemas))
         ids = canonical_text(frame[schema.group])
         assert ids is not None, "read as ids before"
@@ -222,8 +224,8 @@ def _events(
     known_items = NumberOfId(catalogue.ids)
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     is_date: bool | None = None
-    order = data.config.split.date_order
-    for chunk in data.source().frames(columns=wanted):
+    chunks = data.source().frames(columns=wanted)
+    for chunk, order in with_date_order(chunks, schema.time, order=data.config.split.date_order):
         item = known_items.looked_up(_keys(chunk, column, schema).to_list())
         user = np.zeros_like(item)
         if users is not None:
@@ -232,7 +234,6 @@ def _events(
         if schema.time:
             if is_date is None:
                 is_date = kind_of_times(chunk.frame[schema.time])
-                order = order_of_dates(chunk, schema.time) if is_date else order
             times = time_keys(chunk, schema.time, bad_rows=data.bad_rows, is_date=bool(is_date), order=order)
             times = np.nan_to_num(times, nan=-np.inf)
         mine = (item >= 0) & (user >= 0)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ziggurat.data.events.candidates import asked_together, candidate_tables, label_columns
 from ziggurat.data.events.event_columns import EventColumn
-from ziggurat.data.events.log import EventLog, read_events
+from ziggurat.data.events.log import EventLog, date_order_of, read_events
 from ziggurat.data.events.questions import leave_one_out, open_questions
 from ziggurat.data.events.sequences import Purpose, sample_tables, sequence_schema
 from ziggurat.data.preprocess.data_config import DataConfig
@@ -81,7 +81,8 @@ def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: Event
     carried = tuple(dict.fromkeys([*labels, *keep, *context.values()]))
     raw = RunData(config=config, schema=schema, bad_rows=bad_rows).source()
     chunks = raw.frames(columns=tuple(dict.fromkeys([*whole.columns, *carried])))
-    log = read_events(chunks, whole, bad_rows=bad_rows, carried=carried)
+    date_order = date_order_of(samples)
+    log = read_events(chunks, whole, bad_rows=bad_rows, carried=carried, date_order=date_order)
 
     def written(name: str, tables: Iterator[pa.Table], of: Schema) -> RunData:
         path = wanted.folder / f"{name}.parquet"

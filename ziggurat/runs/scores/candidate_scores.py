@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.events.candidates import Asked, asked_together, candidate_tables, label_columns
-from ziggurat.data.events.log import EventLog, compared_with_training, read_events
+from ziggurat.data.events.log import EventLog, compared_with_training, date_order_of, read_events
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.frames import as_polars, is_frame
@@ -97,7 +97,8 @@ def _log_of(
             columns = dict.fromkeys([*needed, *(name for name in labels if name in known), *keep])
             chunks = source.frames(columns=tuple(columns))
         carried = [name for name in (*labels, *keep) if name in known]
-        return read_events(chunks, schema, bad_rows=collector, carried=carried)
+        date_order = date_order_of(run.preprocessing.schema)
+        return read_events(chunks, schema, bad_rows=collector, carried=carried, date_order=date_order)
 
 
 def _happened(run: Run, log: EventLog) -> np.ndarray:

@@ -21,7 +21,7 @@ import polars as pl
 import torch
 
 from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.events.log import compared_with_training, read_events
+from ziggurat.data.events.log import compared_with_training, date_order_of, read_events
 from ziggurat.data.events.questions import open_questions
 from ziggurat.data.events.sequences import Purpose, sample_tables
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
@@ -81,7 +81,8 @@ def next_items(
             ways_out=("ziggurat train table_hstu --data.train FILE --schema events.toml", "run.predict(data)"),
         )
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
-        log = read_events(_chunks(run, data, collector), schema, bad_rows=collector)
+        date_order = date_order_of(run.preprocessing.schema)
+        log = read_events(_chunks(run, data, collector), schema, bad_rows=collector, date_order=date_order)
     far = compared_with_training(log, run.preprocessing.schema)
     for note in filter(None, (log.sorted_note, log.equal_times_note, far)):
         run.warn(note, progress)

@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.data.preprocess.values.parsing import ParsedChunk
-from ziggurat.data.preprocess.values.times import is_date_column, readable_times
+from ziggurat.data.preprocess.values.times import is_date_column, readable_times, without_categories
 from ziggurat.data.preprocess.values.vocabulary import Ids, Rows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DateOrder, OrderSigns
+from ziggurat.data.raw.dates import OrderSigns
 from ziggurat.errors import DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Schema
 from ziggurat.files.parquet import write_table
 
@@ -71,7 +72,7 @@ class LatestItems:
         """
         if not self._item:
             return
-        column = chunk.column(self._time)
+        column = without_categories(chunk.column(self._time))
         if column.dtype == pl.String:
             self._is_date = is_date_column(column) if self._is_date is None else self._is_date
             if self._order is DateOrder.AUTO:

@@ -1,9 +1,13 @@
 """Times of rows as numbers that order the same way: numbers, dates, and text with one of them.
 
-A split by time needs an order of rows, whatever way the time is written; see `splits.py`.
+A split by time needs an order of rows, whatever way the time is written (`splits.py`), and so does a log of events
+(`data/events/log.py`). What a column of text holds, numbers or dates, its first cells show; which part stands first in
+dates like 01/03/2024, the first date that only one order allows. Cells of another kind are then bad rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import polars as pl
@@ -11,9 +15,14 @@ import polars as pl
 from ziggurat.data.preprocess.values.cells import Faults
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.dates import DAY_OR_MONTH_FIRST, DateOrder, find_order, parse_dates
+from ziggurat.data.raw.dates import DAY_OR_MONTH_FIRST, OrderSigns, parse_dates
 from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.ops.written_decimals import as_float64
+
+A_DATE = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00 in the time column"
+_ORDERS = (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)
+_MOST_WAITING = 1 << 22  # rows in which a date must show what stands first
 
 
 def time_keys(
@@ -35,23 +44,16 @@ def time_keys(
         DataError: a time is missing or cannot be read (policy ERROR).
         SchemaError: the column has an impossible type, or dates here and numbers in the chunks before.
     """
-    series = chunk.frame[column]
-    if is_date_column(series) not in (is_date, None):
-        raise SchemaError(
-            expected="dates (or numbers) in all of the time column",
-            found=f"{'numbers' if is_date else 'dates'} after {'dates' if is_date else 'numbers'}",
-            where=chunk.where(0, column=column),
-            ways_out="convert the files to one type",
-        )
-    keys = _keys(series, is_date=is_date and is_date_column(series) is not None, order=order)
+    series = without_categories(chunk.frame[column])
+    kind_of_chunk(chunk, series, before=is_date)
+    keys = _keys(series, is_date=is_date and series.dtype != pl.Null, order=order)
     bad = np.flatnonzero(~np.isfinite(keys))
     if len(bad):
         # polars may have given a view of its own memory.
         keys = keys.copy()
         keys[bad] = np.nan
-        expected = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00"
-        expected = expected if is_date else "a number (or dates in all rows)"
-        report_unreadable(chunk, bad, column=column, expected=f"{expected} in the time column", bad_rows=bad_rows)
+        expected = A_DATE if is_date else "a number (or dates in all rows) in the time column"
+        report_unreadable(chunk, bad, column=column, expected=expected, bad_rows=bad_rows)
     return keys
 
 
@@ -63,6 +65,7 @@ def readable_times(series: pl.Series, *, order: DateOrder, is_date: bool | None 
         order: of dates like 01/03/2024; AUTO: the day first.
         is_date: whether text holds dates, and not numbers; None: as the first cells of the part show.
     """
+    series = without_categories(series)
     try:
         seen = is_date_column(series)
     except SchemaError:
@@ -75,21 +78,42 @@ def readable_times(series: pl.Series, *, order: DateOrder, is_date: bool | None 
 
 
 def _keys(series: pl.Series, *, is_date: bool, order: DateOrder) -> np.ndarray:
-    times = _dates(series, order).dt.timestamp("us").cast(pl.Float64) if is_date else _numbers(series)
+    times = microseconds_of_dates(series, order=order).cast(pl.Float64) if is_date else _numbers(series)
     return times.fill_null(np.nan).to_numpy()
 
 
+def microseconds_of_dates(series: pl.Series, *, order: DateOrder) -> pl.Series:
+    """Return dates as whole microseconds since 1970 (Int64), null where the text is no date.
+
+    Args:
+        series: dates, times with or without a zone, or text with one of them.
+        order: of dates like 01/03/2024, which are none under AUTO.
+    """
+    return _dates(series, order).dt.timestamp("us")
+
+
+def without_categories(series: pl.Series) -> pl.Series:
+    """Return the column, as text where it is stored as categories."""
+    return series.cast(pl.String) if isinstance(series.dtype, pl.Categorical | pl.Enum) else series
+
+
 def is_date_column(series: pl.Series) -> bool | None:
-    """Return whether a time column holds dates; False for numbers, None where every cell is empty."""
+    """Return whether a time column holds dates; False for numbers, None where no cell shows it.
+
+    Of text the first hundred cells decide, by what more of them are.
+    """
     kind = series.dtype
     if kind.is_numeric():
         return False
     if isinstance(kind, pl.Date | pl.Datetime):
         return True
-    if kind == pl.Null or (kind == pl.String and series.null_count() == len(series)):
+    if kind == pl.Null:
         return None
     if kind == pl.String:
-        return bool(_numbers(series.drop_nulls().head(100)).is_null().all())
+        first = series.drop_nulls().head(100)
+        num_numbers = _numbers(first).count()
+        num_dates = max(parse_dates(first, order=order).count() for order in _ORDERS)
+        return None if num_numbers == num_dates == 0 else num_dates > num_numbers
     raise SchemaError(
         expected="numbers, dates or times, or text with one of them",
         found=f"type {kind}",
@@ -98,24 +122,80 @@ def is_date_column(series: pl.Series) -> bool | None:
     )
 
 
-def order_of_dates(chunk: RawChunk, column: str) -> DateOrder:
-    """Return the order that the dates of a chunk show; AUTO where no date needs one.
+def kind_of_chunk(chunk: RawChunk, series: pl.Series, *, before: bool | None) -> bool | None:
+    """Return whether the times are dates, by this chunk and those before; None where nothing shows it yet.
+
+    Args:
+        chunk: named in errors.
+        series: its times.
+        before: what the chunks before have shown.
+
+    Raises:
+        SchemaError: dates here and numbers before, or the other way round.
+    """
+    found = is_date_column(series)
+    if found is None or before is None:
+        return before if found is None else found
+    if found is not before:
+        raise SchemaError(
+            expected="dates (or numbers) in all of the time column",
+            found=f"{'numbers' if before else 'dates'} after {'dates' if before else 'numbers'}",
+            where=chunk.where(0, column=series.name),
+            ways_out="convert the files to one type",
+        )
+    return found
+
+
+def with_date_order(
+    chunks: Iterable[RawChunk], column: str, *, order: DateOrder
+) -> Iterator[tuple[RawChunk, DateOrder]]:
+    """Give each chunk with the order of the dates in a column.
+
+    Under AUTO a date shows it that only one order allows; the chunks before it wait, up to four million rows.
+
+    Args:
+        chunks: rows of all files.
+        column: of the times.
+        order: as somebody said it, or AUTO.
 
     Raises:
         ConfigError: there are dates like 01/03/2024, and none shows what stands first.
     """
-    series = chunk.frame[column]
-    order = find_order(series) if series.dtype == pl.String else DateOrder.AUTO
-    if order is not None:
-        return order
-    first = int(series.str.contains(DAY_OR_MONTH_FIRST).fill_null(False).arg_true()[0])
-    raise ConfigError(
+    signs = OrderSigns()
+    waiting: list[RawChunk] = []
+    for chunk in chunks:
+        waiting.append(chunk)
+        if order is DateOrder.AUTO and chunk.has_column(column):
+            times = without_categories(chunk.column(column))
+            if times.dtype == pl.String and is_date_column(times) is not False:
+                signs.add(times)
+            if signs.order is None:
+                if sum(each.num_rows for each in waiting) > _MOST_WAITING:
+                    break
+                continue
+            order = signs.order
+        for each in waiting:
+            yield each, order
+        waiting = []
+    if waiting:
+        raise _no_order(waiting, column, signs)
+
+
+def _no_order(chunks: list[RawChunk], column: str, signs: OrderSigns) -> ConfigError:
+    """The error for dates of which nothing shows how to read them."""
+    columns = [(chunk, without_categories(chunk.column(column))) for chunk in chunks]
+    columns = [(chunk, texts) for chunk, texts in columns if texts.dtype == pl.String]
+    chunk, texts = next(each for each in columns if each[1].str.contains(DAY_OR_MONTH_FIRST).any())
+    first = int(texts.str.contains(DAY_OR_MONTH_FIRST).fill_null(False).arg_true()[0])
+    num_rows = sum(each.num_rows for each in chunks)
+    shown = f"as many that show the one as the other ({signs.day_first:,})" if signs.day_first else "none that shows it"
+    return ConfigError(
         expected="a date that shows whether the day or the month stands first (25/12/2023), or a setting that says it",
-        found=f"{series[first]!r}, and none that shows it in {chunk.num_rows:,} rows",
+        found=f"{texts[first]!r}, and {shown} in {num_rows:,} rows",
         where=chunk.where(first, column=column),
         ways_out=(
-            "the day stands first: --data.split.date-order day_first",
-            "the month stands first: --data.split.date-order month_first",
+            "the day stands first: --data.split.date-order day_first (of a training)",
+            "the month stands first: --data.split.date-order month_first (of a training)",
             "write dates with the year first: 2024-03-01",
         ),
     )
@@ -127,11 +207,10 @@ def kind_of_times(series: pl.Series) -> bool | None:
     Raises:
         SchemaError: they are text, and none of the first hundred is a number or a date; or another impossible type.
     """
+    series = without_categories(series)
     is_date = is_date_column(series)
-    if not is_date or series.dtype != pl.String:
-        return is_date
     first = series.drop_nulls().head(100)
-    if all(parse_dates(first, order=order).is_null().all() for order in (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)):
+    if is_date is None and len(first):
         raise SchemaError(
             expected="numbers or dates (2024-05-31 12:00:00, 31.05.2024 12:00) in the time column",
             found=f"text such as {', '.join(f'{text[:40]!r}' for text in first.unique(maintain_order=True)[:3])}",
