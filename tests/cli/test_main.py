@@ -75,7 +75,7 @@ FROZEN = {
         *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),
         *("--shards", "--shard-addresses", "--shard"),
     },
-    "data inspect": {"--write-schema", "--label", "--separator", "--session"},
+    "data inspect": {"--write-schema", "--label", "--positive", "--separator", "--session"},
     "data cluster-by-session": {"--session", "--time", "--out"},
     "data import": {"--sql", "--database", "--out"},
     "data fetch": {"--source"},

@@ -141,6 +141,8 @@ def test_files_and_a_table_together_are_refused_and_tables_by_split_need_one_to_
     ("given", "way"),
     [
         ({"label": "bougth"}, 'label="bought"'),
+        ({"label": "price3"}, 'positive="it\'s 1"'),
+        ({"label": "", "positive": "it's 1"}, 'label="price3"'),
         ({"out": "kept.csv"}, 'choose another: out="runs/kept"'),
         ({"out": "old"}, 'choose another folder: out="runs/another_name"'),
         ({"data": "kept.csv"}, 'settings={"data.bad-rows": "quarantine"}'),
@@ -151,6 +153,7 @@ def test_errors_name_arguments_of_python_and_no_flags(given: dict[str, Any], way
     table = pl.DataFrame(columns(300))
     price = pl.when(pl.int_range(300) == 200).then(pl.lit("inf")).otherwise(pl.col("price").cast(pl.String))
     table.select("user", "bought", price=price).write_csv("kept.csv")
+    table = table.with_columns(price3=pl.format("it's {}", pl.int_range(300) % 3))
     Path("old").mkdir()
     Path("old/metrics.jsonl").write_text("")
     with pytest.raises(ZigguratError) as refused:

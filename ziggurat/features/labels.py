@@ -14,6 +14,8 @@ from ziggurat.features.tasks import USUAL, Task
 from ziggurat.plain import JSON, as_group, as_text
 from ziggurat.typed import checked
 
+# Texts that answer yes, in small letters: of a pair of others nobody can say which is the positive.
+YES_WORDS = frozenset(["yes", "y", "true", "t", "1", "ja", "oui", "si", "positive", "pos", "clicked", "bought"])
 _checked = functools.partial(checked, error=SchemaError)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import shlex
@@ -42,7 +43,7 @@ from ziggurat.training.report.progress import Progress, show_progress
 
 _FLAG = r"--[a-z][\w.-]*"
 _SETTING = r"--[a-z][\w-]*\.[\w.-]*\w"
-_ARGUMENTS = ("label", "out")
+_ARGUMENTS = ("label", "positive", "out")
 
 
 @contextmanager
@@ -62,6 +63,7 @@ def fit(
     data: object,
     label: str = "",
     *,
+    positive: str = "",
     out: str | Path | None = None,
     model: ModelConfig | None = None,
     schema: Schema | None = None,
@@ -77,6 +79,7 @@ def fit(
         data: a frame (polars, pandas, Arrow, a dict of columns), which is kept with the run; or files, as in
             `DataConfig.train`.
         label: the column to predict; "" guesses.
+        positive: the value of the label that is the positive ("yes"), all others are not; "" guesses, of two values.
         out: folder of the run; None: the next of runs/fit, runs/fit-2, … that is not there.
         model: trains this one; None tries a few, and trains the best by validation.
         schema: what the columns mean; None guesses, as `inspect_file` does.
@@ -103,7 +106,7 @@ def fit(
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
     if schema is None:
-        found = _inspected(data, label=label)
+        found = _inspected(data, label=label, positive=positive)
         table_schema = found.schema
     else:
         found = None
@@ -114,6 +117,17 @@ def fit(
             found=", ".join(each.name for each in schema.labels) or "no label",
             where="fit, arguments 'label' and 'schema'",
             ways_out=("leave label out: the schema says it", "leave schema out: it is guessed"),
+        )
+    if schema is not None and positive:
+        said = f"zg.Label(name=…, positive={json.dumps(positive, ensure_ascii=False)})"
+        raise SchemaError(
+            expected="either a schema, or the positive of a label that is guessed",
+            found=f"both, the positive {positive!r}",
+            where="fit, arguments 'positive' and 'schema'",
+            ways_out=(
+                f"leave positive out, and say it in the schema: {said}",
+                "leave schema out: it is guessed",
+            ),
         )
     run = RunFolder(Path(out) if out is not None else _next_folder(Path("runs")))
     run.refuse_old_run()
@@ -158,7 +172,7 @@ def _in_python(text: str) -> str:
     if "ziggurat " in text:
         return text
     text = re.sub(rf"\bleave ({_FLAG}(?: and {_FLAG})*) out\b", lambda found: found[0].replace("--", ""), text)
-    value = r"(?:'[^']*'|[^\s;,:()]+)"
+    value = r"""(?:'[^']*'|"[^"]*"|[^\s;,:()'"])+"""
     settings = rf"{_SETTING}[ =]{value}(?: {_SETTING}[ =]{value})*"
     text = re.sub(settings, _as_settings, text)
     return re.sub(rf"--({'|'.join(_ARGUMENTS)})[ =]({value})", _as_argument, text)
@@ -171,13 +185,13 @@ def _as_settings(found: re.Match[str]) -> str:
 
 
 def _as_argument(found: re.Match[str]) -> str:
-    return f'{found[1]}="{shlex.split(found[2])[0]}"'
+    return f"{found[1]}={json.dumps(shlex.split(found[2])[0], ensure_ascii=False)}"
 
 
-def _inspected(data: object, *, label: str) -> Inspection:
+def _inspected(data: object, *, label: str, positive: str) -> Inspection:
     """The guess for a table, or for the first of its files, which must have found a label."""
     first = data[0] if isinstance(data, Sequence) and not isinstance(data, str) else data
-    found = inspect_file(first, label=label)
+    found = inspect_file(first, label=label, positive=positive)
     if found.schema.labels or found.schema.events is not None:
         return found
     raise SchemaError(

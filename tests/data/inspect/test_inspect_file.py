@@ -1,6 +1,7 @@
 """Every guess on a zoo of columns, with its reason; and what is guessed can be trained on as it is."""
 
 import gzip
+import shlex
 import subprocess
 import tempfile
 from dataclasses import replace
@@ -20,6 +21,8 @@ from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.values.cells import Faults
+from ziggurat.data.preprocess.values.parsing import parse_label
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
@@ -246,6 +249,58 @@ def test_other_labels(tmp_path: Path):
         Label(name="Bought?", positive="yes", negative="no"),
     )
     assert labels(is_mobile=1 - CLICKS, clue=answers) == (Label(name="clue", positive="yes", negative="no"),)
+
+
+ANSWERS = {"user": [f"u{n % 7}" for n in range(60)], "price": [n % 9 for n in range(60)]}
+
+
+@pytest.mark.parametrize(
+    ("values", "positive", "label"),
+    [
+        (["lost", "won", "drawn"], "won", Label(name="answer", positive="won")),
+        (["no", "yes"], "no", Label(name="answer", positive="no", negative="yes")),
+        ([1, 2, 5], "5", Label(name="answer", positive="5")),
+        ([True, False], "false", Label(name="answer", positive="false", negative="true")),
+    ],
+)
+def test_the_positive_of_a_label_is_named(values: list[object], positive: str, label: Label) -> None:
+    found = inspect_file({**ANSWERS, "answer": [*values] * (60 // len(values))}, label="answer", positive=positive)
+    assert found.schema.labels == (label,)
+    chunk = RawChunk.of(pl.DataFrame({"answer": values}))
+    parsed = parse_label(label, chunk.frame["answer"], Faults(chunk=chunk))
+    assert parsed.tolist() == [float(str(value).lower() == positive) for value in values]
+
+
+def test_each_way_out_of_a_label_of_three_texts_works() -> None:
+    table = {**ANSWERS, "answer": ["lost", "won it's", "drawn"] * 20}
+    with pytest.raises(DataError) as refused:
+        inspect_file(table, label="answer")
+    positives = 0
+    for way in refused.value.ways_out:
+        words = shlex.split(way.partition(": ")[2])
+        named = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+        positives += "positive" in named
+        label = named.get("label", "answer")
+        assert len(inspect_file(table, label=label, positive=named.get("positive", "")).schema.labels) == 1
+    assert positives == 3
+    with pytest.raises(DataError, match="--positive 'won it'"):
+        inspect_file(table, label="answer", positive="won its")
+    with pytest.raises(SchemaError, match="--label answer"):
+        inspect_file(table, positive="drawn")
+
+
+def test_the_positive_of_a_file_of_texts_is_the_text_of_the_file(tmp_path: Path) -> None:
+    rows = "".join(f"u{n % 7},{'TRUE' if n % 3 else 'FALSE'}\n" for n in range(60))
+    (tmp_path / "t.csv").write_text("user,kept\n" + rows)
+    found = inspect_file(tmp_path / "t.csv", label="kept", positive="FALSE")
+    assert found.schema.labels == (Label(name="kept", positive="FALSE", negative="TRUE"),)
+    chunk = next(RawSource(tmp_path / "t.csv").frames())
+    bare = Faults(chunk=chunk)
+    parse_label(Label(name="kept"), pl.Series("kept", ["drawn", "won"]), bare)
+    assert bare.found[0].ways_out[:2] == (
+        'in the [[label]] of the schema: positive = "drawn", negative = "won"',
+        'in the [[label]] of the schema: positive = "won", negative = "drawn"',
+    )
 
 
 def test_without_label_a_warning_says_so(tmp_path: Path):

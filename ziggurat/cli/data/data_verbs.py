@@ -22,6 +22,7 @@ away. Read the schema and correct it: each guess stands there with its reason.
 examples:
   ziggurat data inspect ratings.parquet --write-schema my.toml
   ziggurat data inspect office.csv --label Bought --separator semicolon
+  ziggurat data inspect survey.csv --label answer --positive yes
 """
 _FETCH_EPILOG = """Into the folder ZIGGURAT_CACHE, by default ~/.cache/ziggurat. Where a set must be asked for, the
 error says where.
@@ -65,6 +66,12 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
         "file", help="Parquet, Arrow, JSON Lines, CSV or TSV (also .gz); a path, or a URL (s3://bucket/key)"
     )
     parser.add_argument("--label", metavar="COLUMN", default="", help="the column to predict (default: guessed)")
+    parser.add_argument(
+        "--positive",
+        metavar="TEXT",
+        default="",
+        help="the value of the label that is the positive, all others are not (default: guessed, of two values)",
+    )
     parser.add_argument(
         "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
     )
@@ -112,7 +119,13 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 
-    inspection = inspect_file(options.file, label=options.label, session=options.session, separator=options.separator)
+    inspection = inspect_file(
+        options.file,
+        label=options.label,
+        positive=options.positive,
+        session=options.session,
+        separator=options.separator,
+    )
     head, *lines = inspection.table()
     print_table(head, lines)
     for warning in inspection.warnings:

@@ -19,13 +19,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from ziggurat.commands import pasted
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent, short_number
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
+from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.preprocess.values.time_units import two_units
 from ziggurat.data.synthetic.best_metrics import pair_share
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, nearest_names
 from ziggurat.features.date_order import DateOrder
-from ziggurat.features.labels import MissingLabel
+from ziggurat.features.labels import YES_WORDS, MissingLabel
 from ziggurat.features.schema import Label, Task
 
 LEAK_AUC = 0.99
@@ -44,8 +46,7 @@ _PAST_WORDS = frozenset({
     "rate", "ctr", "ever", "total", "time", "date", "ts", "at", "id",
 })
 # fmt: on
-# Pairs of texts that answer yes or no; of other pairs nobody can say which is the positive.
-_YES_WORDS = frozenset(["yes", "y", "true", "t", "1", "ja", "oui", "si", "positive", "pos", "clicked", "bought"])
+_FEW = 50  # values: in a column of more, none is likely to be the positive
 _FLAG_WORDS = frozenset(["is", "has", "was", "can"])
 _TIME_WORDS = frozenset(["time", "timestamp", "ts", "date", "datetime", "when", "at", "epoch", "unixtime"])
 _USER_WORDS = ("user", "uid", "userid", "member", "customer", "visitor", "account", "profile", "reviewer", "client")
@@ -62,30 +63,106 @@ class RoleGuess:
     warning: str = ""
 
 
-def label_of(facts: ColumnFacts) -> RoleGuess:
-    """The label that a column makes which somebody named as such.
+def label_of(facts: ColumnFacts, *, positive: str, others: Sequence[ColumnFacts]) -> RoleGuess:
+    """Return the label that a column makes which somebody named as such.
+
+    Args:
+        facts: of the column.
+        positive: the value that somebody named as the positive; "": two values decide, or numbers are predicted.
+        others: columns that could be named in its place.
 
     Raises:
-        DataError: it has one value, or is neither numbers nor two texts.
+        DataError: it has one value, or is neither numbers nor two texts; or has no such positive.
     """
+    guess = _with_positive(facts, positive) if positive else _as_it_is(facts)
+    if guess is not None:
+        return replace(guess, reason=f"named as the label; {guess.reason}")
+    positives = [f"say which value is the positive: --positive {pasted(value)}" for value in _likely_positives(facts)]
+    columns = [guess.column for guess in find_labels(others)]
+    columns += [each.name for each in others if each.name not in columns and _as_it_is(each) is not None]
+    labels = [f"predict another column: --label {pasted(name)}" for name in columns[:2]]
+    raise DataError(
+        expected="a label of two values, or of numbers, or one of whose values is said to be the positive",
+        found=facts.evidence,
+        where=f"column {facts.name!r}",
+        ways_out=(*positives, *labels) or ("add a column to predict, of two values or of numbers",),
+    )
+
+
+def columns_with(columns: Sequence[ColumnFacts], positive: str) -> list[str]:
+    """Return the names of the columns of few values, one of which is this text."""
+    return [facts.name for facts in columns if facts.num_distinct <= _FEW and _canonical(positive) in _values_of(facts)]
+
+
+def _as_it_is(facts: ColumnFacts) -> RoleGuess | None:
+    """Return the label that a column makes by its values alone; None if they do not say what to predict."""
     guess = _two_values(facts)
     if guess is None and set(words(facts.name)) & _RATING_WORDS and _is_rating(facts):
         guess = _rating(facts)
     if guess is None and facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.num_distinct > 2:
-        guess = RoleGuess(
-            facts.name, "for regression: more than two values", Label(name=facts.name, task=Task.REGRESSION)
+        why = "for regression: more than two values"
+        guess = RoleGuess(facts.name, why, Label(name=facts.name, task=Task.REGRESSION))
+    return guess
+
+
+def _with_positive(facts: ColumnFacts, positive: str) -> RoleGuess:
+    """Return the label that is 1 where a column holds a value, and 0 where it holds another.
+
+    Raises:
+        DataError: it does not hold the value, or no other.
+    """
+    counts = _values_of(facts)
+    positive = _canonical(positive)
+    others = [value for value in counts if value != positive]
+    if positive not in counts or not others:
+        near = nearest_names(positive, others, most=1)
+        likely = [*near, *(value for value in _likely_positives(facts) if value not in near)]
+        ways = [f"--positive {pasted(value)}" for value in likely[:3]]
+        more = ["leave --positive out"] if _as_it_is(facts) is not None else []
+        if facts.num_sampled < facts.num_rows:
+            more.append("if rows that were not read hold it, say positive in the [[label]] of the schema by hand")
+        if not ways and not more:
+            more.append("name another label: --label COLUMN")
+        raise DataError(
+            expected=f"the positive {positive!r} among the values of the label, beside another value",
+            found=facts.evidence,
+            where=f"column {facts.name!r}",
+            ways_out=(*ways, *more),
         )
-    if guess is not None:
-        return replace(guess, reason=f"named as the label; {guess.reason}")
-    raise DataError(
-        expected="a label of two values, or of numbers",
-        found=facts.evidence,
-        where=f"column {facts.name!r}",
-        ways_out=(
-            "name another column: --label COLUMN",
-            'say in the schema which text is the positive: positive = "won"',
-        ),
-    )
+    share = counts[positive] / sum(counts.values())
+    negatives = ", ".join(map(repr, others[:3])) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+    negative = others[0] if len(others) == 1 else ""
+    why = f"{positive!r} is positive, {share:.2%} of the rows; {negatives} {'is' if negative else 'are'} not"
+    return RoleGuess(facts.name, why, Label(name=facts.name, positive=positive, negative=negative))
+
+
+def _values_of(facts: ColumnFacts) -> dict[str, int]:
+    """Count the values that a schema can name as the positive, as it names them; the most frequent first."""
+    if facts.kind is Values.TRUTH:
+        # A text file may say TRUE, which only its examples still show.
+        truths = {_canonical(text): text.strip().lower() == "true" for text in facts.examples}
+        counts = {text: int((facts.present == truth).sum()) for text, truth in truths.items()}
+        return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
+    is_as_written = facts.kind is Values.TEXT or (facts.kind is Values.WHOLE and not facts.is_marked)
+    texts = canonical_text(facts.present) if is_as_written else None
+    if texts is None:
+        return {}
+    counted = texts.str.strip_chars().rename("value").value_counts(name="count").sort("count", "value", descending=True)
+    return {str(value): int(count) for value, count in counted.iter_rows() if value}
+
+
+def _canonical(text: str) -> str:
+    """Return a text as `Label.positive` is compared."""
+    texts = canonical_text(pl.Series([text.strip()], dtype=pl.String))
+    return text if texts is None or texts[0] is None else str(texts[0])
+
+
+def _likely_positives(facts: ColumnFacts) -> list[str]:
+    """Return up to three values of a column that may be its positive: what says yes, then what is frequent."""
+    if not 2 < facts.num_distinct <= _FEW or facts.kind is not Values.TEXT:
+        return []
+    values = list(_values_of(facts))
+    return sorted(values, key=lambda value: value.lower() not in YES_WORDS)[:3]
 
 
 def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
@@ -191,7 +268,7 @@ def _two_values(facts: ColumnFacts) -> RoleGuess | None:
         return None
     counts = facts.present.value_counts().sort("count", facts.name)
     rarer, other = (str(text) for text in counts[facts.name].to_list())
-    said = [text for text in (rarer, other) if text.strip().lower() in _YES_WORDS]
+    said = [text for text in (rarer, other) if text.strip().lower() in YES_WORDS]
     positive = said[0] if len(said) == 1 else rarer
     negative = other if positive == rarer else rarer
     share = number((facts.present == positive).mean())

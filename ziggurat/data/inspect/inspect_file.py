@@ -32,6 +32,7 @@ from ziggurat.commands import pasted
 from ziggurat.data.inspect.column_facts import ColumnFacts, find_marks_in, measure, numbers_in_text, percent
 from ziggurat.data.inspect.column_roles import (
     RoleGuess,
+    columns_with,
     find_group,
     find_labels,
     find_session,
@@ -157,9 +158,30 @@ class Inspection:
         return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>{notes}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """Hold what somebody named of a table; "" is guessed.
+
+    Args:
+        label: the column to predict.
+        positive: its value that is the positive.
+        session: the column of the session.
+    """
+
+    label: str
+    positive: str
+    session: str
+
+
 @check_arguments
 def inspect_file(
-    path: object, *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
+    path: object,
+    *,
+    label: str = "",
+    positive: str = "",
+    session: str = "",
+    separator: str = "",
+    sample_rows: int = 100_000,
 ) -> Inspection:
     """Guess the schema of a Parquet, Arrow, JSON Lines, CSV or TSV file (gzip too), or of a table in memory.
 
@@ -167,6 +189,8 @@ def inspect_file(
         path: the file, or its URL in a store; of a folder or glob the first file is read. Or a frame of polars or
             pandas, an Arrow table, a dict of columns.
         label: the column to predict; "" guesses.
+        positive: the value of that column that is the positive ("yes"); the label is 0 where another stands. "" guesses
+            it of a column of two values.
         session: the column of the session, which is no feature; "" guesses.
         separator: of a text file, as in `TextOptions`; "" guesses it from the first line.
         sample_rows: rows to decide on.
@@ -176,17 +200,16 @@ def inspect_file(
         ConfigError: a suffix that says no format.
         SchemaError: no such label or session, or more columns than a schema may have features.
         DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
-            that cannot be a label.
+            that cannot be a label or lacks `positive`.
 
     Example:
         >>> found = zg.inspect_file({"user": ["ann", "bob"] * 50, "price": [1.5, 2] * 50, "bought": [0, 1, 1, 0] * 25})
         >>> [feature.name for feature in found.schema.features], found.schema.labels[0].name
         (['user', 'price'], 'bought')
     """
+    named = _Named(label=label, positive=positive, session=session)
     if is_frame(path):
-        return _inspect_frame(
-            as_polars(path, where="frame to look into"), label=label, session=session, sample_rows=sample_rows
-        )
+        return _inspect_frame(as_polars(path, where="frame to look into"), named=named, sample_rows=sample_rows)
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(
             expected="the name of a file, or a frame (polars, pandas, Arrow, a dict of columns)",
@@ -201,7 +224,7 @@ def inspect_file(
     dtypes = source.columns()
     refuse_too_many_columns(len(dtypes), what="columns to look at", where=str(file))
     from_text = source.is_text(file)
-    _refuse_wrong_names(label, session, columns=tuple(dtypes), file=file)
+    _refuse_wrong_names(named, columns=tuple(dtypes), file=file)
     # The first file has one value of each key of partitions alone, so those of all files are looked at.
     of_files = [partition_keys(path) for path in files]
     keys = {
@@ -217,7 +240,7 @@ def inspect_file(
         file=file,
         num_rows=num_rows,
         exact=exact,
-        named=(label, session),
+        named=named,
         separator=source.separator_of(file) if from_text else "",
         from_text=from_text,
         estimated=not source.knows_rows(file) and sample.height < num_rows,
@@ -236,7 +259,7 @@ def _measured_and_guessed(
     file: DataPath,
     num_rows: int,
     exact: Mapping[str, tuple[int, int]],
-    named: tuple[str, str],
+    named: _Named,
     separator: str = "",
     from_text: bool = False,
     estimated: bool = False,
@@ -265,8 +288,10 @@ def _measured_and_guessed(
     return replace(found, schema=schema, warnings=warnings, numbers=marks.numbers)
 
 
-def _refuse_wrong_names(label: str, session: str, *, columns: tuple[str, ...], file: DataPath) -> None:
+def _refuse_wrong_names(named: _Named, *, columns: tuple[str, ...], file: DataPath) -> None:
     """Refuse a label or a session that is no column, and one column for both."""
+    label = named.label
+    session = named.session
     if label and label not in columns:
         near = nearest_names(label, list(columns))
         raise SchemaError(
@@ -286,11 +311,11 @@ def _refuse_wrong_names(label: str, session: str, *, columns: tuple[str, ...], f
         )
 
 
-def _inspect_frame(frame: pl.DataFrame, *, label: str, session: str, sample_rows: int) -> Inspection:
+def _inspect_frame(frame: pl.DataFrame, *, named: _Named, sample_rows: int) -> Inspection:
     """The guess for a table in memory: that for the Parquet file with the same rows."""
     file = Path("frame")
     refuse_too_many_columns(frame.width, what="columns to look at", where=str(file))
-    _refuse_wrong_names(label, session, columns=tuple(frame.columns), file=file)
+    _refuse_wrong_names(named, columns=tuple(frame.columns), file=file)
     sample = frame
     exact = {}
     if frame.height > sample_rows:
@@ -298,7 +323,7 @@ def _inspect_frame(frame: pl.DataFrame, *, label: str, session: str, sample_rows
         starts = [place * (frame.height - size) // (_PLACES - 1) for place in range(_PLACES)]
         sample = pl.concat([frame.slice(start, size) for start in starts])
         exact = _exact_counts(frame.lazy(), frame.schema) if _is_cheap(frame.height, frame.width) else {}
-    return _measured_and_guessed(sample, file=file, num_rows=frame.height, exact=exact, named=(label, session))
+    return _measured_and_guessed(sample, file=file, num_rows=frame.height, exact=exact, named=named)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -450,19 +475,23 @@ def _of_other_files(files: Sequence[DataPath]) -> list[str]:
 
 
 def _guess(
-    columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, named: tuple[str, str]
+    columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, named: _Named
 ) -> Inspection:
-    """Roles first, then features among the rest, then what gives the label away, then shared tables.
-
-    `named` are the label and the session that somebody named, each "" to guess.
-    """
-    label, session = named
+    """Roles first, then features among the rest, then what gives the label away, then shared tables."""
+    label = named.label
     if not columns or not columns[0].num_rows:
         raise _no_rows(file)
     by_name = {facts.name: facts for facts in columns}
-    roles = _find_roles([facts for facts in columns if facts.name != label], session=session)
+    roles = _find_roles([facts for facts in columns if facts.name != label], session=named.session)
     rest = [facts for facts in columns if facts.name not in {role.column for role in roles.values()}]
-    labels = known_of_some([label_of(by_name[label])] if label else find_labels(rest), by_name)
+    if label:
+        others = [facts for facts in rest if facts.name != label]
+        found = [label_of(by_name[label], positive=named.positive, others=others)]
+    else:
+        if named.positive:
+            raise _positive_of_no_label(named.positive, rest, file=file)
+        found = find_labels(rest)
+    labels = known_of_some(found, by_name)
     group = find_group([facts for facts in rest if facts.name != label])
     outcomes = {label.column for label in labels}
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
@@ -584,6 +613,16 @@ def _missing_texts(columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
     """The texts that mean no value: the usual ones, and others that stand among numbers."""
     found = [text for facts in columns for text in facts.missing_texts]
     return tuple(dict.fromkeys([*MISSING_TEXTS, *sorted(found)]))
+
+
+def _positive_of_no_label(positive: str, columns: Sequence[ColumnFacts], *, file: DataPath) -> SchemaError:
+    labels = columns_with(columns, positive)[:3]
+    return SchemaError(
+        expected="the label to which the positive belongs",
+        found=f"the positive {positive!r} alone",
+        where=str(file),
+        ways_out=(*(f"name the label, too: --label {pasted(name)}" for name in labels), "leave --positive out"),
+    )
 
 
 def _no_features(file: DataPath, lines: Sequence[ColumnGuess]) -> DataError:

@@ -42,7 +42,7 @@ from ziggurat.data.raw.names import missing_column
 from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.kinds import IdLists
-from ziggurat.features.labels import is_number
+from ziggurat.features.labels import YES_WORDS, is_number
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
@@ -73,6 +73,8 @@ _SAME_WORDS = {
 }
 _MOST_TEXTS = 100  # of a label that are counted one by one in a chunk
 _OTHER_TEXTS = "…"
+_LOOKED_AT = 1000  # cells, to tell which texts a label has
+_FEW_TEXTS = 50  # of more, none is likely to be the positive
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
@@ -518,7 +520,8 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     """
     if label.positive:
         return _parse_label_of_texts(label, series, faults)
-    ways = label.task.ways_out
+    ways = _ways_to_name_the_positive(label, series)
+    ways = ways or label.task.ways_out
     values = read_numbers(series, faults=faults, role=f"label {label.name!r}", ways_out=ways)
     known = np.isfinite(values)
     if label.task.has_positives and label.positive_from is not None:
@@ -593,6 +596,24 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
             ways_out=ways_out,
         )
     return _with_unknown(label, positive, unknown=unknown)
+
+
+def _ways_to_name_the_positive(label: Label, series: pl.Series) -> tuple[str, ...]:
+    """Say how a schema names the positive of a binary label of few texts, by these texts; () of other columns."""
+    if series.dtype != pl.String or not label.task.has_positives or label.positive_from is not None:
+        return ()
+    texts = series.head(_LOOKED_AT).drop_nulls().str.strip_chars()
+    texts = texts.filter((texts != "") & texts.cast(pl.Float64, strict=False).is_null())
+    values = texts.unique().sort().to_list()
+    if not 2 <= len(values) <= _FEW_TEXTS:
+        return ()
+    likely = sorted(values, key=lambda text: text.lower() not in YES_WORDS)[:3]
+    ways: list[str] = []
+    for value in likely:
+        other = next(text for text in values if text != value)
+        negative = f", negative = {json.dumps(other, ensure_ascii=False)}" if len(values) == 2 else ""
+        ways.append(f"in the [[label]] of the schema: positive = {json.dumps(value, ensure_ascii=False)}{negative}")
+    return tuple(ways)
 
 
 def negative_texts(label: Label, series: pl.Series) -> dict[str, int]:
