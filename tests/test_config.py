@@ -15,6 +15,7 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RanksConfig
+from ziggurat.training.config import TrainingConfig
 
 
 class Colour(StrEnum):
@@ -94,7 +95,9 @@ def test_a_share_may_be_in_per_cent_and_no_other_number() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"colur": "red"}, "did you mean 'colour'"),
+        ({"colur": "red"}, "did you mean --colour red?"),
+        ({"radius": "2"}, "did you mean --shape.radius 2?"),
+        ({"colour.radius": "2"}, "no dot"),
         ({"colour": "green"}, "red, blue"),
         ({"shape.radius": "wide"}, "a number"),
         ({"shape": "circle"}, "group"),
@@ -107,6 +110,12 @@ def test_bad_overrides_are_named(changes: dict[str, str], words: str) -> None:
         override(Scene(), changes)
     assert words in str(caught.value)
     assert next(iter(changes)) in caught.value.where
+
+
+def test_a_name_of_a_group_below_is_led_to_the_group() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_json(TrainingConfig, {"batch_size": 256}, where="config.json")
+    assert caught.value.ways_out[0] == "write it into the group 'loader', which has a setting of that name"
 
 
 @pytest.mark.parametrize(

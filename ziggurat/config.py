@@ -35,6 +35,19 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 D = TypeVar("D", bound="DataclassInstance")
 N = TypeVar("N", int, float)
+# Short names of the usual settings, as flags of the command line, and in place of the full names in errors.
+SHORT_NAMES: dict[str, tuple[str, ...]] = {
+    "epochs": ("training.epochs",),
+    "lr": ("training.learning-rate",),
+    "table-lr": ("training.table-learning-rate",),
+    "batch-size": ("training.loader.batch-size",),
+    "dim": ("model.embedding-dim",),
+    "seed": ("training.seed", "training.loader.seed"),
+    "precision": ("training.precision",),
+    "threads": ("training.threads",),
+    "patience": ("training.early-stop.patience",),
+}
+_IN_A_FILE = "table-schema."  # a schema is a file of its own
 _SETTINGS = ("see all settings with `ziggurat train RECIPE --settings`",)
 
 
@@ -92,7 +105,8 @@ def override(
         ConfigError: unknown path or text that is not of the field's type.
     """
     names = {path: f"{path} ({also[path]})" if also and path in also else path for path in changes}
-    return _override(config, {path: (names[path], text) for path, text in changes.items()}, where=where)
+    named = {path: (names[path], text) for path, text in changes.items()}
+    return _override(config, named, where=where, root=config)
 
 
 def settings(config: DataclassInstance, *, prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -136,13 +150,47 @@ def _shown(value: object) -> str:
     return value.value if isinstance(value, enum.Enum | Specification) else str(value)
 
 
-def _override(config: D, changes: Mapping[str, tuple[str, str]], *, where: str) -> D:
+def nearest_settings(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
+    """Return the full names that a wrong name of a setting may mean, the likeliest first.
+
+    First the meaning of a short name ("lr"), then names with the same last part ("training.batch-size" means
+    "training.loader.batch-size"), then those that are spelt alike, as a whole or in their last part.
+
+    Args:
+        path: that is not known, with dashes or underscores.
+        known: full names with dashes.
+        most: how many to return.
+    """
+    path = path.replace("_", "-").strip("-")
+    last = path.rpartition(".")[2]
+    known = [each for each in known if not each.startswith(_IN_A_FILE)]
+    by_last: dict[str, list[str]] = {}
+    for each in known:
+        by_last.setdefault(each.rpartition(".")[2], []).append(each)
+    same = by_last.get(last, [])
+    alike = [each for match in nearest_names(last, by_last, most=most, cutoff=0.7) for each in by_last[match]]
+    # Names of one group are alike by the name of the group alone, so the last parts must be alike as well.
+    whole = [
+        each
+        for each in nearest_names(path, known, most=most, cutoff=0.7)
+        if nearest_names(last, [each.rpartition(".")[2]], cutoff=0.5)
+    ]
+    shorts = [last] if last in SHORT_NAMES else nearest_names(last, SHORT_NAMES, most=1, cutoff=0.7)
+    meant = [full for short in shorts for full in SHORT_NAMES[short] if full in known]
+    exact = meant if last in SHORT_NAMES else []
+    same = sorted(same, key=lambda each: whole.index(each) if each in whole else most)
+    first = whole[:1] if "." in path and not same else []
+    return list(dict.fromkeys([*exact, *first, *same, *alike, *meant, *whole]))[:most]
+
+
+def _override(config: D, changes: Mapping[str, tuple[str, str]], *, where: str, root: DataclassInstance) -> D:
     """All changes of one group at once, so that their order does not matter to its checks.
 
     Args:
         config: the group.
         changes: path below the group to (path below the root, text).
         where: names the origin in errors.
+        root: the whole config, for the names that errors propose.
     """
     if not changes:
         return config
@@ -154,14 +202,14 @@ def _override(config: D, changes: Mapping[str, tuple[str, str]], *, where: str) 
     for path, (full, text) in changes.items():
         head, _, rest = path.replace("-", "_").partition(".")
         if head not in names:
-            raise _unknown(full, head, [name.replace("_", "-") for name in names], where)
+            raise _unknown(full, text, names, where=where, root=root)
         if not rest:
             values[head] = reader.read(hints[head], _parse(hints[head], text, path=full, where=where), full)
         elif dataclasses.is_dataclass(getattr(config, head)):
             below.setdefault(head, {})[rest] = (full, text)
         else:
             raise _wrong(full, f"no dot after {head!r}: it is {_type_name(hints[head])}", text, where)
-    values |= {head: _override(getattr(config, head), inner, where=where) for head, inner in below.items()}
+    values |= {head: _override(getattr(config, head), inner, where=where, root=root) for head, inner in below.items()}
     # An error of several changes together is blamed on the first of them.
     full = next(iter(changes.values()))[0]
     return reader.construct(lambda: dataclasses.replace(config, **values), full)
@@ -259,14 +307,14 @@ def _type_name(hint: object) -> str:
     return "none" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
-def _unknown(path: str, name: str, names: list[str], where: str) -> ConfigError:
-    near = nearest_names(name, [each.replace("_", "-") for each in names], most=1)
-    ways = [f"did you mean {near[0]!r}?"] if near else []
+def _unknown(path: str, text: str, names: Sequence[str], *, where: str, root: DataclassInstance) -> ConfigError:
+    """Return the error for a name that no setting has; the nearest full names are its ways out."""
+    near = nearest_settings(path.partition(" ")[0], [each for each, _, _ in settings(root)])
     return ConfigError(
-        expected="one of " + ", ".join(names),
-        found=f"{name!r}",
+        expected="one of " + ", ".join(name.replace("_", "-") for name in names),
+        found=repr(path),
         where=f"{where}, setting {path!r}",
-        ways_out=[*ways, "see all settings with `ziggurat train RECIPE --settings`"],
+        ways_out=[*(f"did you mean --{each} {pasted(text)}?" for each in near), *_SETTINGS],
     )
 
 

@@ -188,7 +188,8 @@ class Reader:
         }
         for name in data:
             if name not in known:
-                raise self.unknown(f"{path}.{name}".lstrip("."), str(name), list(known))
+                below = _groups_with(str(name), cls)
+                raise self.unknown(f"{path}.{name}".lstrip("."), str(name), list(known), groups=below)
         for name, entry in known.items():
             if name not in data and entry.default is dataclasses.MISSING is entry.default_factory:
                 raise self.error(
@@ -226,13 +227,14 @@ class Reader:
         ways = (*ways_out, "correct the value", *self.ways_out)
         return self.error(expected=expected, found=shown, where=self.place(path), ways_out=ways)
 
-    def unknown(self, path: str, name: str, known: list[str]) -> ZigguratError:
-        """The error for a name that is no field."""
+    def unknown(self, path: str, name: str, known: list[str], *, groups: list[str]) -> ZigguratError:
+        """The error for a name that is no field; it may be one of a group below."""
+        places = [f"write it into the group {group!r}, which has a {self.noun} of that name" for group in groups]
         return self.error(
             expected=f"only these {self.noun}s: {', '.join(known)}",
             found=f"unknown {self.noun} {name!r:.80}",
             where=self.place(path),
-            ways_out=(*nearest(name, known, instead=f"remove {name!r:.80}"), *self.ways_out),
+            ways_out=(*places, *nearest(name, known, instead=f"remove {name!r:.80}"), *self.ways_out),
         )
 
     def _check_range(self, value: float, bounds: Range, path: str) -> None:
@@ -424,6 +426,21 @@ def nearest(name: str, known: typing.Iterable[str], *, instead: str) -> tuple[st
     """Say the ways out of a wrong name: the nearest known name, and `instead`."""
     close = nearest_names(name, known, most=1, cutoff=0.5)
     return (f'did you mean "{close[0]}"?', instead) if close else (instead,)
+
+
+def _groups_with(name: str, cls: type) -> list[str]:
+    """Return the dotted names of the groups below a dataclass that have a field of this name, the nearest first."""
+    found: list[str] = []
+    left = [("", cls)]
+    for path, each in left:
+        hints = hints_of(each)
+        if path and name.replace("-", "_") in {entry.name for entry in fields_of(each)}:
+            found.append(path)
+        for entry in fields_of(each):
+            hint = _base(hints[entry.name])
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+                left.append((f"{path}.{entry.name}".lstrip("."), hint))
+    return found
 
 
 def quoted(value: object) -> str:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli.main import OWN_VERBS, _split_settings, build_parser, main
-from ziggurat.cli.settings import SHORT, arguments_of, described, settings_given
+from ziggurat.cli.settings import arguments_of, described, settings_given
 from ziggurat.cli.verbs import RECIPES, any_schema
-from ziggurat.config import override, to_json
+from ziggurat.config import SHORT_NAMES, override, to_json
 from ziggurat.recipes.catalogue import recipe_named
 
 SLICES = ("--slices", "--slice-min-rows", "--report")
@@ -27,7 +27,7 @@ FROZEN = {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--model", "--baseline", "--hook"),
         *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
-        *(f"--{name}" for name in SHORT),
+        *(f"--{name}" for name in SHORT_NAMES),
     },
     "stream": {
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
@@ -90,13 +90,13 @@ FROZEN = {
         "--out",
         "--model",
         *("--settings", "--schema", "--run"),
-        *(f"--{name}" for name in SHORT if name != "seed"),
+        *(f"--{name}" for name in SHORT_NAMES if name != "seed"),
     },
     "compare": {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads"),
         *("--max-epochs", "--precisions"),
         *("--out", "--json", "--schema", "--model", "--target", "--ranks"),
-        *(f"--{name}" for name in SHORT if name not in ("seed", "threads")),
+        *(f"--{name}" for name in SHORT_NAMES if name not in ("seed", "threads")),
         "--threads",
     },
     "scale": {
@@ -182,6 +182,8 @@ def test_every_verb_has_examples_that_parse(parser: argparse.ArgumentParser) -> 
         (["train", "movielens_dlrm", "--training.lr", "2"], "did you mean --training.learning-rate?"),
         (["train", "movielens_dlrm", "--dropout", "0.1"], "did you mean --model.bottom.dropout?"),
         (["train", "movielens_dlrm", "--batchsize", "64"], "did you mean --training.loader.batch-size?"),
+        (["train", "movielens_dlrm", "--training.batch-size", "64"], "1. did you mean --training.loader.batch-size?"),
+        (["train", "movielens_dlrm", "--training.loader.epochs", "2"], "1. did you mean --training.epochs?"),
         (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, tf32, bf16"),
         (["train", "movielens_dlrm", "--training.epochs", "many"], "a whole number"),
         (["train", "movielens_dlrm", "--training.epochs"], "a value after --training.epochs"),

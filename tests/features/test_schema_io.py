@@ -163,6 +163,8 @@ GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
         (GOOD + '[[features]]\nname = "v"', ["unknown block 'features'", 'did you mean "feature"?']),
         ('missing = "NULL"\n' + GOOD, ["missing = 'NULL'", "a list of texts", 'missing = ["NULL", "?"]']),
         (GOOD + '[roles]\ntimes = "t"', ["my.toml, [roles]", "unknown role 'times'", 'did you mean "time"?']),
+        ('group = "u"\n' + GOOD, ["unknown block 'group'", "1. write it below a line [roles]: group = "]),
+        ('positive = "yes"\n' + GOOD, ["unknown block 'positive'", "1. write it below the [[label]]"]),
         (GOOD + '[[roles]]\ntime = "t"', ["[roles]", "in single brackets"]),
         (GOOD + "[roles]\ntime = 3", ["[roles], key 'time'", "text in quotes", "3 (int)"]),
         (GOOD + '[[table]]\nname = "v"', ["my.toml, schema, tables", "'v' is used by none"]),

@@ -50,6 +50,7 @@ QUESTIONS = [
     ("serve EXPORT --api-key-file none.txt", "none.txt"),
     ("serve EXPORT --server.deadlin-ms 50", "did you mean --server.deadline-ms?"),
     ("serve EXPORT --server.queue 50", "did you mean --server.max-queue?"),
+    ("serve EXPORT --server.patience 50", "ways out:\n  1. see all settings"),
     ("serve EXPORT --maxqueue 50", "did you mean --server.max-queue?"),
     ("serve EXPORT --server 50", "the name of one setting"),
     ("serve EXPORT --server.workers many", "a whole number"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ziggurat.cli.parser import say_given_again
 from ziggurat.cli.tables import print_line, print_table
-from ziggurat.config import override, settings
+from ziggurat.config import SHORT_NAMES, nearest_settings, override, settings
 from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.files.streams import say
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
-SHORT: dict[str, tuple[tuple[str, ...], str]] = {
-    "epochs": (("training.epochs",), "passes over the training data"),
-    "lr": (("training.learning-rate",), "learning rate of the dense network"),
-    "table-lr": (("training.table-learning-rate",), "learning rate of the embedding tables"),
-    "batch-size": (("training.loader.batch-size",), "samples a step, of each rank"),
-    "dim": (("model.embedding-dim",), "columns of the embedding tables"),
-    "seed": (("training.seed", "training.loader.seed"), "of weights, dropout and the order of rows"),
-    "precision": (("training.precision",), "auto, fp32, bf16, or products in few bits: mx9, mxfp8, fp8_rowwise, …"),
-    "threads": (("training.threads",), "CPU threads; 0: torch's own choice"),
-    "patience": (("training.early-stop.patience",), "evaluations without improvement before it stops; 0: never"),
+_SHORT_ABOUT = {
+    "epochs": "passes over the training data",
+    "lr": "learning rate of the dense network",
+    "table-lr": "learning rate of the embedding tables",
+    "batch-size": "samples a step, of each rank",
+    "dim": "columns of the embedding tables",
+    "seed": "of weights, dropout and the order of rows",
+    "precision": "auto, fp32, bf16, or products in few bits: mx9, mxfp8, fp8_rowwise, …",
+    "threads": "CPU threads; 0: torch's own choice",
+    "patience": "evaluations without improvement before it stops; 0: never",
 }
 FLAGS = {
     "parallel.dense": "--dense",
@@ -79,8 +79,9 @@ class Setting:
 def add_short_forms(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()) -> None:
     """`--epochs`, `--lr` … as flags of a verb, each short for full names."""
     group = parser.add_argument_group("settings that everybody changes; `--settings` lists all")
-    for name, (paths, about) in SHORT.items():
+    for name, paths in SHORT_NAMES.items():
         if name not in leave_out:
+            about = _SHORT_ABOUT[name]
             group.add_argument(f"--{name}", metavar="X", dest=_dest(name), help=f"{about}; short for --{paths[0]}")
 
 
@@ -93,7 +94,7 @@ def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str,
     given = {}
     by_full_name = settings_given(rest)
     dashed = {path.replace("_", "-"): value for path, value in by_full_name.items()}
-    for name, (paths, _) in SHORT.items():
+    for name, paths in SHORT_NAMES.items():
         text = getattr(options, _dest(name), None)
         given |= dict.fromkeys(paths, text) if text is not None else {}
         full = dashed.get(paths[0])
@@ -143,7 +144,7 @@ def reading_settings(
     changes = {path.replace("_", "-"): text for path, text in settings_given(rest).items()}
     for path in changes:
         if path not in known:
-            near = nearest_names(path, known, most=1)
+            near = nearest_settings(path, list(known), most=1)
             at_hand = [instead[path]] if instead and path in instead else []
             raise ConfigError(
                 expected="a setting that says how files are read: " + ", ".join(f"--{each}" for each in known),
@@ -174,7 +175,7 @@ def apply_settings(config: D, changes: Mapping[str, str], *, listed: str = _LIST
         ConfigError: an unknown name, or a value that the setting cannot have.
     """
     refuse_unknown(changes, known=[path for path, _, _ in settings(config)], listed=listed)
-    short = {path: f"--{name}" for name, (paths, _) in SHORT.items() for path in paths}
+    short = {path: f"--{name}" for name, paths in SHORT_NAMES.items() for path in paths}
     return override(config, changes, also=short | FLAGS)
 
 
@@ -196,7 +197,7 @@ def refuse_unknown(changes: Iterable[str], *, known: Sequence[str], listed: str 
         # A name below a known one, or a group itself, is explained by `override`, which knows its type.
         if path in known or path in prefixes or any(path.startswith(f"{each}.") for each in known):
             continue
-        near = [*(_short_flag(path) if listed == _LISTED else []), *nearest(path, known)]
+        near = [*(_short_flag(path) if listed == _LISTED else []), *nearest_settings(path, known)]
         raise ConfigError(
             expected="the name of a setting",
             found=f"--{name}",
@@ -210,22 +211,7 @@ def refuse_unknown(changes: Iterable[str], *, known: Sequence[str], listed: str 
 
 def _short_flag(path: str) -> list[str]:
     """Return the short form that a name without a dot was meant to be, as it is typed."""
-    return [] if "." in path else nearest_names(path, SHORT, most=1, cutoff=0.7)
-
-
-def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
-    """Full names that are like `path`: the same last part first, then by spelling, whole and last part alike."""
-    last = path.rpartition(".")[2]
-    same = [each for each in known if each.rpartition(".")[2] == last]
-    by_last: dict[str, list[str]] = {}
-    for each in known:
-        by_last.setdefault(each.rpartition(".")[2], []).append(each)
-    alike = [each for match in nearest_names(last, by_last, most=most, cutoff=0.7) for each in by_last[match]]
-    whole = nearest_names(path, known, most=most, cutoff=0.7)
-    meant = [full for name in nearest_names(last, SHORT, most=1, cutoff=0.7) for full in SHORT[name][0]]
-    first = whole[:1] if "." in path else []
-    exact = meant if last in SHORT else []
-    return list(dict.fromkeys([*exact, *first, *same, *alike, *meant, *whole]))[:most]
+    return [] if "." in path else nearest_names(path, SHORT_NAMES, most=1, cutoff=0.7)
 
 
 def described(config: DataclassInstance, *, changed: DataclassInstance | None = None) -> list[Setting]:

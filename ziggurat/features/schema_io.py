@@ -42,7 +42,7 @@ from __future__ import annotations
 import os
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from pathlib import Path
@@ -358,8 +358,17 @@ def _refuse_unknown(data: Iterable[str], known: Iterable[str], *, where: str, wh
                 expected=f"only these {what}s: {', '.join(known)}",
                 found=f"unknown {what} {name!r}",
                 where=where,
-                ways_out=nearest(name, known, instead=f"remove {name!r}"),
+                ways_out=(*_other_places(name, known), *nearest(name, known, instead=f"remove {name!r}")),
             )
+
+
+def _other_places(name: str, known: Sequence[str]) -> list[str]:
+    """Say which blocks of a schema have a key that stands in another place."""
+    if name in ROLES and name not in known:
+        return [f"write it below a line [roles]: {name} = …"]
+    if name in {entry.name for entry in fields(Label)}:
+        return ["write it below the [[label]] that it belongs to"]
+    return []
 
 
 _ResultT = typing.TypeVar("_ResultT")

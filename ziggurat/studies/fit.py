@@ -172,7 +172,7 @@ def _in_python(text: str) -> str:
     if "ziggurat " in text:
         return text
     text = re.sub(rf"\bleave ({_FLAG}(?: and {_FLAG})*) out\b", lambda found: found[0].replace("--", ""), text)
-    value = r"""(?:'[^']*'|"[^"]*"|[^\s;,:()'"])+"""
+    value = r"""(?:'[^']*'|"[^"]*"|[^\s;,:()?'"])+"""
     settings = rf"{_SETTING}[ =]{value}(?: {_SETTING}[ =]{value})*"
     text = re.sub(settings, _as_settings, text)
     return re.sub(rf"--({'|'.join(_ARGUMENTS)})[ =]({value})", _as_argument, text)
