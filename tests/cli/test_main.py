@@ -32,7 +32,7 @@ FROZEN = {
     "stream": {
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
         *("--settings", "--hook", "--follow"),
-        *(f"--{name}" for name in SHORT if name not in ("epochs", "patience")),
+        *(f"--{name}" for name in SHORT_NAMES if name not in ("epochs", "patience")),
     },
     "prepare": {"--config", "--schema"},
     "evaluate": {
