@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
@@ -14,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from prometheus_client import values
 
 from tests.serving.server.fake import FakeAnswerer
 from ziggurat.errors import DataError, MissingDependencyError
@@ -22,6 +25,7 @@ from ziggurat.serving.server.admin_socket import ADMIN as BY_ADMIN_SOCKET
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.guidance import Examples
+from ziggurat.serving.server.metrics import Metrics, share_metrics
 from ziggurat.serving.server.processes.worker import Loaded
 from ziggurat.serving.server.tracing import Tracing, check_export, export_traces
 
@@ -292,6 +296,28 @@ def test_metrics_count_answers() -> None:
     assert 'ziggurat_requests_total{route="/recommend",status="200"} 2.0' in text
     assert 'ziggurat_requests_total{route="/recommend",status="400"} 1.0' in text
     assert 'ziggurat_answers_total{effort="full"} 2.0' in text
+
+
+def test_figures_of_workers_lie_in_files_that_a_full_disk_cannot_take_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    share_metrics(folder=tmp_path, slot=3)
+    reserved = {path.name for path in tmp_path.iterdir()}
+    metrics = Metrics()
+    for status in (200, 400, 503):
+        metrics.answered("/recommend", status, 0.1)
+    files = {path.name: path.stat() for path in tmp_path.iterdir()}
+    assert set(files) == reserved, "none is made later, without blocks behind it"
+    assert all(each.st_blocks * 512 >= each.st_size > 0 for each in files.values())
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    with pytest.raises(OSError, match=r"counter_4\.db"):
+        share_metrics(folder=tmp_path, slot=4)
 
 
 def test_traces_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

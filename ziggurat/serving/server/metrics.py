@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # its files are chosen by the environment, so that it is impo
     from prometheus_client import Counter, Histogram
 
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)  # seconds
+_FILES = ("counter", "histogram", "gauge_livesum", "gauge_livemax", "gauge_livemostrecent")  # of a slot
+_FILE_BYTES = 1 << 16  # of each at first, as prometheus-client makes them; the figures of a server take less
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # requests of a batch
 
 
@@ -28,11 +30,32 @@ def share_metrics(*, folder: Path, slot: int) -> None:
     Args:
         folder: the same for all workers.
         slot: number of this worker; no two living processes may have the same.
+
+    Raises:
+        OSError: there is no room for the files; names one.
     """
     from prometheus_client import values
 
+    _reserve(folder, slot=slot)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: slot)
+
+
+def _reserve(folder: Path, *, slot: int) -> None:
+    """Make the files of a slot with blocks of the disk behind every byte, as prometheus-client does not.
+
+    The system kills a process (SIGBUS) that writes into a mapped file for which the disk has no block left: a worker
+    would end with the first answer of a new status after the disk became full.
+    """
+    for kind in _FILES:
+        path = folder / f"{kind}_{slot}.db"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, _FILE_BYTES)
+        except OSError as problem:
+            raise OSError(problem.errno, problem.strerror, str(path)) from None
+        finally:
+            os.close(descriptor)
 
 
 def forget_metrics(*, folder: Path, slot: int) -> None:

@@ -148,10 +148,10 @@ def work(task: WorkerTask, *, control: Control) -> int:
     """
     prepare_thread = functools.partial(set_threads, task.config)
     prepare_thread()
-    # Before the first counter is made: where it keeps its value is decided then.
-    share_metrics(folder=task.metrics, slot=task.slot)
     worker = _Worker(task, control)
     try:
+        # Before the first counter is made: where it keeps its value is decided then.
+        share_metrics(folder=task.metrics, slot=task.slot)
         answerer = task.load(task.export.make())
         worker.live = LiveItems.of(answerer, beside=task.export.source)
         if worker.live is not None:
@@ -169,27 +169,9 @@ def work(task: WorkerTask, *, control: Control) -> int:
         )
         # The first requests would else pay for kernels that are loaded and memory that is mapped on first use.
         app.engine.warm_up(examples(app.info))
-    except ZigguratError as error:
-        control.send(failed=task.export.of_source(error).to_json())
-        return 1
-    except OSError as problem:  # the system's refusal says nothing of the export, which may be sound
-        error = FileError(
-            expected="files that can be opened and written while an export is loaded",
-            found=text_of(problem),
-            where=str(problem.filename or task.metrics),
-            ways_out=("free space there", "name another folder: TMPDIR=FOLDER ziggurat serve …"),
-        )
-        control.send(failed=task.export.of_source(error).to_json())
-        return 1
     except Exception as problem:
-        _log.exception("an export could not be loaded")
-        error = RequestError(
-            expected="an export that loads",
-            found=f"{type(problem).__name__}: {problem!s:.200}",
-            where=str(task.export.source),
-            ways_out="export it again",
-        )
-        control.send(failed=error.to_json())
+        error = load_error(problem, export=task.export.source, beside=task.metrics)
+        control.send(failed=task.export.of_source(error).to_json())
         return 1
     gc.collect()
     gc.freeze()  # the export's objects are never garbage: collections need not look at them
@@ -201,6 +183,32 @@ def work(task: WorkerTask, *, control: Control) -> int:
     if task.config.trace:
         flush_traces()
     return 0
+
+
+def load_error(problem: Exception, *, export: Path, beside: Path) -> ZigguratError:
+    """Return why an export could not be loaded, in four parts.
+
+    Args:
+        problem: what was raised.
+        export: its folder.
+        beside: folder of the server's own that may lack room, where the system names no file.
+    """
+    if isinstance(problem, ZigguratError):
+        return problem
+    if isinstance(problem, OSError):  # the system's refusal says nothing of the export, which may be sound
+        return FileError(
+            expected="files that can be opened and written while an export is loaded",
+            found=text_of(problem),
+            where=str(problem.filename or beside),
+            ways_out=("free space there", "name another folder: TMPDIR=FOLDER ziggurat serve …"),
+        )
+    _log.error("an export could not be loaded", exc_info=problem)
+    return RequestError(
+        expected="an export that loads",
+        found=f"{type(problem).__name__}: {problem!s:.200}",
+        where=str(export),
+        ways_out="export it again",
+    )
 
 
 def wait_for_start(control: Control, *, live: LiveItems | None, pause_s: float = FOLLOW_S) -> bool:

@@ -27,7 +27,7 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.processes.child import Backoff, Child, Children
 from ziggurat.serving.server.processes.control import BrokenMessageError, Control, error_from_json, in_lines
-from ziggurat.serving.server.processes.worker import WATCH_S, set_threads
+from ziggurat.serving.server.processes.worker import WATCH_S, load_error, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
 from ziggurat.typed import quoted
 
@@ -68,8 +68,8 @@ def run_shard(task: ShardTask, control: Control) -> int:
     app = ShardApp(versions, shard=task.shard, num_shards=task.num_shards, config=config, api_key=task.api_key)
     try:
         versions.load(task.export if task.copy is None else task.copy())
-    except ZigguratError as error:
-        control.send(failed=error.to_json())
+    except Exception as problem:
+        control.send(failed=load_error(problem, export=task.export, beside=task.export.parent).to_json())
         return 1
     if control.send(ready=True):
         asyncio.run(_serve(app, task, config, control))
