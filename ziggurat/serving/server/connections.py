@@ -421,6 +421,9 @@ class DrainingServer(uvicorn.Server):
     def closed_to_new(self) -> None:
         """Called when no connection is accepted any more; for subclasses."""
 
+    def out_of_time(self) -> None:
+        """Called when `drain_s` is over and requests are not answered yet; for subclasses."""
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and let the kernel keep more connections than asyncio takes at once."""
         await super().startup(sockets=self.listeners)
@@ -453,6 +456,9 @@ class DrainingServer(uvicorn.Server):
                     if connection.idle and not connection.transport.is_closing():
                         connection._close()
             await asyncio.sleep(0.01)
+        if self._connections():
+            self.out_of_time()
+            await asyncio.sleep(_SETTLE_S)  # for the answers of who waited for something else than a computation
         for connection in self._connections():
             _log.warning("a request was not answered within drain_s = %g s", self.limits.drain_s)
             connection.transport.abort()

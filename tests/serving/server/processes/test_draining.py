@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.server.running import Running, running, wait_until, write_export
+from tests.serving.server.running import Running, UnixConnection, running, wait_until, write_export
 from ziggurat.errors import ConfigError
 from ziggurat.serving.server import serve
 from ziggurat.serving.server.config import ServerConfig
@@ -95,6 +95,22 @@ def test_a_swap_that_loads_ends_with_the_server_and_says_so(tmp_path: Path) -> N
         assert (status, answer["error"]["found"]) == (409, "one that is ending")
         assert server.process.wait(timeout=15) == 0
         assert time.monotonic() - start < 15, "not all of drain_s"
+
+
+def test_a_swap_that_outlives_the_worker_that_was_asked_for_it_is_said_to_go_on(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0, linger_s=1.2, drain_s=1.4) as server:
+        slow = write_export(tmp_path / "slow", version="v2", load_s=3)
+        # The worker that holds this connection is asked for both swaps, and ends after the first.
+        connection = UnixConnection(server.admin_socket)
+        connection.connect()
+        other = Later(server.admin, "/admin/swap", {"export": str(tmp_path / "export")})
+        wait_until(lambda: "serving version" in server.log.read_text())
+        connection.request("POST", "/admin/swap", json.dumps({"export": str(slow)}))
+        answer = connection.getresponse()
+        assert (answer.status, json.load(answer)["error"]["where"]) == (503, "swap")
+        connection.close()
+        assert other.wait() == (200, {"version": "v1"})
+        wait_until(lambda: server.recommend()[1]["version"] == "v2")
 
 
 def test_a_sighup_while_a_swap_loads_is_done_after_it(tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ class _Worker:
         server = self._server = _Server(config, limits=task.config, listener=task.listener, admin=task.admin)
         server.app = app
         server.control = self.control
+        server.out_of_time = functools.partial(self._give_up_swaps, _ends_before_swap(task.config))
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_log_accept_error)
         loop.add_signal_handler(signal.SIGTERM, self._drain)
@@ -297,9 +298,7 @@ class _Worker:
         if messages is None:  # the supervisor has ended
             asyncio.get_running_loop().remove_reader(self.control.socket.fileno())
             self._drain()
-            for future in self._pending_swaps.values():
-                if not future.done():
-                    future.set_exception(_no_supervisor())
+            self._give_up_swaps(_no_supervisor())
             return
         for message in messages:
             number = message.get("number")
@@ -312,6 +311,12 @@ class _Worker:
                 future.set_result(as_text(message["swapped"]))
             else:
                 future.set_exception(error_from_json(message["refused"]))
+
+    def _give_up_swaps(self, error: ZigguratError) -> None:
+        """Answer those who wait for the end of a swap with an error."""
+        for future in self._pending_swaps.values():
+            if not future.done():
+                future.set_exception(error)
 
     def _send(self, **message: JSON) -> bool:
         """Send a message to the supervisor; what its socket does not take now follows when it does."""
@@ -369,6 +374,16 @@ def _no_supervisor() -> RefusedRequestError:
         found="none, or one that takes no message at present",
         where="swap",
         ways_out=("ask again", "start the server again with this export"),
+    )
+
+
+def _ends_before_swap(config: ServerConfig) -> RefusedRequestError:
+    return refused(
+        503,
+        expected=f"a swap that is over within drain_s = {config.drain_s:g} s of the end of the worker that was asked",
+        found="one that still loads: it goes on, and its end is in the server's log",
+        where="swap",
+        ways_out=("see the version that is served: GET /readyz", "a larger --server.drain-s"),
     )
 
 
