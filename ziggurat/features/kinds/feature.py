@@ -99,8 +99,8 @@ class Cells(Protocol):
         """Return a vector a row, zeros where missing."""
         ...
 
-    def times(self, *, max_length: int, seen: tuple[int, ...]) -> Parsed:
-        """Return a list of times a row, cut to its last times."""
+    def times(self, *, max_length: int, seen: tuple[int, ...], date_order: DateOrder = DateOrder.AUTO) -> Parsed:
+        """Return a list of times a row, cut to its last times; dates count microseconds."""
         ...
 
     def refuse(self, row: int, *, expected: str, ways_out: tuple[str, ...] = ()) -> None:

@@ -20,8 +20,8 @@ class Moments(Feature):
     """A list of times a row, latest last: whole numbers of 64 bits, kept exactly, with no table and no embedding.
 
     Lists longer than `max_length` keep their last times. `seen` is the earliest and the latest time of training, where
-    that is known: a time of another unit, by its size, is then a bad row. Requests may write times as dates, which
-    count microseconds; `date_order` says what stands first in those like 01/03/2024.
+    that is known: a time of another unit, by its size, is then a bad row. Dates, also in text, count microseconds;
+    `date_order` says what stands first in those like 01/03/2024, which under AUTO are no times.
     """
 
     kind: Literal["moments"] = "moments"
@@ -46,7 +46,7 @@ class Moments(Feature):
 
     def parse(self, cells: Cells) -> Parsed:
         """Return the last times of each list."""
-        return cells.times(max_length=self.max_length, seen=self.seen)
+        return cells.times(max_length=self.max_length, seen=self.seen, date_order=self.date_order)
 
     def encode(self, parsed: Parsed, fitted: Fitted) -> Encoded:
         """Return the times, and the length of each list."""

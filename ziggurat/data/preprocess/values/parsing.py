@@ -41,6 +41,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
 from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import NO_GROUP
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.kinds import IdLists
 from ziggurat.features.labels import YES_WORDS, is_number
 from ziggurat.features.schema import (
@@ -411,9 +412,11 @@ class FeatureCells:
         """Return a vector a row, zeros where missing."""
         return read_vectors(self.series, dim=dim, faults=self._faults, role=self._role)
 
-    def times(self, *, max_length: int, seen: tuple[int, ...]) -> ParsedTimes:
-        """Return a list of times a row, cut to its last times."""
-        times, lengths = read_moments(self.series, faults=self._faults, role=self._role, seen=seen)
+    def times(self, *, max_length: int, seen: tuple[int, ...], date_order: DateOrder = DateOrder.AUTO) -> ParsedTimes:
+        """Return a list of times a row, cut to its last times; dates count microseconds."""
+        times, lengths = read_moments(
+            self.series, faults=self._faults, role=self._role, seen=seen, date_order=date_order
+        )
         keep = self._kept(lengths, max_length=max_length, keep_last=True)
         if keep is not None:
             times = times[keep]
