@@ -82,7 +82,7 @@ def catalogue_of(
         keyed = _keyed(chunk, schema=schema, columns=columns)
         if schema.time:
             if is_date is None:
-                is_date = kind_of_times(chunk.frame[schema.time])
+                is_date = kind_of_times(chunk.frame[schema.time], file=str(chunk.path))
             times = time_keys(chunk, schema.time, bad_rows=source.bad_rows, is_date=bool(is_date), order=order)
             keyed = keyed.with_columns(pl.Series(_TIME, np.where(np.isnan(times), -np.inf, times)))
         else:

@@ -294,3 +294,24 @@ def test_text_that_is_no_time_says_to_name_another_column():
     assert caught.value.ways_out[0] == "name another column as time"
     for times, is_date in ((["12.5", "x"], False), (["x", "13/01/2024"], True), (["01/13/2024"], True), ([None], None)):
         assert kind_of_times(pl.Series("t", times, dtype=pl.String)) is is_date
+
+
+def test_a_file_without_a_time_is_named(tmp_path):
+    with pytest.raises(SchemaError) as caught:
+        fit_splitter(SplitConfig(by=SplitBy.TIME), chunks_of(["soon", "later"]), schema=SCHEMA)
+    assert caught.value.where == "raw.csv, time column 'time'"
+    bad_rows = BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path)
+    with bad_rows, pytest.raises(DataError, match=r"none but 2 that were put aside \(2 unparsable\)") as refused:
+        fit_splitter(SplitConfig(by=SplitBy.TIME), chunks_of([None, None]), schema=SCHEMA, bad_rows=bad_rows)
+    assert str(bad_rows.kept_in) in refused.value.ways_out[0]
+
+
+def test_a_later_chunk_may_show_what_stands_first():
+    late = ["03/04/2024", "01/02/2024", "02/02/2024", "25/12/2023", "04/02/2024"]
+    splitter = fit_splitter(SplitConfig(by=SplitBy.TIME, valid_fraction=0.0), chunks_of(late, size=2), schema=SCHEMA)
+    assert splitter.describe() == "by time column 'time' (dates with the day first): test from 2024-04-03 00:00:00"
+
+
+def test_one_number_among_dates_is_a_bad_row():
+    with pytest.raises(DataError, match=r"a date like(?s:.*)raw\.csv, row 1"):
+        by_time(["2024-03-01", "12", "2024-03-02", "2024-03-03"])

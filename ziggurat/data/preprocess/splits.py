@@ -288,7 +288,7 @@ def fit_splitter(
     if config.by is not SplitBy.TIME_ORDER:
         return Splitter(config=config, column=column)
     num_rows = max((int(chunk.global_rows[-1]) + 1 for chunk in chunks), default=0)
-    _refuse_empty(num_rows, where=where, num_bad=0 if bad_rows is None else bad_rows.num_rows)
+    _refuse_empty(num_rows, where=where, bad_rows=bad_rows)
     valid_from = round(num_rows * (1 - config.valid_fraction - config.test_fraction))
     test_from = round(num_rows * (1 - config.test_fraction))
     return Splitter(config=config, valid_from=float(valid_from), test_from=float(test_from))
@@ -326,11 +326,11 @@ def _fit_time(
     for chunk, order in with_date_order(chunks, column, order=config.date_order):
         zones.add(without_categories(chunk.frame[column]))
         if is_date is None:
-            is_date = kind_of_times(chunk.frame[column])
+            is_date = kind_of_times(chunk.frame[column], file=str(chunk.path))
         keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date), order=order)
         counts.add(keys[~np.isnan(keys)])
     values, numbers = counts.finish()
-    _refuse_empty(len(values), where=where, num_bad=bad_rows.num_rows)
+    _refuse_empty(len(values), where=where, bad_rows=bad_rows)
     if not is_date:
         _refuse_two_units(values, column=column)
     wanted = 1 + (config.valid_fraction > 0) + (config.test_fraction > 0)
@@ -380,15 +380,22 @@ def _nearest(before: np.ndarray, target: float, *, low: int, high: int) -> int:
     return low + int(np.argmin(np.abs(before[low : high + 1] - target)))
 
 
-def _refuse_empty(count: int, *, where: str, num_bad: int) -> None:
-    if not count:
-        put_aside = ("look at the rows that were put aside, and correct what they have in common",) if num_bad else ()
-        raise DataError(
-            expected="at least one row",
-            found=f"none but {num_bad:,} that were put aside" if num_bad else "none",
-            where=where,
-            ways_out=(*put_aside, "check the files: a header alone is no row", "name other files: --data.train FILE"),
+def _refuse_empty(count: int, *, where: str, bad_rows: BadRows | None) -> None:
+    if count:
+        return
+    found = "none"
+    put_aside: tuple[str, ...] = ()
+    if bad_rows is not None and bad_rows.num_rows:
+        found = f"none but {bad_rows.num_rows:,} that were put aside ({bad_rows.summary()})"
+        put_aside = (
+            f"look at the rows that were put aside, in {bad_rows.kept_in}, and correct what they have in common",
         )
+    raise DataError(
+        expected="at least one row",
+        found=found,
+        where=where,
+        ways_out=(*put_aside, "check the files: a header alone is no row", "name other files: --data.train FILE"),
+    )
 
 
 class _DistinctCounts:

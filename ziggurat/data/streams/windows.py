@@ -120,7 +120,7 @@ class Clock:
         """
         if not column:
             return Clock()
-        is_date = bool(kind_of_times(chunk.frame[column]))
+        is_date = bool(kind_of_times(chunk.frame[column], file=str(chunk.path)))
         if is_date:
             _, order = next(with_date_order([chunk], column, order=date_order))
             return Clock(column=column, is_date=True, date_order=order, per_second=_PER_SECOND_OF_DATES)

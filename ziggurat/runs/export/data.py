@@ -233,7 +233,7 @@ def _events(
         times = np.zeros(chunk.num_rows)
         if schema.time:
             if is_date is None:
-                is_date = kind_of_times(chunk.frame[schema.time])
+                is_date = kind_of_times(chunk.frame[schema.time], file=str(chunk.path))
             times = time_keys(chunk, schema.time, bad_rows=data.bad_rows, is_date=bool(is_date), order=order)
             times = np.nan_to_num(times, nan=-np.inf)
         mine = (item >= 0) & (user >= 0)

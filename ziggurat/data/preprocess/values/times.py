@@ -201,8 +201,12 @@ def _no_order(chunks: list[RawChunk], column: str, signs: OrderSigns) -> ConfigE
     )
 
 
-def kind_of_times(series: pl.Series) -> bool | None:
+def kind_of_times(series: pl.Series, *, file: str = "") -> bool | None:
     """`is_date_column` of the first rows, which must look like times.
+
+    Args:
+        series: the column of the times.
+        file: named in the error.
 
     Raises:
         SchemaError: they are text, and none of the first hundred is a number or a date; or another impossible type.
@@ -214,7 +218,7 @@ def kind_of_times(series: pl.Series) -> bool | None:
         raise SchemaError(
             expected="numbers or dates (2024-05-31 12:00:00, 31.05.2024 12:00) in the time column",
             found=f"text such as {', '.join(f'{text[:40]!r}' for text in first.unique(maintain_order=True)[:3])}",
-            where=f"time column {series.name!r}",
+            where=", ".join(filter(None, (file, f"time column {series.name!r}"))),
             ways_out=("name another column as time", "set the split by = random"),
         )
     return is_date
