@@ -68,3 +68,17 @@ def test_what_does_not_fit_is_named():
         with_histories(events.drop("t"), CONFIG)
     with pytest.raises(ConfigError, match="none called history"):
         with_histories(events.with_columns(history=pl.lit(1)), CONFIG)
+
+
+def test_times_in_text_are_refused_until_they_are_dates():
+    texts = pl.Series("t", ["02.01.2023 10:00", "01.12.2022 10:00"])
+    events = pl.DataFrame({"user": ["a", "a"], "item": ["late", "early"], "t": texts})
+    for times in (texts, texts.cast(pl.Categorical())):
+        with pytest.raises(DataError, match="times that have an order") as refused:
+            with_histories(events.with_columns(times), CONFIG)
+    code = refused.value.ways_out[0].removeprefix("dates: ")
+    assert code == 'events.with_columns(pl.col("t").cast(pl.String).str.to_datetime("%d.%m.%Y %H:%M"))'
+    dated = events.with_columns(pl.col("t").cast(pl.String).str.to_datetime("%d.%m.%Y %H:%M"))
+    assert with_histories(dated, CONFIG)["history"].to_list() == [["early"], []]
+    counted = events.with_columns(t=pl.Series(["9", "10"])).with_columns(pl.col("t").cast(pl.String).cast(pl.Int64))
+    assert with_histories(counted, CONFIG)["history"].to_list() == [[], ["late"]]

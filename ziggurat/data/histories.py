@@ -24,6 +24,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64
 
 from ziggurat.data.event_frames import check_events
+from ziggurat.errors import DataError
 from ziggurat.typed import Length, checked
 
 
@@ -35,7 +36,7 @@ class HistoryConfig:
     Args:
         user: column of the user.
         item: column of the item.
-        time: column with the order of events: numbers or dates.
+        time: column with the order of events: numbers or dates, and no text.
         name: of the new column.
         max_length: the latest so many items of a user.
     """
@@ -57,10 +58,11 @@ def with_histories(events: pl.DataFrame, config: HistoryConfig, *, liked: pl.Exp
 
     Raises:
         ConfigError: a column is absent, or the new one is there already.
-        DataError: an event without user, item or time.
+        DataError: an event without user, item or time, or times in text.
     """
     needed = (config.user, config.item, config.time)
     check_events(events, needed, complete=needed, new=config.name, where="histories")
+    _refuse_texts(events[config.time])
     is_liked = events.select(pl.lit(True) if liked is None else liked).to_series()
     is_liked = is_liked if len(is_liked) == len(events) else is_liked.new_from_index(0, len(events))
     moments = events.select(
@@ -77,6 +79,22 @@ def with_histories(events: pl.DataFrame, config: HistoryConfig, *, liked: pl.Exp
     values = pa.DictionaryArray.from_arrays(pa.array(codes[before]), ids)
     lists = pa.LargeListArray.from_arrays(pa.array(starts), values)
     return events.with_columns(pl.Series(config.name, pl.from_arrow(lists)))
+
+
+def _refuse_texts(times: pl.Series) -> None:
+    """Refuse times in text, whose order is that of letters: 01.12.2023 would come before 02.01.2023."""
+    if not isinstance(times.dtype, pl.String | pl.Categorical | pl.Enum):
+        return
+    column = times.name
+    raise DataError(
+        expected="times that have an order: numbers or dates",
+        found=f"type {times.dtype}, for example {times[0]!r}" if len(times) else f"type {times.dtype}",
+        where=f"histories, column {column!r}",
+        ways_out=(
+            f'dates: events.with_columns(pl.col("{column}").cast(pl.String).str.to_datetime("%d.%m.%Y %H:%M"))',
+            f'numbers: events.with_columns(pl.col("{column}").cast(pl.String).cast(pl.Int64))',
+        ),
+    )
 
 
 def history_indices(
