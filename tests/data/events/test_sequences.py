@@ -289,6 +289,19 @@ def test_a_schema_of_events_has_its_parts(change: dict[str, Any], words: str) ->
     assert words in str(raised.value)
 
 
+def test_events_are_split_by_their_own_time(tmp_path: Path) -> None:
+    frame = random_log(5).with_columns(noted=-pl.col("time"))
+    frame.write_parquet(tmp_path / "events.parquet")
+    files = (str(tmp_path / "events.parquet"),)
+    split = SplitConfig(by=SplitBy.TIME, column="noted")
+    with pytest.raises(ConfigError, match=r"by their own time, column 'time'(?s:.*)time = \"noted\""):
+        sequences_of(DataConfig(train=files, split=split), schema_of(), folder=tmp_path)
+    same = sequences_of(
+        DataConfig(train=files, split=SplitConfig(by=SplitBy.TIME, column="time")), schema_of(), folder=tmp_path
+    )
+    assert same.split == "by time column 'time'"
+
+
 def test_leave_one_out_wants_events_and_events_want_such_a_split(tmp_path: Path) -> None:
     frame = random_log(5)
     frame.write_parquet(tmp_path / "events.parquet")

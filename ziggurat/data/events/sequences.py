@@ -135,7 +135,7 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
 
     Raises:
         SchemaError, DataError: as `read_events`; no user has two events to train on.
-        ConfigError: a split that events do not have.
+        ConfigError: a split that events do not have, or by another column than their time.
     """
     config = config.resolved(schema)
     ways = (SplitBy.LEAVE_ONE_OUT, SplitBy.TIME, *((SplitBy.WINDOWS,) if schema.labels else ()))
@@ -145,6 +145,16 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
             found=f"split.by = {config.split.by.value}",
             where="split settings, schema with [events]",
             ways_out=[f"--data.split.by {way.value}" for way in ways],
+        )
+    if config.split.column not in ("", schema.time):
+        raise ConfigError(
+            expected=f"events that are split by their own time, column {schema.time!r}",
+            found=f"split.column = {config.split.column!r}",
+            where="split settings, schema with [events]",
+            ways_out=(
+                "leave --data.split.column out",
+                f'name the other column in the schema: time = "{config.split.column}"',
+            ),
         )
     _refuse_no_files(config)
     source = RawSource(config.train, format=config.format, text=config.text)
