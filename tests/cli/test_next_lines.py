@@ -39,7 +39,10 @@ time = "time"
 """
 
 
-@pytest.mark.parametrize(("recipe", "schema"), [("table_sasrec", EVENTS), ("table_two_tower", PAIRS)])
+@pytest.mark.parametrize(
+    ("recipe", "schema"),
+    [("table_sasrec", EVENTS), ("table_two_tower", PAIRS), ("table_logistic_regression", PAIRS)],
+)
 def test_the_next_command_works(
     recipe: str, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +65,8 @@ def test_the_next_command_works(
     text = " ".join(line.strip() for line in shown[begins:]).partition("ziggurat ")[2].partition(" report ")[0]
     assert main(shlex.split(text)) == 0
     capsys.readouterr()
+    if recipe == "table_logistic_regression":
+        assert pl.read_parquet("my runs/first/scores.parquet").height == 320
     if recipe == "table_sasrec":
         assert Path("my runs/first/next.parquet").exists()
         assert main(["importance", "my runs/first"]) == 2

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import main
-from ziggurat.commands import pasted
+from ziggurat.commands import in_python, pasted
 from ziggurat.errors import ConfigError
 from ziggurat.training.records.run_folder import RunFolder
 
@@ -27,6 +27,23 @@ def ways_out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize("word", [AWKWARD, "~/x", "plain", "Another Man's Poison", "*.csv"])
 def test_a_shell_reads_a_word_back(word: str) -> None:
     assert shlex.split(f"ziggurat train {pasted(word)} --resume") == ["ziggurat", "train", word, "--resume"]
+
+
+@pytest.mark.parametrize(
+    ("words", "in_words_of_python"),
+    [
+        ("--label 'my label'", 'label="my label"'),
+        ("leave --out out", "leave out out"),
+        ("--label and --out, in a.csv", "label and out, in a.csv"),
+        ("--device auto takes the CPU", 'settings={"device": "auto"} takes the CPU'),
+        ("--tables.by-table a=int8,b=bf16", 'settings={"tables.by-table": "a=int8,b=bf16"}'),
+        ("--data.decimal comma --data.signs strip", 'settings={"data.decimal": "comma", "data.signs": "strip"}'),
+        ("one of --training.epochs, --training.seed", "one of training.epochs, training.seed"),
+        ("ziggurat report a --out b.html", "ziggurat report a --out b.html"),
+    ],
+)
+def test_flags_become_arguments_of_python(words: str, in_words_of_python: str) -> None:
+    assert in_python(words, arguments=("label", "out"), settings="settings") == in_words_of_python
 
 
 def test_inspect_prints_a_command_that_reads_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

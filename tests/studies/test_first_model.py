@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,6 +282,10 @@ def test_the_command_line_says_what_was_tried(tmp_path: Path, capsys: pytest.Cap
     assert "2 models are tried" in shown.out + shown.err
     assert "factorisation_machine" in shown.out
     assert "the best one's whole training, table_" in shown.out
+    next_line = next(line for line in shown.out.splitlines() if line.startswith("next "))
+    assert "score rows: ziggurat predict" in next_line
+    assert "FOLDER" not in next_line
+    assert main(shlex.split(next_line.partition("ziggurat ")[2])) == 0
     assert main(["train", "auto", *given, *quick]) == 2  # nothing is overwritten
     assert "a run that was started before" in capsys.readouterr().err
     assert main(["train", *given, "--model.top.hidden-dims", "5", "--out", str(tmp_path / "other")]) == 2

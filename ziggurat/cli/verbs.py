@@ -195,6 +195,9 @@ def _next_step(config: RunConfig, folder: Path, *, words: Sequence[str]) -> str:
         return f"what comes next: ziggurat predict {own} {files} --out {pasted(folder / 'next.parquet')}"
     if schema.events is None and finds_items(config.model) and schema.items is not None:
         return f"let it recommend: ziggurat export {own} --out {pasted(folder.with_name(folder.name + '_export'))}"
+    if schema.events is None and config.data.train and not config.dataset.name:
+        files = shlex.join(config.data.train)
+        return f"score rows: ziggurat predict {own} {files} --out {pasted(folder / 'scores.parquet')}"
     return ""
 
 
@@ -294,7 +297,8 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(head, rows)
     print_line(f"the best one's whole training, {found.config.recipe}:")
     _print_result(found.result, verbose=options.verbose)
-    print_line(f"next     train it again: ziggurat train --config {pasted(folder / 'config.json')} --out FOLDER")
+    if next_step := _next_step(found.config, folder, words=()):
+        print_line(f"next     {next_step}")
     _print_files(found.result)
     return 0
 

@@ -17,33 +17,34 @@ import itertools
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ziggurat.arguments import check_arguments
+from ziggurat.commands import in_python
 from ziggurat.config import override
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.frames import is_frame
 from ziggurat.errors import ConfigError, SchemaError, ZigguratError
 from ziggurat.features.schema import Schema
-from ziggurat.models import MODEL_CONFIGS, ModelConfig
+from ziggurat.models import MODEL_CONFIGS, ModelConfig, NextItemConfig
 from ziggurat.recipes.catalogue import fit_to_rows, table_run, with_soft_start
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.kept_frames import SPLITS, frames_by_split, keep_frames, with_kept_frames
 from ziggurat.runs.load import Run, load_run
-from ziggurat.studies.first_model import candidates_of, train_first_model
+from ziggurat.studies.first_model import candidates_of, settings_of_models, train_first_model
 from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress, show_progress
 
-_FLAG = r"--[a-z][\w.-]*"
-_SETTING = r"--[a-z][\w-]*\.[\w.-]*\w"
 _ARGUMENTS = ("label", "positive", "out")
+# Recipes that errors name, and the configs that stand for them here.
+_RECIPE = r"ziggurat train table_(\w+)(?: …)?|(?<=train )table_(\w+)"
+_CONFIGS = {each.__dataclass_fields__["kind"].default: each.__name__ for each in MODEL_CONFIGS}
 
 
 @contextmanager
@@ -52,7 +53,8 @@ def _in_words_of_fit() -> Iterator[None]:
     try:
         yield
     except ZigguratError as error:
-        error.where = _in_python(error.where).replace("command line, setting", "fit, argument 'settings',")
+        where = error.where.replace("command line, setting", "fit, argument 'settings',")
+        error.where = _in_python(where)
         error.ways_out = tuple(_in_python(way) for way in error.ways_out)
         raise
 
@@ -105,6 +107,23 @@ def fit(
     texts = {} if settings is None else {name: str(value) for name, value in settings.items()}
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
+    if model is None and (of_model := settings_of_models(texts)):
+        raise ConfigError(
+            expected="settings that all models have, where the best of several is looked for",
+            found=", ".join(of_model),
+            where="fit, argument 'settings'",
+            ways_out=("name the model, which takes them: model=zg.DLRMConfig()", f"leave {of_model[0]} out"),
+        )
+    if model is None and schema is not None and not schema.labels and schema.events is None:
+        raise SchemaError(
+            expected="a schema with a label: the column to predict",
+            found="none",
+            where="fit, argument 'schema'",
+            ways_out=(
+                'dataclasses.replace(schema, labels=(zg.Label(name="COLUMN"),))',
+                'leave schema out, and name the column: label="COLUMN"',
+            ),
+        )
     if schema is None:
         found = _inspected(data, label=label, positive=positive)
         table_schema = found.schema
@@ -165,27 +184,16 @@ def fit(
 
 
 def _in_python(text: str) -> str:
-    """Turn flags into arguments of `fit`: `--label clicked` into `label="clicked"`; whole commands stay as they are.
-
-    Flags with a dot are settings: `--data.thousands comma` becomes `settings={"data.thousands": "comma"}`.
-    """
-    if "ziggurat " in text:
-        return text
-    text = re.sub(rf"\bleave ({_FLAG}(?: and {_FLAG})*) out\b", lambda found: found[0].replace("--", ""), text)
-    value = r"""(?:'[^']*'|"[^"]*"|[^\s;,:()?'"])+"""
-    settings = rf"{_SETTING}[ =]{value}(?: {_SETTING}[ =]{value})*"
-    text = re.sub(settings, _as_settings, text)
-    return re.sub(rf"--({'|'.join(_ARGUMENTS)})[ =]({value})", _as_argument, text)
+    """Turn the words of a command line into those of `fit`; commands that do something else stay as they are."""
+    text = text.removesuffix("; for a trained run --bad-rows quarantine")
+    text = text.replace("name the recipe", "name the model").replace("name a recipe", "name a model")
+    text = re.sub(_RECIPE, _as_model, text)
+    return in_python(text, arguments=_ARGUMENTS, settings="settings")
 
 
-def _as_settings(found: re.Match[str]) -> str:
-    words = shlex.split(found[0].replace("=", " "))
-    pairs = ", ".join(f'"{name[2:]}": "{value}"' for name, value in zip(words[::2], words[1::2], strict=True))
-    return f"settings={{{pairs}}}"
-
-
-def _as_argument(found: re.Match[str]) -> str:
-    return f"{found[1]}={json.dumps(shlex.split(found[2])[0], ensure_ascii=False)}"
+def _as_model(found: re.Match[str]) -> str:
+    config = _CONFIGS.get(found[1] or found[2], NextItemConfig.__name__)
+    return f"model=zg.{config}()"
 
 
 def _inspected(data: object, *, label: str, positive: str) -> Inspection:

@@ -1,6 +1,8 @@
 """Every guess on a zoo of columns, with its reason; and what is guessed can be trained on as it is."""
 
+import ast
 import gzip
+import re
 import shlex
 import subprocess
 import tempfile
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from polars.testing.parametric import dataframes
 
+from ziggurat.cli.main import main
 from ziggurat.data.inspect.column_facts import measure
 from ziggurat.data.inspect.column_rules import find_separator, guess_feature, words
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
@@ -277,16 +280,30 @@ def test_each_way_out_of_a_label_of_three_texts_works() -> None:
         inspect_file(table, label="answer")
     positives = 0
     for way in refused.value.ways_out:
-        words = shlex.split(way.partition(": ")[2])
-        named = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
-        positives += "positive" in named
-        label = named.get("label", "answer")
-        assert len(inspect_file(table, label=label, positive=named.get("positive", "")).schema.labels) == 1
+        name, _, value = way.partition(": ")[2].partition("=")
+        positives += name == "positive"
+        named = {"label": "answer", name: ast.literal_eval(value)}
+        assert len(inspect_file(table, label=named["label"], positive=named.get("positive", "")).schema.labels) == 1
     assert positives == 3
-    with pytest.raises(DataError, match="--positive 'won it'"):
+    with pytest.raises(DataError, match='positive="won it\'s"'):
         inspect_file(table, label="answer", positive="won its")
-    with pytest.raises(SchemaError, match="--label answer"):
+    with pytest.raises(SchemaError, match='label="answer"'):
         inspect_file(table, positive="drawn")
+    with pytest.raises(SchemaError) as refused:
+        inspect_file(table, label="answer", session="answer")
+    assert refused.value.where.startswith("label and session, in")
+
+
+def test_each_way_out_of_a_label_of_three_texts_works_when_it_is_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["data", "inspect", str(tmp_path / "t.csv"), "--label", "answer"]
+    pl.DataFrame({**ANSWERS, "answer": ["lost", "won it's", "drawn"] * 20}).write_csv(tmp_path / "t.csv")
+    assert main(command) == 2
+    ways = re.findall(r"\d\. .*?: (--.*)", capsys.readouterr().err)
+    assert sum("--positive" in way for way in ways) == 3
+    for way in ways:
+        assert main([*command, *shlex.split(way)]) == 0
 
 
 def test_the_positive_of_a_file_of_texts_is_the_text_of_the_file(tmp_path: Path) -> None:
@@ -341,7 +358,7 @@ def test_times_in_two_units_are_said(tmp_path: Path):
 
 def test_a_wrong_label_is_answered_with_the_nearest_and_values_are_no_header(tmp_path: Path):
     (tmp_path / "a.csv").write_text("user,click\n1,0\n2,1\n")
-    with pytest.raises(ZigguratError, match="--label click"):
+    with pytest.raises(ZigguratError, match='label="click"'):
         inspect_file(tmp_path / "a.csv", label="clik")
     (tmp_path / "b.txt").write_text("1 1 2 3\n2 4 5\n")
     with pytest.raises(DataError, match="names that look like values"):
@@ -714,7 +731,7 @@ def test_names_that_are_numbers_are_names_where_the_file_shows_it_or_somebody_sa
     found = _inspected(_rows().rename({"user_id": "101", "item_id": "121"}), tmp_path)
     assert {feature.name for feature in found.schema.features} == {"101", "121"}
     _rows().rename({"user_id": "101", "item_id": "121", "click": "100"}).write_csv(tmp_path / "t.csv")
-    with pytest.raises(DataError, match="--label 100"):
+    with pytest.raises(DataError, match='label="100"'):
         inspect_file(tmp_path / "t.csv")
     assert inspect_file(tmp_path / "t.csv", label="100").schema.labels == (Label(name="100"),)
 

@@ -116,16 +116,11 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         return cluster_by_session(options)
     if options.action == "import":
         return import_query(options)
-    from ziggurat.data.inspect.inspect_file import inspect_file
+    from ziggurat.data.inspect.inspect_file import Named, inspect_named
     from ziggurat.features.schema_io import write_schema
 
-    inspection = inspect_file(
-        options.file,
-        label=options.label,
-        positive=options.positive,
-        session=options.session,
-        separator=options.separator,
-    )
+    named = Named(label=options.label, positive=options.positive, session=options.session)
+    inspection = inspect_named(options.file, named, separator=options.separator)
     head, *lines = inspection.table()
     print_table(head, lines)
     for warning in inspection.warnings:

@@ -28,7 +28,7 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.arguments import check_arguments
-from ziggurat.commands import pasted
+from ziggurat.commands import in_python, pasted
 from ziggurat.data.inspect.column_facts import ColumnFacts, find_marks_in, measure, numbers_in_text, percent
 from ziggurat.data.inspect.column_roles import (
     RoleGuess,
@@ -55,7 +55,7 @@ from ziggurat.data.raw.names import missing_column, name_of_separator, partition
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
-from ziggurat.errors import ConfigError, DataError, SchemaError, nearest_names
+from ziggurat.errors import ConfigError, DataError, SchemaError, ZigguratError, nearest_names
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import (
@@ -70,6 +70,7 @@ _NO_LABEL = (
     "[events] in its schema, and train table_sasrec (docs/guides/long-histories.md)"
 )
 
+_ARGUMENTS = ("label", "positive", "session", "separator")
 _EXACT_ROWS = 5_000_000
 _EXACT_CELLS = 50_000_000
 _PLACES = 10
@@ -159,7 +160,7 @@ class Inspection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Named:
+class Named:
     """Hold what somebody named of a table; "" is guessed.
 
     Args:
@@ -168,9 +169,9 @@ class _Named:
         session: the column of the session.
     """
 
-    label: str
-    positive: str
-    session: str
+    label: str = ""
+    positive: str = ""
+    session: str = ""
 
 
 @check_arguments
@@ -207,7 +208,24 @@ def inspect_file(
         >>> [feature.name for feature in found.schema.features], found.schema.labels[0].name
         (['user', 'price'], 'bought')
     """
-    named = _Named(label=label, positive=positive, session=session)
+    named = Named(label=label, positive=positive, session=session)
+    try:
+        return inspect_named(path, named, separator=separator, sample_rows=sample_rows)
+    except ZigguratError as error:
+        error.where = in_python(error.where, arguments=_ARGUMENTS)
+        error.ways_out = tuple(in_python(way, arguments=_ARGUMENTS) for way in error.ways_out)
+        raise
+
+
+def inspect_named(path: object, named: Named, *, separator: str = "", sample_rows: int = 100_000) -> Inspection:
+    """Guess the schema as `inspect_file` does, with errors that name flags of the command line.
+
+    Args:
+        path: as there.
+        named: what somebody named of the table.
+        separator: as there.
+        sample_rows: as there.
+    """
     if is_frame(path):
         return _inspect_frame(as_polars(path, where="frame to look into"), named=named, sample_rows=sample_rows)
     if not isinstance(path, str | os.PathLike):
@@ -234,7 +252,7 @@ def inspect_file(
     num_rows, sample, exact = _read(source, own, sample_rows=sample_rows)
     sample = sample.drop(list(keys), strict=False)
     if from_text:
-        _require_header(file, sample, separator=source.separator_of(file), is_known=bool(label or session))
+        _require_header(file, sample, separator=source.separator_of(file), is_known=bool(named.label or named.session))
     found = _measured_and_guessed(
         sample.with_columns(series.gather(np.arange(sample.height) % len(series)) for series in keys.values()),
         file=file,
@@ -259,7 +277,7 @@ def _measured_and_guessed(
     file: DataPath,
     num_rows: int,
     exact: Mapping[str, tuple[int, int]],
-    named: _Named,
+    named: Named,
     separator: str = "",
     from_text: bool = False,
     estimated: bool = False,
@@ -288,7 +306,7 @@ def _measured_and_guessed(
     return replace(found, schema=schema, warnings=warnings, numbers=marks.numbers)
 
 
-def _refuse_wrong_names(named: _Named, *, columns: tuple[str, ...], file: DataPath) -> None:
+def _refuse_wrong_names(named: Named, *, columns: tuple[str, ...], file: DataPath) -> None:
     """Refuse a label or a session that is no column, and one column for both."""
     label = named.label
     session = named.session
@@ -311,7 +329,7 @@ def _refuse_wrong_names(named: _Named, *, columns: tuple[str, ...], file: DataPa
         )
 
 
-def _inspect_frame(frame: pl.DataFrame, *, named: _Named, sample_rows: int) -> Inspection:
+def _inspect_frame(frame: pl.DataFrame, *, named: Named, sample_rows: int) -> Inspection:
     """The guess for a table in memory: that for the Parquet file with the same rows."""
     file = Path("frame")
     refuse_too_many_columns(frame.width, what="columns to look at", where=str(file))
@@ -475,7 +493,7 @@ def _of_other_files(files: Sequence[DataPath]) -> list[str]:
 
 
 def _guess(
-    columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, named: _Named
+    columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, named: Named
 ) -> Inspection:
     """Roles first, then features among the rest, then what gives the label away, then shared tables."""
     label = named.label
