@@ -238,6 +238,7 @@ def test_overload_is_503_with_retry_after() -> None:
     for answer in refused:
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"].keys() == PARTS
+        assert any("start it with --" in way for way in answer.json()["error"]["ways_out"])
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])

@@ -50,7 +50,7 @@ from ziggurat.serving.server.guidance import Examples, curl, shown
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.openapi import description
 from ziggurat.serving.server.pages import page_routes
-from ziggurat.serving.server.queue.engine import Engine, OverloadError
+from ziggurat.serving.server.queue.engine import Engine, OverloadError, ways_to_more_time
 from ziggurat.serving.server.queue.engine import Request as Question
 from ziggurat.serving.server.reading import (
     ClientDisconnected,
@@ -110,6 +110,7 @@ class ServerApp:
         examples = Examples.of(self.info)
         self._examples = {"/recommend": examples.recommend, "/rank": examples.rank, "/admin/items": examples.items}
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
+        self._shed = _shed_body(config)
         self.draining = False
         self._tracing = Tracing() if config.trace else None
         self._shards = shards_of(answerer)
@@ -180,7 +181,7 @@ class ServerApp:
         if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
             self.metrics.shed.inc()
             seconds = b"%d" % max(1, math.ceil(self.engine.wait_s()))
-            await _send(send, 503, _SHED, (b"retry-after", seconds))
+            await _send(send, 503, self._shed, (b"retry-after", seconds))
             return 503, None
         try:
             answer, body = await self._answer(path, scope, receive, watch)
@@ -363,17 +364,19 @@ def _body_of(error: ZigguratError) -> bytes:
     return encode(error_json(error))
 
 
-_SHED = _body_of(
-    OverloadError(
-        expected="an answer within the deadline",
-        found="more requests than can be answered in time",
-        where="queue",
-        ways_out=(
-            "ask again after the seconds that Retry-After names",
-            "allow more time in the header X-Deadline-Ms",
-        ),
+def _shed_body(config: ServerConfig) -> bytes:
+    """Return the answer to requests that are refused before anything of them is read."""
+    return _body_of(
+        OverloadError(
+            expected=f"an answer within {config.deadline_ms:g} ms",
+            found="more requests than can be answered in time",
+            where="queue",
+            ways_out=(
+                "ask again after the seconds that Retry-After names",
+                *ways_to_more_time(config, needed_s=config.deadline_ms / 1e3),
+            ),
+        )
     )
-)
 
 
 async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:

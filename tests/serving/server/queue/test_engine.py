@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -154,6 +155,11 @@ def test_an_answer_after_its_deadline_is_not_given(caplog: pytest.LogCaptureFixt
     assert late.expired
     assert "ziggurat_expired_total 1.0" in counted
     assert "/recommend takes 10" in caplog.text, "said at the start"
+    assert re.fullmatch(r"allow more time in a header, X-Deadline-Ms: [2-9]00", late.ways_out[1])
+    setting = re.search(r"start it with --deadline-ms (\d+); it has 20 now", late.ways_out[2])
+    assert setting is not None
+    in_time = run(body, FakeAnswerer(base_s=0.1), deadline_ms=float(setting[1]), degrade=False)[0]
+    assert in_time.version == "v1"
 
 
 def test_the_queue_is_bounded() -> None:
@@ -161,7 +167,10 @@ def test_the_queue_is_bounded() -> None:
         return await asyncio.gather(*(ask(engine, USER) for _ in range(20)), return_exceptions=True)
 
     answers = run(body, FakeAnswerer(base_s=0.05), deadline_ms=10_000, max_queue=7)
-    assert sum(isinstance(answer, OverloadError) for answer in answers) == 13
+    refused = [answer for answer in answers if isinstance(answer, OverloadError)]
+    assert len(refused) == 13
+    assert refused[0].ways_out[1] == "if the server is yours, start it with --server.max-queue 14"
+    assert not any("eadline" in way for way in refused[0].ways_out)
 
 
 def test_closing_answers_what_waits() -> None:

@@ -248,23 +248,38 @@ class Engine:
         passed = time.monotonic() - arrived
         if passed > allowed:
             self.metrics.expired.inc()
-            raise _too_late(allowed, passed, where="answer")
+            raise self._too_late(allowed, passed, where="answer")
 
     def _admit(self, request: Request, candidates: int, allowed: float, *, passed: float) -> None:
         queue = self._queue
         if queue.closing:
-            raise _refusal("a server that takes requests", "one that is ending", "server", retry_after_s=1.0)
+            raise _refusal("a server that takes requests", "one that is ending", "server", ways=("ask another server",))
         if len(queue.jobs) >= self.config.max_queue:
             found = f"{len(queue.jobs):,} requests that wait already"
-            raise _refusal(f"fewer than {self.config.max_queue:,} requests in the queue", found, "queue", self.wait_s())
+            raise _refusal(
+                f"fewer than {self.config.max_queue:,} requests in the queue",
+                found,
+                "queue",
+                ways=(f"if the server is yours, start it with --server.max-queue {2 * self.config.max_queue}",),
+                retry_after_s=self.wait_s(),
+            )
         if passed > allowed:
             self.metrics.expired.inc()
-            raise _too_late(allowed, passed, where="connection")
+            raise self._too_late(allowed, passed, where="connection")
         wait = self.wait_s()
         total = passed + wait + self._cost(type(request)).predict(candidates) + self._delivery_s
         if wait and total > allowed:  # a request that finds nothing before it is always tried
             found = f"{_milliseconds(total)} ms, of which {_milliseconds(wait)} ms in the queue"
-            raise _refusal(_in_time(allowed), found, "queue", total - allowed)
+            ways = ways_to_more_time(self.config, needed_s=total)
+            raise _refusal(_in_time(allowed), found, "queue", ways=ways, retry_after_s=total - allowed)
+
+    def _too_late(self, allowed_s: float, passed_s: float, *, where: str) -> OverloadError:
+        """Return the error of a request whose deadline passed at one of its stages."""
+        found = _TOO_LATE[where].format(_milliseconds(passed_s))
+        ways = ways_to_more_time(self.config, needed_s=passed_s)
+        error = _refusal(_in_time(allowed_s), found, where, ways=ways, retry_after_s=0.5)
+        error.expired = True
+        return error
 
     def _cost(self, kind: type) -> CostLine:
         return self._costs[kind, _effort_of(kind, self.ladder.effort)]
@@ -373,7 +388,7 @@ class Engine:
         if len(batch) > 1 and any(isinstance(answer, Exception) for answer in answers):
             self._careful_until = time.monotonic() + _CAREFUL_S
         self.metrics.expired.inc(sum(not job.future.cancelled() for job in late))
-        errors = [_too_late(job.deadline - job.arrived, started - job.arrived, where="queue") for job in late]
+        errors = [self._too_late(job.deadline - job.arrived, started - job.arrived, where="queue") for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
         self._loop.call_soon_threadsafe(self._deliver, pairs, time.monotonic())
 
@@ -388,7 +403,7 @@ class Engine:
                 job.future.set_exception(answer)
             elif now > job.deadline:
                 self.metrics.expired.inc()
-                late = _too_late(job.deadline - job.arrived, now - job.arrived, where="computation")
+                late = self._too_late(job.deadline - job.arrived, now - job.arrived, where="computation")
                 job.future.set_exception(late)
             else:
                 job.future.set_result(answer)
@@ -459,12 +474,30 @@ def _effort_of(kind: type, effort: Effort) -> Effort:
     return Effort.FULL if kind is RankRequest else effort
 
 
-def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> OverloadError:
+def ways_to_more_time(config: ServerConfig, *, needed_s: float) -> tuple[str, ...]:
+    """Say how a request gets more time than it had: by its client, and by whoever runs the server.
+
+    Args:
+        config: of the server.
+        needed_s: seconds that it would have taken; twice as many are proposed.
+    """
+    milliseconds = max(math.ceil(20 * needed_s) * 100, math.ceil(2 * config.deadline_ms))
+    if milliseconds > config.max_deadline_ms:
+        return ("if the server is yours, start it with more --workers, or on a machine that does less beside it",)
+    return (
+        f"allow more time in a header, X-Deadline-Ms: {milliseconds}",
+        f"if the server is yours, start it with --deadline-ms {milliseconds}; it has {config.deadline_ms:g} now",
+    )
+
+
+def _refusal(
+    expected: str, found: str, where: str, *, ways: Sequence[str], retry_after_s: float = 1.0
+) -> OverloadError:
     error = OverloadError(
         expected=expected,
         found=found,
         where=where,
-        ways_out=("ask again after the seconds that Retry-After names", "allow more time in the header X-Deadline-Ms"),
+        ways_out=("ask again after the seconds that Retry-After names", *ways),
     )
     error.retry_after_s = retry_after_s
     return error
@@ -490,11 +523,3 @@ def _in_time(allowed_s: float) -> str:
     milliseconds = allowed_s * 1e3
     shown = f"{round(milliseconds, 3):.12g}" if milliseconds >= 1e-3 else f"{milliseconds:.3g}"
     return f"an answer within {shown} ms"
-
-
-def _too_late(allowed_s: float, passed_s: float, *, where: str) -> OverloadError:
-    """Return the error of a request whose deadline passed at one of its stages."""
-    found = _TOO_LATE[where].format(_milliseconds(passed_s))
-    error = _refusal(_in_time(allowed_s), found, where, 0.5)
-    error.expired = True
-    return error
