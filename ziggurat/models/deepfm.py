@@ -23,7 +23,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
 from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
-from ziggurat.models.blocks.interactions.second_order import sum_of_pairs
+from ziggurat.models.blocks.interactions.second_order import largest_start, sum_of_pairs
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -95,6 +95,7 @@ class DeepFM(RankingModel):
         width = self.stack.num_fields * self.stack.dim
         self.deep = heads_if_hidden(width, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([self.first_order, self.stack, *([] if self.deep is None else [self.deep])], config.init)
+        self.stack.dense.limit_start(largest_start(self.stack.num_fields, dim=self.stack.dim))
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of the three terms."""

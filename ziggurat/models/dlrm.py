@@ -39,6 +39,7 @@ from ziggurat.models.blocks.dense_inputs import DenseInputs, NumericInput
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fields import FieldAlignment
 from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.interactions.second_order import largest_start
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise, padding_columns
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
@@ -146,6 +147,7 @@ class DLRM(RankingModel):
         self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.dense_inputs, self.alignment, self.top], config.init)
         if config.top_start is TopStart.SUM_OF_PAIRS and self.dot is not None:
+            self.dense_inputs.limit_start(largest_start(num_fields, dim=dim))
             for network in self.top.networks:
                 if isinstance(network, MLP):
                     _pass_sum(network, num_inputs=self.dot.num_pairs)

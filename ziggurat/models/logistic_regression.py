@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.blocks.mlp import Init, initialise
+from ziggurat.models.blocks.mlp import Init, initialise, start_sum_low
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
@@ -79,7 +79,9 @@ class LogisticRegression(RankingModel):
         self.linear = Linear(width, self.num_labels) if width else None
         # The linear map has one already.
         self.bias = nn.Parameter(torch.zeros(self.num_labels)) if self.linear is None else None
-        initialise([self.linear] if self.linear is not None else [], config.init)
+        if self.linear is not None:
+            start_sum_low(self.linear)
+            initialise([self.linear], config.init)
 
     def output_biases(self) -> Sequence[Tensor]:
         """See `Model.output_biases`."""

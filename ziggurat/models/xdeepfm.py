@@ -23,7 +23,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
 from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
-from ziggurat.models.blocks.interactions.compressed import CompressedInteraction
+from ziggurat.models.blocks.interactions.compressed import CompressedInteraction, largest_start
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -109,6 +109,7 @@ class XDeepFM(RankingModel):
         self.cin_output = Linear(self.cin.output_dim, num_labels)
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
+        self.stack.dense.limit_start(largest_start(dim))
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of the three terms."""

@@ -11,6 +11,7 @@ A batch without numbers has N = 0 columns, and then there is no numeric part, wh
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import torch
@@ -75,6 +76,25 @@ class DenseInputs(nn.Module):
         self.num_vector_fields = len(inputs.vectors)
         self.num_beside = num_dense if numeric is NumericInput.CONCAT else 0
 
+    def limit_start(self, std: float) -> None:
+        """Scale the starting weights of fields down, so that their numbers have at most this standard deviation.
+
+        A bottom MLP stays as it is: it gives one field or a few, however many numbers there are.
+
+        Args:
+            std: for inputs whose own is 1.
+        """
+        # Tensors and no Python numbers: a model that is built to be looked at lies on the meta device.
+        with torch.no_grad():
+            if self.numeric_fields is not None:
+                weight = self.numeric_fields.weight
+                weight.mul_((std / _size(weight)).clamp(max=1.0))
+            for field in self.vector_fields:
+                if isinstance(field, nn.Linear):
+                    # Each number of the field is a sum over all numbers of the vector.
+                    sum_size = math.sqrt(field.in_features) * _size(field.weight)
+                    field.weight.mul_((std / sum_size).clamp(max=1.0))
+
     def numbers(self, dense_BN: Float[Tensor, "B N"]) -> Float[Tensor, "B X"]:
         """The numeric part, flat: X = num_numeric_fields·D + num_beside columns."""
         if self.bottom is not None:
@@ -86,6 +106,11 @@ class DenseInputs(nn.Module):
     def vectors(self, vectors: dict[str, Tensor]) -> list[Float[Tensor, "B D"]]:
         """One field for each pretrained vector, in the order of the inputs."""
         return [field(vectors[name]) for name, field in zip(self.vector_names, self.vector_fields, strict=True)]
+
+
+def _size(weight: Tensor) -> Tensor:
+    """Return the root mean square of the numbers of a weight."""
+    return weight.square().mean().sqrt()
 
 
 class NumericFields(nn.Module):

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.blocks.mlp import start_sum_low
 from ziggurat.precision.products import Linear
 
 
@@ -70,6 +71,8 @@ class FirstOrder(nn.Module):
         width = len(inputs.dense) + sum(spec.dim for spec in inputs.vectors)
         self.linear = Linear(width, self.num_labels, bias=False) if width else None
         self.bias = nn.Parameter(torch.zeros(self.num_labels))
+        if self.linear is not None:
+            start_sum_low(self.linear)
 
     def forward(
         self, dense_BN: Float[Tensor, "B N"], weights_BE: Float[Tensor, "B E"], vectors: dict[str, Tensor]

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from ziggurat.typed import Dim, Fraction, checked
 
 # FP32 numbers in 32 bytes; narrower products gain less than the wider row costs.
 _PADDED_TO, _MIN_PADDED = 8, 128
+_LOW_START = 0.1
 
 
 class Activation(StrEnum):
@@ -205,6 +207,19 @@ def norm_of_width(kind: Normalization, width: int, *, eps: float = 1e-5) -> nn.M
             return BlockNorm(eps=eps)
         case _:
             return nn.LayerNorm(width, eps=eps)
+
+
+def start_sum_low(linear: nn.Linear) -> None:
+    """Scale the start of a linear map from inputs to logits down to a tenth: a model then starts near the mean.
+
+    Layers need drawn weights to differ from one another; a sum of weights learns as well from 0. As torch draws it, a
+    logit has a standard deviation of 0.58 from it alone, which training first has to take back. `initialise` draws it
+    anew where the model wants another start than torch's.
+    """
+    with torch.no_grad():
+        linear.weight.mul_(_LOW_START)
+        if linear.bias is not None:
+            linear.bias.mul_(_LOW_START)
 
 
 @runtime_checkable

@@ -14,12 +14,27 @@ B·d·H₀·H_k are written on the way.
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.interactions.self_attention import FieldsLinear
+
+_STARTING_STD = 0.3  # of a feature map's sum in the first layer, where the deviation of a label is about 1
+
+
+def largest_start(dim: int) -> float:
+    """Return the standard deviation of the numbers of fields with which sums of the first layer have one of 0.3.
+
+    W_k starts uniform in ± 1/(number of products), so the products of a column have on average s²/√3, however many
+    fields there are; d columns are summed. Later layers have higher powers of s, which is below 1.
+
+    Args:
+        dim: d.
+    """
+    return math.sqrt(_STARTING_STD / math.sqrt(dim / 3))
 
 
 class CompressedInteraction(nn.Module):
