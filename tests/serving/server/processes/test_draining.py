@@ -183,3 +183,11 @@ def test_connections_fit_into_the_files_that_may_be_open(
         return
     assert serve.within_open_files(ServerConfig()).max_connections == expected
     assert limits[-1][0] == expected + 128
+
+
+def test_who_asks_after_the_answer_to_a_swap_is_answered_by_the_new_version(tmp_path: Path) -> None:
+    exports = [write_export(tmp_path / version, version=version) for version in ("v2", "v3")]
+    with running(tmp_path, workers=2, spares=0) as server:
+        for export in exports * 2:
+            assert server.admin("/admin/swap", {"export": str(export)}) == (200, {"version": export.name})
+            assert {server.recommend()[1]["version"] for _ in range(4)} == {export.name}

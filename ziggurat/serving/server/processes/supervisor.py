@@ -7,7 +7,8 @@ Its workers are children in the sense of `child.py`.
     death    the control socket closes ──► a spare serves (milliseconds); a new spare is started
     hang     no sign of life for `hang_s` ──► kill -9, then as above
     swap     workers of the new version load beside the old ones; when all are ready: new ones serve, old ones drain.
-             If one cannot load, the new ones end, the swap is refused, and the old version stays
+             If one cannot load, the new ones end, the swap is refused, and the old version stays.
+             Who asked for it is answered when no old one takes connections any more
     SIGHUP   swap to whatever the path of the command leads to now; --watch does so when that changes
     SIGTERM  all drain, then end; new connections get 503 at once (`stand_in.py`)
     pause    Ctrl-Z or a frozen cgroup stops workers and supervisor alike: time in which this process did not run
@@ -55,6 +56,7 @@ _log = logging.getLogger("ziggurat.server")
 _TICK_S = 0.2  # between two turns, while no message arrives
 _UNSERVED_S = 1.0  # without a worker that serves; for less, clients wait for the next one
 _CLOSE_S = 1.0  # for workers to take no more connections, when the server ends
+_SWAPPED_S = 5.0  # for old workers likewise, before a swap is answered
 
 
 class State(StrEnum):
@@ -91,6 +93,17 @@ class _Swap:
     number: int
     promoted: bool = False
     accept_loss: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SwapAnswer:
+    """The answer to a swap that is done, due when all old workers are closed, or at a time."""
+
+    to: _Worker
+    number: int
+    version: str
+    old: list[_Worker]
+    deadline: float
 
 
 class Supervisor:
@@ -138,6 +151,7 @@ class Supervisor:
         self._private = PrivateExports()
         self._versions: dict[int, str] = {}  # of each generation, as its first worker has loaded it
         self._swap: _Swap | None = None
+        self._swap_answers: list[_SwapAnswer] = []
         self._wants_reload = False
         self._started = self._ending = False
         self._served: Loaded | None = None  # what is served now
@@ -183,6 +197,7 @@ class Supervisor:
                     elif key.data in self._workers:  # one that ended in this turn has no socket any more
                         self._workers.read_messages(key.data)
                 self._handle_signals()
+                self._answer_swaps()
                 self._reload_if_wanted()
                 self._workers.flush()
                 self._excuse_pause()
@@ -463,7 +478,23 @@ class Supervisor:
         version = self._versions.get(swap.generation, "")
         _log.info("serving version %s of %s", version, quoted(str(swap.export)))
         if swap.asked_by is not None:
-            swap.asked_by.control.send(swapped=version, number=swap.number)
+            answer = _SwapAnswer(
+                to=swap.asked_by,
+                number=swap.number,
+                version=version,
+                old=[worker for worker in old if worker.served],
+                deadline=time.monotonic() + _SWAPPED_S,
+            )
+            self._swap_answers.append(answer)
+
+    def _answer_swaps(self) -> None:
+        """Answer the swaps after which no old worker takes connections any more: who asks now gets the new version."""
+        now = time.monotonic()
+        for answer in list(self._swap_answers):
+            is_over = all(worker.closed or worker not in self._workers for worker in answer.old)
+            if is_over or now > answer.deadline or self._ending:
+                self._swap_answers.remove(answer)
+                answer.to.control.send(swapped=answer.version, number=answer.number)
 
     def _refuse_swap(self, swap: _Swap, error: ZigguratError) -> None:
         self._swap = None
