@@ -10,6 +10,7 @@ import pytest
 
 import ziggurat as zg
 from tests.serving.shop import SETTINGS
+from ziggurat.cli.main import main
 from ziggurat.data.raw.written_numbers import DecimalMark
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.errors import DataError, RequestError, SchemaError
@@ -202,6 +203,27 @@ def test_a_text_of_another_way_is_a_bad_row(made: tuple[Path, pl.DataFrame, pl.D
         run.predict(wrong)
 
 
+def test_the_block_is_named_where_a_file_is_written_otherwise(
+    made: tuple[Path, pl.DataFrame, pl.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, rows, texts = made
+    texts = texts.with_columns(income=rows["income"].map_elements(lambda each: f"{each:,.2f}", pl.String))
+    path = tmp_path / "otherwise.csv"
+    texts.write_csv(path, separator=";")
+    flags = ["--data.decimal", "point", "--data.thousands", "comma"]
+    assert main(["predict", str(place / "run"), str(path), "--out", str(tmp_path / "out.csv"), *flags]) == 2
+    said = capsys.readouterr()
+    assert "--data.decimal, --data.thousands counts for the other columns" in said.out
+    assert "'income'" in said.out
+    assert "correct the [[number]] of the column to" in said.err
+    assert "--data.decimal" not in said.err
+    # The line of Python for the schema of a trained run leads to the numbers that were meant.
+    (line,) = [each for each in said.err.splitlines() if ".write_parquet(" in each]
+    code = line[line.index("df.with_columns") :].replace("'numbers.parquet'", f"'{tmp_path / 'numbers.parquet'}'")
+    eval(code, {"df": pl.read_csv(path, infer_schema=False, separator=";"), "pl": pl})  # noqa: S307  it is the line that the error printed
+    assert pl.read_parquet(tmp_path / "numbers.parquet")["income"].to_list() == rows["income"].to_list()
+
+
 def test_the_schema_of_a_run_keeps_them_and_one_without_is_as_before(
     made: tuple[Path, pl.DataFrame, pl.DataFrame],
 ) -> None:
@@ -223,6 +245,7 @@ def test_the_schema_of_a_run_keeps_them_and_one_without_is_as_before(
         ('[[number]]\ncolumn = "user_id"', "take the block out"),
         ('[[number]]\ncolumn = "price"\ndecimal = "comma"\nthousands = "comma"', "two marks"),
         ('[[number]]\ncolumn = "price"\n[[number]]\ncolumn = "price"', "more than once"),
+        ('[[number]]\ncolumn = "price"\n[[number]]\ncolumn = "price"', "remove the others"),
         ('[[number]]\ncolumn = "price"\ndecimals = "comma"', "decimal"),
         ('[[number]]\nname = "price"', "column"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +124,55 @@ def test_a_damaged_record_of_products_is_refused(trained: Path, tmp_path: Path) 
     assert not verify_run(out).good
 
 
+def test_a_record_of_products_that_is_gone_or_of_another_run_is_named(
+    trained: Path, packed: Path, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    shutil.copytree(packed, gone)
+    (gone / "products.json").unlink()
+    other = tmp_path / "other"
+    save_packed(load_run(trained, products=BlockFormat.named("mx9")), other, report={})
+    (other / "products.json").write_bytes((packed / "products.json").read_bytes())
+    plain = tmp_path / "plain"
+    shutil.copytree(trained, plain)
+    (plain / "products.json").write_bytes((packed / "products.json").read_bytes())
+    for folder in (gone, other, plain):
+        with pytest.raises(DataError, match=r"pack .* again") as refused:
+            load_run(folder)
+        assert refused.value.where == str(folder / "products.json"), folder
+
+
+def test_a_folder_without_a_name_of_its_own_is_named_in_the_way_out(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "notes.txt").touch()
+    monkeypatch.chdir(place)
+    for out in (".", "./"):
+        assert main(["quantise", str(trained), "--products", "mx6", "--out", out]) == 2
+        assert f"--out {tmp_path / 'here_packed'}" in capsys.readouterr().err
+
+
+def test_what_a_killed_process_left_of_a_packed_run_is_removed(trained: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".run.999999999.0123abcd.tmp"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    save_packed(load_run(trained, products=MX6), tmp_path / "run", report={})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_training_on_that_diverges_names_what_this_verb_can_change(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--products", "mx6", "--epochs", "1", "--learning-rate", "1e30", "--out", str(tmp_path / "out")]
+    assert main(["quantise", str(trained), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "--learning-rate 1e+29" in said
+    assert "clip-norm" not in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_quantise_says_what_packing_costs_and_writes_the_run(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +222,7 @@ def test_what_quantise_cannot_do_is_refused(
     for arguments, text in (
         ([str(trained), "--products", "mxfp8_e4m3"], "mx6"),
         ([str(trained), "--products", "nonsense"], "--products mx6"),
+        ([str(trained), "--products", ""], "--products mx6"),
         ([str(packed), "--products", "mx9"], "mx6 already"),
         ([str(trained), "--products", "mx6", "--by-table"], "leave --by-table out"),
         ([str(trained), "--out", str(tmp_path / "out")], "--products mx6"),

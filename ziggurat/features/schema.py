@@ -115,7 +115,11 @@ class Schema:
         refuse_doubles("label", [label.name for label in self.labels])
         refuse_doubles("table", [table.name for table in self.tables])
         refuse_doubles("extra", [extra.name for extra in self.extras])
-        refuse_doubles("number", [each.column for each in self.numbers])
+        refuse_doubles(
+            "number",
+            [each.column for each in self.numbers],
+            ways_out=("keep one [[number]] a column, which names it: column = …", "remove the others"),
+        )
         refuse_our_columns([feature.name for feature in self.features], extras=[extra.name for extra in self.extras])
         if not self.features:
             raise SchemaError(

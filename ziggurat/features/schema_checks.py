@@ -29,15 +29,21 @@ def refuse_too_many_columns(count: int, *, what: str, where: str) -> None:
         )
 
 
-def refuse_doubles(what: str, names: list[str]) -> None:
-    """Raise SchemaError for a name that is empty, or that two of them have."""
+def refuse_doubles(what: str, names: list[str], *, ways_out: tuple[str, ...] = ()) -> None:
+    """Raise SchemaError for a name that is empty, or that two of them have.
+
+    Args:
+        what: has the names.
+        names: of all of them.
+        ways_out: those of what cannot be renamed.
+    """
     doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles or "" in names:
         raise SchemaError(
             expected=f"every {what} to have a name of its own",
             found=f"{doubles or 'an empty name'} more than once" if doubles else "an empty name",
             where=f"schema, {what}s",
-            ways_out=f"rename one {what}; `column` can still name the same column twice",
+            ways_out=ways_out or f"rename one {what}; `column` can still name the same column twice",
         )
 
 

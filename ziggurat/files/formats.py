@@ -91,6 +91,11 @@ class Format:
         )
         return self.decode(text, where=os.fspath(path))
 
+    def version_of(self, path: str | os.PathLike[str]) -> int:
+        """Return the version that a file which `read` takes was written in; 0 where it does not say."""
+        data = json.loads(Path(path).read_bytes())
+        return int(data.get("version", 0)) if isinstance(data, dict) else 0
+
     def encode(self, content: object, *, version: int | None = None) -> bytes:
         """The bytes of a file."""
         version = self.version if version is None else version

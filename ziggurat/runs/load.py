@@ -33,7 +33,7 @@ from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_keys, missing
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.written_numbers import WrittenColumns
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import BoundsError, ConfigError, DataError, SchemaError, ZigguratError
+from ziggurat.errors import BoundsError, CheckpointError, ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
@@ -58,7 +58,7 @@ from ziggurat.runs.data_record import (
 from ziggurat.runs.display import html_of, stored_metrics, text_of
 from ziggurat.runs.execute import prepare_run, raw_files
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
-from ziggurat.runs.packed_run import read_products, refuse_packing, with_bits
+from ziggurat.runs.packed_run import other_products, read_products, refuse_packing, with_bits
 from ziggurat.runs.quality.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.quality.slices import SliceConfig, Slicer
 from ziggurat.runs.quality.trained_rows import SeenRows
@@ -79,6 +79,7 @@ from ziggurat.runs.scores.scoring import (
     scored_frames,
 )
 from ziggurat.training.checkpoint import Match
+from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass, FullRankings
 from ziggurat.training.growing.growing_tables import GrowingTables
@@ -550,7 +551,14 @@ def load_run(
         bits = empty_bits(model, recorded.format, recorded.modules)
         into = with_bits(into, bits)
     # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
-    loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
+    try:
+        loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
+    except DamagedCheckpointError:
+        raise
+    except CheckpointError as problem:
+        if recorded is None:
+            raise
+        raise other_products(run, recorded, problem=problem) from problem
     store.close()
     gone = products_gone(loaded.state.get(VALVE))
     for arithmetic in dispatched_arithmetics(model):

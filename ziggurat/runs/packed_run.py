@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ziggurat.commands import pasted
-from ziggurat.errors import ConfigError, DataError
-from ziggurat.files import replacing_folder
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.files import left_behind, replacing_folder
 from ziggurat.models.packed import packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device
@@ -57,10 +57,20 @@ def read_products(run: RunFolder) -> RecordedProducts | None:
     """Return which products of a run are packed; None for a run in FP32.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or gone although the run is packed.
         ConfigError: its format is unknown here.
     """
     if not run.products.exists():
+        if run.config.exists() and CONFIG.version_of(run.config) == CONFIG_OF_PACKED:
+            raise DataError(
+                expected=f"{run.products.name} of a run whose products are packed, as its {run.config.name} says",
+                found="no such file",
+                where=str(run.products),
+                ways_out=(
+                    f"restore {run.products.name} from a copy",
+                    "pack the run that it was made of again: ziggurat quantise RUN --products mx6 --out FOLDER",
+                ),
+            )
         return None
     content = PRODUCTS.read(run.products)
     try:
@@ -122,6 +132,26 @@ def refuse_packing(
         )
 
 
+def other_products(run: RunFolder, recorded: RecordedProducts, *, problem: CheckpointError) -> DataError:
+    """Return the error for weights that are not packed as products.json says.
+
+    Args:
+        run: its folder.
+        recorded: what products.json says.
+        problem: what the checkpoint lacks.
+    """
+    return DataError(
+        expected=f"weights of {len(recorded.modules)} modules packed in {recorded.format}, as {run.products.name} says",
+        found=f"a checkpoint that holds others: {problem.found}",
+        where=str(run.products),
+        ways_out=(
+            f"restore {run.products.name} and checkpoints of one run from a copy",
+            f"pack the run again ({recorded.source} by {run.products.name}): "
+            f"ziggurat quantise RUN --products {recorded.format} --out FOLDER",
+        ),
+    )
+
+
 def with_bits(into: Mapping[str, Tensor], bits: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint with bits in the place of the weights that they are."""
     weights = {f"model.{name}.weight" for name in bits}
@@ -163,6 +193,8 @@ def save_packed(run: Run, out: str | Path, *, report: Mapping[str, Any]) -> RunF
     assert run.packed is not None, "it is packed"
     folder = RunFolder(Path(out))
     refuse_output(run, out)
+    for each in left_behind(folder.path):  # of processes that were killed while they wrote this run
+        shutil.rmtree(each, ignore_errors=True)
     source = RunFolder(run.folder)
     with replacing_folder(folder.path) as temporary:
         made = RunFolder(Path(temporary))
@@ -199,12 +231,12 @@ def refuse_output(run: Run, out: str | Path) -> None:
     Raises:
         ConfigError: the folder holds something, or tables of the run are on a disk.
     """
-    folder = Path(out)
+    folder = Path(out).absolute()  # `--out .` has no name of its own
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             expected="a folder that does not exist yet",
             found="a folder with files" if folder.is_dir() else "a file",
-            where=str(folder),
+            where=str(Path(out)),
             ways_out=f"--out {pasted(folder.with_name(f'{folder.name}_packed'))}",
         )
     problem = f"tables on a disk: {run.config.tables.disk}" if run.config.tables.disk else ""

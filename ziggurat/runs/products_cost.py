@@ -29,7 +29,7 @@ import torch
 from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.features.batch import Batch
 from ziggurat.files import Format
 from ziggurat.models import Model
@@ -323,7 +323,19 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
             folder=folder,
             progress=progress,
         )
-        fit = trainer.fit()
+        try:
+            fit = trainer.fit()
+        except NumericsError as problem:
+            # The batch is in a folder that is gone, and settings of training are not those of this verb.
+            raise NumericsError(
+                expected=problem.expected,
+                found=problem.found,
+                where=f"{problem.where.partition(';')[0]} of training on in {precision}; nothing was written",
+                ways_out=(
+                    f"a lower rate than {learning_rate:g}: --learning-rate {learning_rate / 10:g}",
+                    "leave --epochs out: a direct cast",
+                ),
+            ) from problem
     run.model.eval()
     return f"trained on in {precision} for {fit.steps:,} steps, learning rate {learning_rate:g}, tables as they were"
 

@@ -40,6 +40,7 @@ from ziggurat.training.report.progress import NoProgress
 
 STRANGER = KnownShare(what="items", column="item", known=1, of=40, least=0.5)
 QUICK = zg.ExportConfig(program=False, golden=2)
+IN_INT8 = zg.ExportConfig(tables=RowFormat.INT8)
 
 
 def test_a_ranker_scores_as_its_run(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,30 +191,30 @@ def test_other_vectors_are_refused_by_their_kind() -> None:
     same = VectorParity(
         num_rows=9, largest_difference=0, largest_of_requests=0, largest_of_answers=0, best=10, recall=1.0
     )
-    refuse_other_vectors(same, exact=True, where="run", allow=False)
+    refuse_other_vectors(same, config=zg.ExportConfig(), where="run")
     for name in ("largest_difference", "largest_of_requests", "largest_of_answers"):
         for wrong in (2e-5, float("nan")):
             other = dataclasses.replace(same, **{name: wrong})
             with pytest.raises(ExportError, match="inner products"):
-                refuse_other_vectors(other, exact=True, where="run", allow=False)
-            refuse_other_vectors(other, exact=True, where="run", allow=True)
-            refuse_other_vectors(other, exact=False, where="run", allow=False)
+                refuse_other_vectors(other, config=zg.ExportConfig(), where="run")
+            refuse_other_vectors(other, config=zg.ExportConfig(allow=True), where="run")
+            refuse_other_vectors(other, config=IN_INT8, where="run")
     with pytest.raises(ExportError, match=r"94\.00% of the run's best 10"):
-        refuse_other_vectors(dataclasses.replace(same, recall=0.94), exact=False, where="run", allow=False)
+        refuse_other_vectors(dataclasses.replace(same, recall=0.94), config=IN_INT8, where="run")
 
 
 def test_differences_are_refused_by_their_kind() -> None:
     parity = Parity(num_rows=9, largest_difference=0.0, largest_of_requests=2e-5)
     with pytest.raises(ExportError, match="requests by at most 2"):
-        refuse_difference(parity, exact=True, where="run", allow=False)
-    refuse_difference(parity, exact=False, where="run", allow=False)
+        refuse_difference(parity, config=zg.ExportConfig(), where="run")
+    refuse_difference(parity, config=IN_INT8, where="run")
     nan = Parity(num_rows=9, largest_difference=float("nan"), largest_of_requests=0.0)
     with pytest.raises(ExportError):
-        refuse_difference(nan, exact=True, where="run", allow=False)
+        refuse_difference(nan, config=zg.ExportConfig(), where="run")
     lossy = Parity(num_rows=9, largest_difference=0.1, largest_of_requests=0.1, metrics={"auc/like": (0.7, 0.6997)})
     with pytest.raises(ExportError, match="int8"):
-        refuse_difference(lossy, exact=False, where="run", allow=False)
-    refuse_difference(lossy, exact=False, where="run", allow=True)
+        refuse_difference(lossy, config=IN_INT8, where="run")
+    refuse_difference(lossy, config=dataclasses.replace(IN_INT8, allow=True), where="run")
 
 
 @pytest.mark.parametrize(
@@ -232,9 +233,9 @@ def test_only_a_loss_of_a_metric_is_refused(metrics: dict[str, tuple[float, floa
     parity = Parity(num_rows=9, largest_difference=0.1, largest_of_requests=0.1, metrics=metrics)
     if is_worse:
         with pytest.raises(ExportError, match="no worse"):
-            refuse_difference(parity, exact=False, where="run", allow=False)
+            refuse_difference(parity, config=IN_INT8, where="run")
     else:
-        refuse_difference(parity, exact=False, where="run", allow=False)
+        refuse_difference(parity, config=IN_INT8, where="run")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def add_quantise_arguments(parser: argparse.ArgumentParser) -> None:
         "--split", choices=("train", "valid", "test"), help="the run's own rows instead of files (default: valid)"
     )
     parser.add_argument("--formats", metavar="A,B", help="what to try for tables (default: bf16,int8,int4)")
-    parser.add_argument("--products", metavar="FORMAT", default="", help="pack dense products: mx6, mx9, int8, …")
+    parser.add_argument("--products", metavar="FORMAT", help="pack dense products: mx6, mx9, int8, …")
     parser.add_argument(
         "--epochs",
         type=int,
@@ -79,7 +79,7 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
 
     check_data_and_plot(options)
     _refuse_mixed(options)
-    if options.products:
+    if options.products is not None:
         return _quantise_products(options)
     config = QuantisationConfig(
         by_table=options.by_table, split=options.split or "valid", data=tuple(options.data or ()), step=options.step
@@ -110,11 +110,11 @@ def _refuse_mixed(options: argparse.Namespace) -> None:
     """Refuse what is of tables beside --products, and what is of products without it."""
     of_tables = [name for name in ("formats", "by_table", "plot") if getattr(options, name)]
     of_products = [name for name in ("out", "epochs", "learning_rate") if getattr(options, name)]
-    wrong = of_tables if options.products else of_products
+    wrong = of_tables if options.products is not None else of_products
     if not wrong:
         return
     flag = f"--{wrong[0].replace('_', '-')}"
-    if options.products:
+    if options.products is not None:
         raise ConfigError(
             expected="--products, or the formats of tables: one thing is compared at a time",
             found=f"{flag} beside --products",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -245,7 +246,19 @@ def _reading_as_told(run: Run, rest: list[str]) -> Run:
         instead={"data.bad-rows": "for bad rows: --bad-rows quarantine"},
     )
     told = override(run.reading, changes, also={name: f"--{path}" for path, name in known.items()})
+    _say_own_marks(run, changes)
     return dataclasses.replace(run, reading=told)
+
+
+def _say_own_marks(run: Run, changes: Collection[str]) -> None:
+    """Name the columns for which marks of the command line do not count, since the schema says how they are written."""
+    given = [f"--data.{name}" for name in ("decimal", "thousands", "signs") if name in changes]
+    columns = [repr(each.column) for each in run.preprocessing.schema.numbers]
+    if given and columns:
+        print_line(
+            f"note: {', '.join(columns)}: read as [[number]] of the run's schema says, whatever files they are in; "
+            f"{', '.join(given)} counts for the other columns"
+        )
 
 
 def _files_or_split(options: argparse.Namespace, rest: list[str]) -> None:

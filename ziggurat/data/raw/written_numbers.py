@@ -281,12 +281,13 @@ def in_one_line(column: str, *, written: WrittenNumbers) -> str:
     return f"df.with_columns({text}.cast(pl.Float64)).write_parquet('numbers.parquet')"
 
 
-def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...]:
+def ways_to_read(texts: pl.Series, *, present: WrittenNumbers, is_own: bool = False) -> tuple[str, ...]:
     """Return the settings under which a whole column can be read as numbers, as ways out of an error.
 
     Args:
         texts: all texts of the column at hand; None of these ways is left where one cell alone is to blame.
         present: the settings that did not do.
+        is_own: whether they are those of a [[number]] of this column, which no setting of the files changes.
     """
     found = texts.drop_nulls()
     column = _Texts.of(found.filter(found.str.strip_chars() != ""), separator=";")
@@ -298,6 +299,14 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers) -> tuple[str, ...
         if needed != present and reading in _LIKELY:
             flags = " ".join(needed.settings()) or _plain_flags(present)
             meant = f"if {column.example!r} is {column.read_as(needed)}"
+            if is_own:
+                block = f"in the schema, correct the [[number]] of the column to {needed.block(texts.name)}"
+                blocks.append(f"{meant}: {block}")
+                lines.append(
+                    f"{meant}, and the schema is that of a trained run: in Python, of df = "
+                    f"pl.read_csv(…, infer_schema=False), {in_one_line(texts.name, written=needed)}"
+                )
+                continue
             ways.append(f"{meant}: {flags}")
             # A setting holds for all columns of the files, so it is no way out where these differ.
             others = f"{meant}, and numbers of other columns are written in another way"

@@ -79,6 +79,16 @@ class ExportConfig:
         return not self.kept.has_few_bits and not self.products
 
     @property
+    def ways_to_more_bits(self) -> tuple[str, ...]:
+        """What costs less than the formats of tables and products that are set, for an error."""
+        ways: list[str] = []
+        if self.kept.has_few_bits:
+            ways.append("tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32")
+        if self.products:
+            ways.append("products in more bits: --products mx9, or none: leave --products out")
+        return tuple(ways)
+
+    @property
     def kept(self) -> TablesConfig:
         """The formats of all tables."""
         return TablesConfig(weights=self.tables, by_table=self.by_table)

@@ -350,8 +350,7 @@ def _compare(
     parity = compare(run, ranker, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
-    exact = config.is_exact
-    refuse_difference(parity, exact=exact, where=str(run.folder), allow=config.allow)
+    refuse_difference(parity, config=config, where=str(run.folder))
     return {"parity": parity.to_json()}
 
 
@@ -362,8 +361,7 @@ def _compare_vectors(
     parity = compare_vectors(run, loaded.chain, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
-    exact = config.is_exact
-    refuse_other_vectors(parity, exact=exact, where=str(run.folder), allow=config.allow)
+    refuse_other_vectors(parity, config=config, where=str(run.folder))
     return {"vectors": parity.to_json()}
 
 

@@ -26,6 +26,7 @@ from ziggurat.errors import ExportError
 from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.runs.export.data import RunData
+from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.plain_values import plain
@@ -112,22 +113,21 @@ def compare(run: Run, ranker: Ranker, *, data: RunData, num_rows: int) -> Parity
     )
 
 
-def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -> None:
+def refuse_difference(parity: Parity, *, config: ExportConfig, where: str) -> None:
     """Refuse an export that scores differently.
 
     Args:
         parity: of the export and its run.
-        exact: whether its tables and products are those of the run.
+        config: of the export.
         where: the run.
-        allow: take it all the same.
 
     Raises:
         ExportError: it does; says by how much.
     """
-    if allow:
+    if config.allow:
         return
     worst = max(parity.largest_difference, parity.largest_of_requests)
-    if exact and not worst <= TOLERANCE:
+    if config.is_exact and not worst <= TOLERANCE:
         raise ExportError(
             expected=f"the scores of the run, to {TOLERANCE:.0e}",
             found=f"{parity.line()}; rows as requests by at most {parity.largest_of_requests:.1e}",
@@ -135,14 +135,13 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
             ways_out=("`ziggurat doctor` says which kernels this machine uses", "take it all the same: --allow"),
         )
     for name, (run, there) in parity.metrics.items():
-        if not exact and not is_kept(name, run=run, change=there - run):
+        if not config.is_exact and not is_kept(name, run=run, change=there - run):
             raise ExportError(
                 expected=f"{name} of the run, no worse by more than {METRIC_TOLERANCE:.0e}",
                 found=parity.line(),
                 where=where,
                 ways_out=(
-                    "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
-                    "products in more bits, where they are packed: --products mx9, or none",
+                    *config.ways_to_more_bits,
                     f"see what each costs: ziggurat quantise {pasted(where)} --by-table",
                     "take it all the same: --allow",
                 ),

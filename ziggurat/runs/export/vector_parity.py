@@ -24,6 +24,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ExportError
 from ziggurat.features.batch import Batch
 from ziggurat.runs.export.data import RunData
+from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.parity import TOLERANCE, largest_difference, plain_columns, plain_rows, request_rows, unseen
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.chain import Chain, Question
@@ -123,22 +124,21 @@ def packed_of(run: Run) -> PackedModel:
     )
 
 
-def refuse_other_vectors(parity: VectorParity, *, exact: bool, where: str, allow: bool) -> None:
+def refuse_other_vectors(parity: VectorParity, *, config: ExportConfig, where: str) -> None:
     """Refuse an export whose vectors differ.
 
     Args:
         parity: of the export and its run.
-        exact: whether its tables and products are those of the run.
+        config: of the export.
         where: the run.
-        allow: take it all the same.
 
     Raises:
         ExportError: they do; says by how much.
     """
-    if allow:
+    if config.allow:
         return
     differences = (parity.largest_difference, parity.largest_of_requests, parity.largest_of_answers)
-    if exact and not all(each <= TOLERANCE for each in differences):
+    if config.is_exact and not all(each <= TOLERANCE for each in differences):
         raise ExportError(
             expected=f"the inner products of the run, to {TOLERANCE:.0e}",
             found=f"{parity.line()}; rows as requests by at most {parity.largest_of_requests:.1e}, "
@@ -146,14 +146,13 @@ def refuse_other_vectors(parity: VectorParity, *, exact: bool, where: str, allow
             where=where,
             ways_out=("`ziggurat doctor` says which kernels this machine uses", "take it all the same: --allow"),
         )
-    if not exact and not parity.recall >= LEAST_RECALL:
+    if not config.is_exact and not parity.recall >= LEAST_RECALL:
         raise ExportError(
             expected=f"at least {LEAST_RECALL:.0%} of the run's best {parity.best} items of a user",
             found=parity.line(),
             where=where,
             ways_out=(
-                "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
-                "products in more bits, where they are packed: --products mx9, or none",
+                *config.ways_to_more_bits,
                 "take it all the same: --allow",
             ),
         )

@@ -246,7 +246,8 @@ def _numbers_in_text(
         elif text:
             # It looks at the whole column, so it is asked for once, and only where a cell needs it.
             if advice is None:
-                advice = ways_to_read(series, present=written)
+                is_own = series.name in faults.chunk.written.own
+                advice = ways_to_read(series, present=written, is_own=is_own)
             faults.add(
                 index,
                 column=series.name,
