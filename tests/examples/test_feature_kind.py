@@ -101,6 +101,16 @@ def test_requests_are_read_as_files_are(time_of_day: Any) -> None:
     [
         ("encode", lambda self, parsed, fitted: parsed, r"encode, feature 'at'"),
         ("encode", lambda self, parsed, fitted: np.zeros((len(parsed), 3), np.float32), r"encode, feature 'at'"),
+        ("encode", lambda self, parsed, fitted: None, r"NoneType None"),
+        ("encode", lambda self, parsed, fitted: 7, r"int 7"),
+        ("encode", lambda self, parsed, fitted: (), r"a tuple of 0"),
+        ("encode", lambda self, parsed, fitted: (parsed, None), r"NoneType None"),
+        ("encode", lambda self, parsed, fitted: np.array(None), r"object in 0 dimensions"),
+        ("encode", lambda self, parsed, fitted: np.ma.masked_array(parsed, mask=True), r"MaskedArray"),
+        ("encode", lambda self, parsed, fitted: (np.zeros(3, np.int32), np.ones(2, np.int64)), r"add up to 2"),
+        ("encode", lambda self, parsed, fitted: (np.zeros(2, np.int32), np.ones(2)), r"lengths of float64"),
+        ("parse", lambda self, cells: cells.refuse(-1, expected="a time"), r"a row from 0 to 1"),
+        ("parse", lambda self, cells: cells.refuse(2, expected="a time"), r"a row from 0 to 1"),
         ("parse", lambda self, cells: cells.series, r"parse, feature 'at'"),
         ("parse", lambda self, cells: np.zeros(1), r"parse, feature 'at'"),
     ],
@@ -251,13 +261,15 @@ def test_other_lists_are_refused_with_the_way_that_makes_them_lists_of_ids(
         ([["alien"]] * 4, "a list"),
         (pl.Series(["alien"] * 4), "4 values of String"),
         (pl.Series([["alien"]] * 3), "3 values of List(String)"),
+        (pl.Series([[1.5]] * 4), "4 values of List(Float64)"),
+        (pl.Series([[["alien"]]] * 4), "4 values of List(List(String))"),
     ],
 )
 def test_lists_of_another_form_are_refused_where_they_are_given(lists: Any, found: str) -> None:
     def parse(self: Any, cells: Any) -> Any:
         return cells.id_lists(self, keep_last=True, lists=lists)
 
-    with pytest.raises(SchemaError, match="a list for each of 4 rows") as refused:
+    with pytest.raises(SchemaError, match=r"a list of ids .* for each of 4 rows") as refused:
         lists_of(words_kind(parse)(name="at"), TEXTS, pl.String)
     assert found in str(refused.value)
     assert "argument 'lists' of cells.id_lists" in str(refused.value)

@@ -14,7 +14,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, SchemaError
-from ziggurat.features.inputs import VectorSpec
+from ziggurat.features.inputs import SingleSpec, VectorSpec
 from ziggurat.features.kinds import Cells, Feature, Parsed, RequestReader
 from ziggurat.features.kinds.feature import Encoded, Fitted
 from ziggurat.features.labels import Label
@@ -96,6 +96,7 @@ def kind_of_my_own(**parts: Any) -> Any:
         (lambda: kind_of_my_own(spec=lambda self: "two numbers"), "'two numbers'"),
         (lambda: kind_of_my_own(spec=lambda self: VectorSpec(name="other", dim=2)), "name of the feature"),
         (lambda: kind_of_my_own(spec=lambda self: self.width), "AttributeError"),
+        (lambda: kind_of_my_own(spec=lambda self: SingleSpec(name=self.name, table=self.name)), "table_name ''"),
         (lambda: kind_of_my_own(kind="my kind"), "a word of letters"),
         (lambda: type("Mine", (Pair,), {"kind": "mine"}), "@dataclass"),
     ],
@@ -106,6 +107,22 @@ def test_a_kind_that_is_half_written_is_refused_where_it_is_added(make: Any, mes
     assert "mine" not in Feature.kinds()
     assert Feature.add(kind_of_my_own())
     del Feature._kinds["mine"]
+
+
+@pytest.mark.parametrize("row", [-1, 1_000_000])
+def test_rows_that_a_table_does_not_have_are_refused_where_they_are_encoded(row: int) -> None:
+    kind = kind_of_my_own(
+        spec=lambda self: SingleSpec(name=self.name, table=self.name),
+        table_name=property(lambda self: self.name),
+        parse=lambda self, cells: cells.ids(),
+        encode=lambda self, parsed, fitted: np.full(2, row, dtype=np.int32),
+    )
+    chunk = RawChunk.of(pl.DataFrame({"at": ["a", "b"]}))
+    preprocessing = Preprocessing.fit(Schema(features=(kind(name="at"),)), [chunk])
+    with pytest.raises(SchemaError, match=r"rows of table 'at', from 0 to") as refused:
+        preprocessing.encode(chunk)
+    assert str(row) in refused.value.found
+    assert "encode, feature 'at'" in refused.value.where
 
 
 def test_what_is_no_feature_is_refused() -> None:

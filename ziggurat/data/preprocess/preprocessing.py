@@ -335,6 +335,8 @@ class Preprocessing:
             found = f"{type(problem).__name__}: {problem!s:.200}"
             raise _other_form(feature, found, kind=self._types[name], num_rows=parsed.num_rows) from problem
         if is_own:
+            _refuse_other_arrays(feature, encoded, kind=self._types[name], num_rows=parsed.num_rows)
+            self._refuse_other_rows(feature, encoded)
             _refuse_undefined(feature, encoded, parsed)
         flat = encoded[0] if isinstance(encoded, tuple) else encoded
         # Counted in what was encoded, where a reserved row says that an id is missing or unknown.
@@ -345,6 +347,22 @@ class Preprocessing:
         elif isinstance(values, np.ndarray) and values.ndim == 1:
             counters.missing += int(np.count_nonzero(np.isnan(values)))
         return _column(encoded, self._types[name], feature=feature, num_rows=parsed.num_rows)
+
+    def _refuse_other_rows(self, feature: Feature, encoded: Encoded) -> None:
+        """Refuse rows that the feature's table does not have, of a kind from outside the package."""
+        table = table_of(feature)
+        if not table or table in self.grown or self.schema.table(table).encoding is Encoding.GROWING:
+            return
+        rows = encoded[0] if isinstance(encoded, tuple) else encoded
+        num_rows = next(spec.num_rows for spec in self.inputs.tables if spec.name == table)
+        outside = rows[(rows < 0) | (rows >= num_rows)]
+        if len(outside):
+            raise SchemaError(
+                expected=f"rows of table {table!r}, from 0 to {num_rows - 1:,}",
+                found=f"{len(outside):,} others, the first is {outside[0]}",
+                where=f"{type(feature).__module__}.{type(feature).__qualname__}.encode, feature {feature.name!r}",
+                ways_out=("return what `fitted.rows` gave", "correct the kind"),
+            )
 
     def rows(
         self, table_name: str, ids: Ids | NumberedIds | Rows, row_of_number: Mapping[str, np.ndarray]
@@ -364,6 +382,31 @@ class Preprocessing:
         if ids.missing is not None:
             rows[ids.missing] = MISSING_ROW
         return self.grown[table_name].rows(rows) if table_name in self.grown else rows
+
+
+def _refuse_other_arrays(feature: Feature, encoded: object, *, kind: pa.DataType, num_rows: int) -> None:
+    """Refuse what is neither an array nor an array with the length of each list, of a kind from outside the package."""
+    found = _why_no_array(encoded)
+    if isinstance(encoded, tuple) and not found:
+        values, lengths = encoded
+        if lengths.dtype.kind not in "iu" or lengths.ndim != 1:
+            found = f"lengths of {lengths.dtype} in {lengths.ndim} dimensions"
+        elif len(lengths) != num_rows or (lengths < 0).any() or int(lengths.sum()) != len(values):
+            found = f"{len(values):,} values, and {len(lengths):,} lengths that add up to {int(lengths.sum()):,}"
+    if found:
+        raise _other_form(feature, found, kind=kind, num_rows=num_rows)
+
+
+def _why_no_array(encoded: object) -> str:
+    """Return what stands in the place of arrays of numbers; "" if nothing does."""
+    if isinstance(encoded, tuple) and len(encoded) != 2:
+        return f"a tuple of {len(encoded)}"
+    for each in encoded if isinstance(encoded, tuple) else (encoded,):
+        if not isinstance(each, np.ndarray) or isinstance(each, np.ma.MaskedArray):
+            return f"{type(each).__name__} {each!r:.60}"
+        if each.dtype.kind not in "iufb" or not each.ndim:
+            return f"an array of {each.dtype} in {each.ndim} dimensions"
+    return ""
 
 
 def _column(encoded: Encoded, kind: pa.DataType, *, feature: Feature, num_rows: int) -> pa.Array:

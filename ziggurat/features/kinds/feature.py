@@ -292,6 +292,15 @@ class Feature(Family, ABC, family="kind of feature"):
                 where=f"{cls.__module__}.{cls.__qualname__}.spec",
                 ways_out="return NumberSpec(name=self.name), or another of these",
             )
+        looked_up = spec.table if isinstance(spec, SingleSpec | JaggedSpec) else ""
+        if looked_up != cls(name="tried").table_name:
+            raise ConfigError(
+                expected="one table in `spec` and in `table_name`, which fitting and plans ask for",
+                found=f"table {looked_up!r} in `spec`, and table_name {cls(name='tried').table_name!r}",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                ways_out="let `table_name` be a property that returns the table, and name it in `spec`: "
+                "SingleSpec(name=self.name, table=self.table_name)",
+            )
 
     def state(self) -> dict[str, JSON]:
         """Return plain data that fingerprints are made of: all that decides what is encoded."""

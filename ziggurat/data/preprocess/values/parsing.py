@@ -397,11 +397,14 @@ class FeatureCells:
         found = f"a {type(lists).__name__}"
         if isinstance(lists, pl.Series):
             found = f"{len(lists):,} values of {lists.dtype}"
-            if isinstance(lists.dtype, pl.List | pl.Array | pl.Null) and len(lists) == self._chunk.num_rows:
+            inner = lists.dtype.inner if isinstance(lists.dtype, pl.List | pl.Array) else None
+            inner = pl.Null() if lists.dtype == pl.Null else inner
+            if _holds_ids(inner) and len(lists) == self._chunk.num_rows:
                 return
         kind = type(self._feature)
         raise SchemaError(
-            expected=f"a polars column with a list for each of {self._chunk.num_rows:,} rows",
+            expected=f"a polars column with a list of ids (texts, integers, booleans) for each of "
+            f"{self._chunk.num_rows:,} rows",
             found=found,
             where=f"{kind.__module__}.{kind.__qualname__}.parse, feature {self._feature.name!r}, "
             "argument 'lists' of cells.id_lists",
@@ -424,7 +427,24 @@ class FeatureCells:
         return ParsedTimes(values=times, lengths=lengths)
 
     def refuse(self, row: int, *, expected: str, ways_out: tuple[str, ...] = ()) -> None:
-        """Note that the cell in a row cannot be read: its row is a bad row."""
+        """Note that the cell in a row cannot be read: its row is a bad row.
+
+        Args:
+            row: from 0 on, of the rows at hand.
+            expected: what it should be.
+            ways_out: of the error.
+
+        Raises:
+            SchemaError: there is no such row.
+        """
+        if isinstance(row, bool) or not isinstance(row, int | np.integer) or not 0 <= row < self._chunk.num_rows:
+            kind = type(self._feature)
+            raise SchemaError(
+                expected=f"a row from 0 to {self._chunk.num_rows - 1:,}",
+                found=f"{row!r:.40}",
+                where=f"{kind.__module__}.{kind.__qualname__}.parse, feature {self._feature.name!r}, cells.refuse",
+                ways_out="give the place of the cell in cells.series",
+            )
         self._faults.add(
             row,
             column=self._column,
@@ -713,3 +733,10 @@ def _parse_groups(
         ids = Ids.of(read_ids(series, faults=faults, role=role))
     groups = ids.keys.view(np.int64)
     return groups if ids.missing is None else np.where(ids.missing, NO_GROUP, groups)
+
+
+def _holds_ids(inner: object) -> bool:
+    """Return whether lists of this type may be ids."""
+    if isinstance(inner, pl.DataType) and (inner.is_integer() or isinstance(inner, pl.Categorical | pl.Enum)):
+        return True
+    return inner in (pl.String, pl.Boolean, pl.Null)
