@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import shutil
 import warnings
@@ -26,6 +27,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.written_numbers import DecimalMark, WrittenNumbers
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ExportError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.models import MLPConfig
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.runs.export import make
@@ -359,6 +361,25 @@ def test_users_and_items_are_as_they_were_last(tmp_path: Path) -> None:
         assert seen == own["item"].unique(maintain_order=True).to_list()
     lengths = [frame.filter(pl.col("user_id") == user).height for user in users.frame["user_id"]]
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_dates_are_read_in_the_order_that_training_was_told(tmp_path: Path) -> None:
+    frame = events(96, seed=3).with_columns(price=pl.int_range(96) / 4, age=pl.int_range(96))
+    days = [dt.date(2024, 1 + number // 8, 1 + number % 8) for number in range(96)]
+    told: dict[DateOrder, list[pl.DataFrame]] = {}
+    for order, template in ((DateOrder.AUTO, "%Y-%m-%d"), (DateOrder.MONTH_FIRST, "%m/%d/%Y")):
+        written = frame.with_columns(timestamp=pl.Series(days).dt.strftime(template)).reverse()
+        written.write_parquet(tmp_path / f"{order}.parquet")
+        config = zg.DataConfig(train=(str(tmp_path / f"{order}.parquet"),), split=zg.SplitConfig(date_order=order))
+        data = RunData(config=config, schema=SCHEMA, bad_rows=BadRows())
+        catalogue = make_catalogue(data, schemas=[SCHEMA], keep=["title"], items=())
+        users = make_users(data, schemas=[SCHEMA], catalogue=catalogue, finds_items=False)
+        assert users is not None
+        told[order] = [catalogue.frame, users.frame]
+    for mine, theirs in zip(told[DateOrder.MONTH_FIRST], told[DateOrder.AUTO], strict=True):
+        assert mine.equals(theirs)
+    latest = dict(frame.select("item", "price").iter_rows())
+    assert dict(told[DateOrder.MONTH_FIRST][0].select("item", "price").iter_rows()) == latest
 
 
 def test_a_log_without_what_describes_items_for_the_ranker_is_refused_by_the_option(tmp_path: Path) -> None:
