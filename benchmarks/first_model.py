@@ -32,7 +32,7 @@ from ziggurat.files.writing import replacing
 from ziggurat.recipes.catalogue import fit_to_rows
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run, train_run
-from ziggurat.studies.first_model import Candidate, candidates_of, train_first_model
+from ziggurat.studies.first_model import Candidate, candidates_of, linear_candidate, train_first_model
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import show_progress
 
@@ -147,7 +147,9 @@ def measure(name: str, subject: SmallSet, *, out: Path, seed: int) -> Found:
     progress = show_progress()
     progress.say(f"\n{name}, seed {seed}")
     result = train_first_model(candidates, folder=folder, progress=progress)
-    floor = EVALUATION.read(RunFolder(folder / "candidates/logistic_regression").evaluation("test"))["metrics"]
+    floor = EVALUATION.read(RunFolder(folder / "candidates" / linear_candidate(subject.schema)).evaluation("test"))[
+        "metrics"
+    ]
     found = Found(
         metric=result.metric,
         suggested=result.result.evaluations["test"].metrics[result.metric],

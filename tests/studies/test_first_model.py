@@ -17,7 +17,7 @@ from ziggurat.cli.main import main
 from ziggurat.data.preprocess.splits import SplitConfig
 from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Outcomes, Pooling
+from ziggurat.features.schema import Outcomes, Pooling, Task
 from ziggurat.features.schema_io import write_schema
 from ziggurat.recipes.catalogue import fit_to_rows
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -28,11 +28,13 @@ from ziggurat.studies import first_model
 from ziggurat.studies.first_model import (
     BUDGET,
     Candidate,
+    FirstModel,
     Tried,
     candidates_of,
     train_first_model,
     without_unknown,
 )
+from ziggurat.training.evaluation.evaluate import PairsGain
 from ziggurat.training.records.run_folder import CONFIG, RunFolder
 from ziggurat.training.report.progress import NoProgress
 
@@ -87,6 +89,37 @@ def test_every_candidate_is_tried_and_the_best_by_validation_goes_on(tmp_path: P
     assert found.result.evaluations["valid"].metrics["auc"] >= values[0] - 0.005
     best = CONFIG.read(tmp_path / f"run/candidates/{found.tried[0].name}/config.json")
     assert best["recipe"] == found.config.recipe
+
+
+def test_pairs_add_nothing_to_a_candidate_that_is_worse_than_no_model_or_a_sum_of_weights() -> None:
+    gain = PairsGain(metric="r2", value=4.2, half_width=0.1, num_rows=4000)
+    names = {"dlrm": gain, "linear_regression": gain, "deepfm": gain, "dcn_v2": replace(gain, below_floor=True)}
+    tried = [
+        Tried(
+            name=name,
+            valid=1.0 + index,
+            pairs=each,
+            steps=9,
+            best_step=9,
+            seconds=1.0,
+            is_linear=name == "linear_regression",
+        )
+        for index, (name, each) in enumerate(names.items())
+    ]
+    found = FirstModel(metric="rmse", tried=tuple(tried), result=None, config=None)  # type: ignore[arg-type]
+    assert [found.pairs_text(each) for each in tried] == [
+        "+4.2000 ± 0.1000",
+        "+4.2000 ± 0.1000",
+        "– (worse than linear regression)",
+        "– (worse than no model)",
+    ]
+
+
+def test_a_sum_of_weights_is_called_by_what_it_learns() -> None:
+    number = replace(SCHEMA, labels=(zg.Label(name="stars", task=Task.REGRESSION),))
+    both = replace(SCHEMA, labels=(*SCHEMA.labels, *number.labels))
+    found = [candidates_of(schema)[0].name for schema in (SCHEMA, number, both)]
+    assert found == ["logistic_regression", "linear_regression", "linear_model"]
 
 
 def test_a_budget_ends_a_candidate_and_not_the_training_that_follows() -> None:

@@ -279,12 +279,15 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
     )
     progress = show_progress(verbose=options.verbose)
     found = train_first_model(candidates, folder=folder, progress=progress, hooks=hooks)
-    head = ("model", f"valid {found.metric}", "pairs add", "steps", "best step", "seconds")
+    # Of a number they are judged by another metric than the one that decides.
+    judged = next((each.pairs.metric for each in found.tried if each.pairs is not None), found.metric)
+    pairs_head = "pairs add" if judged == found.metric else f"pairs add ({judged})"
+    head = ("model", f"valid {found.metric}", pairs_head, "steps", "best step", "seconds")
     rows = [
         (
             each.name,
             f"{each.valid:.5f}",
-            "–" if each.pairs is None else f"{each.pairs.value:+.4f} ± {each.pairs.half_width:.4f}",
+            found.pairs_text(each),
             f"{each.steps:,}",
             f"{each.best_step:,}",
             f"{each.seconds:.1f}",

@@ -35,7 +35,7 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import TableInit
 from ziggurat.errors import ConfigError, SchemaError
-from ziggurat.features.labels import refuse_threshold_of_number
+from ziggurat.features.labels import linear_model_name, refuse_threshold_of_number
 from ziggurat.features.schema import Outcomes, Schema, table_of
 from ziggurat.features.schema_checks import refuse_unread_numbers
 from ziggurat.files.writing import replacing, replacing_folder
@@ -50,7 +50,7 @@ from ziggurat.models import (
     ModelConfig,
     build_model,
 )
-from ziggurat.models.contract.reads import Reads, reads_of
+from ziggurat.models.contract.reads import Reads, is_linear, reads_of
 from ziggurat.models.dlrm import TopStart
 from ziggurat.parallel.job import launched_ranks
 from ziggurat.recipes.catalogue import table_model, table_run, with_larger_start
@@ -106,6 +106,7 @@ class Tried:
         steps: that were trained.
         best_step: of the weights that were kept.
         seconds: with its evaluations.
+        is_linear: whether it is a sum of weights, the floor of the others.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Tried:
     steps: int
     best_step: int
     seconds: float
+    is_linear: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,22 @@ class FirstModel:
     config: RunConfig
     trees: TreesResult | None = None
 
+    def pairs_text(self, tried: Tried) -> str:
+        """Return what pairs add to a candidate, with its interval, or what it is worse than: then they add nothing.
+
+        Pairs are judged on the model alone, and it may gain much over single features that it learned badly.
+        """
+        if tried.pairs is None:
+            return "–"
+        if tried.pairs.below_floor:
+            return "– (worse than no model)"
+        # The candidates are in their order, the best first.
+        better = self.tried[: self.tried.index(tried)]
+        linear = next((each.name for each in better if each.is_linear), "")
+        if linear:
+            return f"– (worse than {linear.replace('_', ' ')})"
+        return f"{tried.pairs.value:+.4f} ± {tried.pairs.half_width:.4f}"
+
 
 def candidates_of(
     schema: Schema, *, change: Callable[[RunConfig], RunConfig] = lambda config: config
@@ -151,7 +169,7 @@ def candidates_of(
     refuse_unread_numbers(schema, where="schema")
     _refuse_other_tables(schema)
     summed = pooled_schema(schema)
-    models: dict[str, ModelConfig] = {"logistic_regression": LogisticRegressionConfig()}
+    models: dict[str, ModelConfig] = {linear_candidate(schema): LogisticRegressionConfig()}
     if len(schema.features) > 1:
         models["factorisation_machine"] = DeepFMConfig(embedding_dim=_FM_DIM, deep=MLPConfig(hidden_dims=()))
         models["deepfm"] = table_model(DeepFMConfig)
@@ -172,6 +190,11 @@ def candidates_of(
         if _fits(config):
             found.append(Candidate(name=name, config=config))
     return found
+
+
+def linear_candidate(schema: Schema) -> str:
+    """Return the name of the candidate that is a sum of weights: of linear regression where labels are numbers."""
+    return linear_model_name(label.task for label in schema.labels).removeprefix("a ").replace(" ", "_")
 
 
 def _with_larger_start(config: RunConfig) -> RunConfig:
@@ -285,6 +308,7 @@ def train_first_model(
             steps=result.fit.steps,
             best_step=result.fit.best_step,
             seconds=time.perf_counter() - begin,
+            is_linear=is_linear(candidate.config.model),
         )
         tried.append(found)
         shown.say(f"{candidate.name}: valid {metric} {valid:.5f} at step {found.best_step:,} ({found.seconds:.1f} s)")

@@ -108,7 +108,7 @@ def test_a_run_and_its_baseline(
 def test_the_verdict_follows_the_direction_of_the_metric() -> None:
     ours, theirs = {"auc": 0.7, "log_loss": 0.5}, {"auc": 0.7, "log_loss": 0.6}
     assert "no difference" in versus_baseline(ours, theirs, metric="auc", name="logistic regression")
-    assert "(-0.10000, better)" in versus_baseline(ours, theirs, metric="log_loss", name="logistic regression")
+    assert "(0.10000 better)" in versus_baseline(ours, theirs, metric="log_loss", name="logistic regression")
     assert versus_baseline(ours, {}, metric="auc", name="logistic regression") == ""
 
 
@@ -118,11 +118,11 @@ def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> 
     half = {"auc": 0.008, "gauc": 0.005, "calibration": 0.01, "calibration from 1": 0.01, "log_loss": 0.01}
     line = versus_baseline(ours, theirs, metric="auc", name="logistic regression", half_widths=half)
     assert "(+0.00764 ± 0.00800, no difference that these rows can show" in line
-    assert line.endswith("; worse by gauc -0.02000 ± 0.00500, calibration 1.20000 instead of 1.00000")
+    assert line.endswith("; worse by gauc 0.02000 ± 0.00500, calibration 1.20000 instead of 1.00000")
     ours |= {"log_loss": 0.4, "calibration": 0.9}
     half["auc"] = 0.001
     line = versus_baseline(ours, theirs | {"calibration": 0.8}, metric="auc", name="a", half_widths=half)
-    assert line.endswith("better); better by calibration, log_loss too; worse by gauc -0.02000 ± 0.00500")
+    assert line.endswith("better); better by calibration, log_loss too; worse by gauc 0.02000 ± 0.00500")
     # Above and below 1 differ by 0.1 in calibration, and by nothing that these rows show in the distance from 1.
     far = ours | {"calibration": 1.079}
     for from_one in ({"calibration from 1": 0.13}, {}):
@@ -137,6 +137,11 @@ def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> 
     )
     assert "worse than a sum of weights" in far_below
     assert "learned no more" not in far_below
+    # Of an error, more is worse: no sign says otherwise.
+    error = versus_baseline({"rmse": 19.5}, {"rmse": 2.2}, metric="rmse", name="linear regression")
+    assert error == "rmse 19.50000, linear regression 2.20000 (17.30000 worse than a sum of weights)"
+    grown = versus_trees({"rmse": 19.5}, 2.2, metric="rmse", library="trees 1.0")
+    assert grown == "rmse 19.50000, trees 2.20000 (17.30000 worse than trees; trees 1.0, its defaults)"
 
 
 def test_the_error_of_a_difference_is_that_of_models_on_the_same_groups() -> None:

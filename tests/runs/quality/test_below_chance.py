@@ -12,6 +12,7 @@ import pytest
 import ziggurat as zg
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.features.schema import Task
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.execute import RunResult, train_run
 from ziggurat.runs.quality.below_chance import BelowChance
@@ -133,6 +134,27 @@ def test_rows_that_chance_chose_are_not_sent_to_a_random_split(tmp_path: Path) -
     (line,) = asked.lines()
     assert "train on more rows of each user" in line
     assert "--data.split.by random" not in line
+
+
+def test_a_model_that_has_not_learned_its_own_rows_does_not_blame_others(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    frame = pl.DataFrame({"clock": draw.random(400), "heat": draw.normal(size=400)})
+    frame.write_parquet(tmp_path / "rows.parquet")
+    schema = zg.Schema(features=(zg.Dense(name="clock"),), labels=(zg.Label(name="heat", task=Task.REGRESSION),))
+    config = DataConfig(train=(str(tmp_path / "rows.parquet"),), split=SplitConfig(by=SplitBy.RANDOM))
+    prepared = zg.prepare(config, schema=schema, folder=tmp_path / "prepared")
+    evaluation = Evaluation(num_rows=40, metrics={"rmse": 6.0, "r2": -1.5}, curves={})
+
+    def line(of_training: float) -> str:
+        asked = BelowChance(
+            split="valid", evaluation=evaluation, prepared=prepared, evaluate=lambda rows: {"r2": of_training}
+        )
+        (found,) = asked.lines()
+        return found
+
+    assert "training rows have -1.70000, so the model has not learned them yet" in line(-1.7)
+    assert "do they differ" not in line(-1.7)
+    assert "do they differ from the training rows?" in line(0.4)
 
 
 def test_no_reason_leaves_the_questions_of_before() -> None:

@@ -1,6 +1,7 @@
 """The likely reason why a model does worse on a split than chance, found in the rows rather than guessed.
 
     few rows       the AUC is within two standard errors of 0.5: se² = (P + N + 1) / (12·P·N)      Mann and Whitney 1947
+    not learned    the model is below the floor on training rows as well
     label turned   about as far below 0.5 here as above it on training rows
     unknown ids    three in ten rows or more have an id that training never saw
     order          a number of these rows lies outside the range of the training rows, or the share of positives is
@@ -64,10 +65,11 @@ class BelowChance:
         reasons: dict[str, str] = {}
         for name in low:
             label = self._label(name)
-            reason = ""
+            of_training = trained.get(name, math.nan)
+            reason = self._few_rows(metrics[name], label) if label.task.has_positives else ""
+            reason = reason or _not_learned(of_training, metric=name)
             if label.task.has_positives:
-                reason = self._few_rows(metrics[name], label)
-                reason = reason or _turned(metrics[name], trained=trained.get(name, math.nan))
+                reason = reason or _turned(metrics[name], trained=of_training)
             reasons[name] = reason or self._unknown() or self._order(here, before, label)
         return suspicious(metrics, split=self.split, reasons=reasons)
 
@@ -142,6 +144,16 @@ def some_rows(dataset: EncodedDataset | MemoryDataset) -> pa.Table:
     count = max(1, min(len(dataset.group_sizes), _ROWS // max(1, max(dataset.group_sizes))))
     chosen = np.unique(np.linspace(0, len(dataset.group_sizes) - 1, count).astype(int))
     return pa.concat_tables([dataset.read_group(int(index)) for index in chosen]).slice(0, _ROWS)
+
+
+def _not_learned(trained: float, *, metric: str) -> str:
+    """Say that the model is no better on the rows that it was trained on, so that these rows are not the reason."""
+    if not trained < floor_of(metric):
+        return ""
+    return (
+        f"training rows have {trained:.5f}, so the model has not learned them yet, and these rows are not the reason; "
+        "train longer, with --training.epochs, or let a few models be tried: ziggurat train auto"
+    )
 
 
 def _turned(value: float, *, trained: float) -> str:

@@ -20,6 +20,7 @@ many features, lists that are read one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -91,7 +92,8 @@ def gain_of_pairs(model: Model, valid: EncodedDataset | MemoryDataset) -> PairsG
             single += _logits(model, mixed, column=column, label=label) / num_backgrounds
     # The sum of single effects has any mean: with that of the model, calibration is not what differs.
     single += whole.mean() - single.mean()
-    metric = with_floor(label.task).name
+    judged = with_floor(label.task)
+    metric = judged.name
     one_label = replace(inputs, labels=(label,))
     accumulators: list[MetricAccumulator] = []
     for logits in (whole, single):
@@ -107,7 +109,14 @@ def gain_of_pairs(model: Model, valid: EncodedDataset | MemoryDataset) -> PairsG
     if not np.isfinite(found.value) or not np.isfinite(found.half_width):
         return None
     name = f"{metric}/{label.name}" if len(inputs.labels) > 1 else metric
-    return PairsGain(metric=name, value=found.value, half_width=found.half_width, num_rows=len(chosen))
+    floor = -math.inf if judged.floor is None else judged.floor
+    return PairsGain(
+        metric=name,
+        value=found.value,
+        half_width=found.half_width,
+        num_rows=len(chosen),
+        below_floor=accumulators[0].compute()[metric] < floor,
+    )
 
 
 def _logits(model: Model, batch: Batch, *, column: int, label: LabelSpec) -> Float64[np.ndarray, " B"]:
@@ -120,13 +129,15 @@ def _logits(model: Model, batch: Batch, *, column: int, label: LabelSpec) -> Flo
 def plateau_text(gain: PairsGain, *, config: RunConfig, losses: Sequence[float], num_rows: int) -> str:
     """Say that a run has learned no more than single features, and what helps; "" where pairs add something.
 
+    Nothing is said of a model that is worse than no model either: it has a warning of its own (`below_chance.py`).
+
     Args:
         gain: of the run.
         config: of the run.
         losses: of its training, in their order.
         num_rows: training rows.
     """
-    if not gain.is_nothing or is_linear(config.model):
+    if not gain.is_nothing or gain.below_floor or is_linear(config.model):
         return ""
     if gain.fitted_too_long:
         return (

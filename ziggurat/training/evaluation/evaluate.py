@@ -79,6 +79,8 @@ class PairsGain:
         num_rows: samples.
         fitted_too_long: whether the loss of training fell far below what it was at the best step: the weights are off
             the plateau of single features since, by what holds for the training rows alone.
+        below_floor: whether the model is worse than no model on these rows: what is less wrong than something worse
+            is no gain.
     """
 
     metric: str
@@ -86,6 +88,7 @@ class PairsGain:
     half_width: float
     num_rows: int
     fitted_too_long: bool = False
+    below_floor: bool = False
 
     @property
     def is_nothing(self) -> bool:
@@ -248,7 +251,9 @@ def versus_baseline(
     else:
         verdict = "better" if gain > 0 else "worse than a sum of weights"
     bar = f" ± {half_width:.5f}" if metric in known and math.isfinite(half_width) else ""
-    line = f"{metric} {ours:.5f}, {name} {theirs:.5f} ({ours - theirs:+.5f}{bar}, {verdict})"
+    # No sign before a verdict: of an error, +17.3 reads as a gain.
+    difference = f"{ours - theirs:+.5f}{bar}," if verdict.startswith("no difference") else f"{abs(gain):.5f}{bar}"
+    line = f"{metric} {ours:.5f}, {name} {theirs:.5f} ({difference} {verdict})"
     better: list[str] = []
     worse: list[str] = []
     for other in known:
@@ -261,7 +266,7 @@ def versus_baseline(
         elif is_best_at_one(other):
             worse.append(f"{other} {metrics[other]:.5f} instead of {baseline[other]:.5f}")
         else:
-            worse.append(f"{other} {metrics[other] - baseline[other]:+.5f} ± {half:.5f}")
+            worse.append(f"{other} {abs(gain):.5f} ± {half:.5f}")
     line += f"; better by {', '.join(better)} too" if better and verdict == "better" else ""
     return line + (f"; worse by {', '.join(worse)}" if worse else "")
 
@@ -279,8 +284,8 @@ def versus_trees(metrics: Mapping[str, float], trees: float, *, metric: str, lib
     if not (math.isfinite(ours) and math.isfinite(trees)):
         return ""
     gain = ours - trees if higher_is_better(metric) else trees - ours
-    verdict = "better than trees" if gain > 0 else "worse than trees" if gain < 0 else "equal to trees"
-    return f"{metric} {ours:.5f}, trees {trees:.5f} ({ours - trees:+.5f}, {verdict}; {library}, its defaults)"
+    verdict = f"{abs(gain):.5f} {'better' if gain > 0 else 'worse'} than trees" if gain else "equal to trees"
+    return f"{metric} {ours:.5f}, trees {trees:.5f} ({verdict}; {library}, its defaults)"
 
 
 def _gain(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> float:

@@ -110,6 +110,7 @@ class EvaluatedPairs(TypedDict):
     half_width: float
     num_rows: int
     fitted_too_long: bool
+    below_floor: NotRequired[bool]
 
 
 class Evaluated(TypedDict):

@@ -34,6 +34,7 @@ from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import best_of
 from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline, versus_trees
 from ziggurat.training.metrics.full_ranking import repeats_lines
+from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.records.log import LogRecord, read_records
 from ziggurat.training.records.run_folder import (
     CONFIG,
@@ -154,7 +155,7 @@ def write_report(folder: str | Path, *, damage: str = "", beside: str | Path | N
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
         f"<p><b>{html.escape(damage)}</b></p>" if damage else "",
-        _metrics_table(evaluations, baseline=baseline, linear=_linear_model(config)),
+        _metrics_table(evaluations, baseline=baseline, linear=_linear_model(config), metric=_stop_metric(config)),
         _baseline_text(run, evaluations, baseline=baseline, config=config),
         _repeats_text(evaluations, config=config),
         _slices_section(evaluations),
@@ -265,8 +266,17 @@ def _linear_model(config: RunRecord) -> str:
     return linear_model_name(listed[name] for name in names) if listed.keys() >= set(names) else Task.linear_model
 
 
-def _metrics_table(evaluations: Mapping[str, Evaluated], *, baseline: Mapping[str, Evaluated], linear: str) -> str:
-    """Write one line a metric, one column a split: narrow, however many labels there are; the baseline beside it."""
+def _metrics_table(
+    evaluations: Mapping[str, Evaluated], *, baseline: Mapping[str, Evaluated], linear: str, metric: str
+) -> str:
+    """Write one line a metric, one column a split: narrow, however many labels there are; the baseline beside it.
+
+    Args:
+        evaluations: of the run, by split.
+        baseline: the same of the linear model beside it.
+        linear: its name.
+        metric: that decides which of the two is better.
+    """
     if not evaluations:
         return ""
     shown = dict(evaluations)
@@ -291,12 +301,24 @@ def _metrics_table(evaluations: Mapping[str, Evaluated], *, baseline: Mapping[st
         for split, value in evaluations.items()
         if (text := unknown_text(value.get("unknown", {})))
     )
-    pairs = "".join(
-        f"<p>{html.escape(f'{split}: {_pairs_text(PairsGain(**gain))}')}</p>"
-        for split, value in evaluations.items()
-        if (gain := value.get("pairs"))
-    )
+    pairs = ""
+    for split, value in evaluations.items():
+        if "pairs" not in value:
+            continue
+        gain = PairsGain(**value["pairs"])
+        is_below = "no model" if gain.below_floor else ""
+        if split in baseline and _is_worse(value, baseline[split], metric=metric):
+            is_below = is_below or linear
+        pairs += f"<p>{html.escape(f'{split}: {_pairs_text(gain, is_below=is_below)}')}</p>"
     return f"<h2>Final evaluation</h2>{table}{unknown}{pairs}{note if has_ne else ''}"
+
+
+def _is_worse(ours: Evaluated, theirs: Evaluated, *, metric: str) -> bool:
+    """Return whether a metric that both have is worse in the first."""
+    values = [each["metrics"].get(metric) for each in (ours, theirs)]
+    if values[0] is None or values[1] is None:
+        return False
+    return values[0] < values[1] if higher_is_better(metric) else values[0] > values[1]
 
 
 def _error_bar(evaluation: Evaluated, name: str) -> str:
@@ -305,8 +327,15 @@ def _error_bar(evaluation: Evaluated, name: str) -> str:
     return "" if half_width is None else f" ± {_shown(half_width)}"
 
 
-def _pairs_text(gain: PairsGain) -> str:
-    """Say what features add together, and what it means."""
+def _pairs_text(gain: PairsGain, *, is_below: str) -> str:
+    """Say what features add together, and what it means.
+
+    Args:
+        gain: of the run.
+        is_below: what the run is worse than, so that it has no gain; "" for nothing.
+    """
+    if is_below:
+        return f"worse than {is_below}, so what pairs of features add is not told"
     if gain.is_nothing and gain.fitted_too_long:
         return f"pairs of features add nothing to rows that are new ({gain.text()}), and training went on by heart"
     if gain.is_nothing:
