@@ -156,8 +156,19 @@ def test_ctrl_c_that_an_import_swallows_is_no_error_of_the_program(
         main(["train", "movielens_dlrm"])
 
 
-def test_vectors_are_not_written_as_parquet_under_the_name_of_a_text_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "ending", "wanted"),
+    [
+        (["embeddings", "RUN", "user_id"], "xlsx", ["parquet", "csv", "tsv"]),
+        (["data", "import", "--sql", "SELECT 1"], "csv", ["parquet"]),
+        (["data", "cluster-by-session", "LOG", "--session", "user_id"], "csv", ["parquet"]),
+    ],
+)
+def test_nothing_is_written_as_one_format_under_the_name_of_another(
+    command: list[str], ending: str, wanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    way = ways_out(capsys, "embeddings", "RUN", "user_id", "--out", str(tmp_path / "e x.csv"))
-    assert shlex.split(way.partition("1. ")[2]) == ["--out", str(tmp_path / "e x.parquet")]
+    TABLE.write_csv(tmp_path / "log.csv")
+    words = [str(tmp_path / "log.csv") if word == "LOG" else word for word in command]
+    shown = ways_out(capsys, *words, "--out", str(tmp_path / f"e x.{ending}"))
+    ways = [shlex.split(line.partition(". ")[2]) for line in shown.strip().splitlines()]
+    assert ways == [["--out", str(tmp_path / f"e x.{each}")] for each in wanted]

@@ -45,6 +45,31 @@ def test_lists_are_those_of_single_requests(loaded: zg.Recommender, users: Path,
         assert lists["scores"][index].to_list() == pytest.approx([item.score for item in answer.items], abs=1e-6)
 
 
+@pytest.mark.parametrize(("name", "separator"), [("lists.csv", ","), ("lists.TSV", "\t")])
+def test_text_has_one_line_an_item(
+    name: str, separator: str, loaded: zg.Recommender, users: Path, tmp_path: Path
+) -> None:
+    config = BulkConfig(k=3, part_users=10)
+    said: list[str] = []
+    recommend_in_bulk(loaded, [users], out=tmp_path / "lists.parquet", config=config)
+    result = recommend_in_bulk(loaded, [users], out=tmp_path / name, config=config, say=said.append)
+    lists = pl.read_parquet(tmp_path / "lists.parquet")
+    lines = pl.read_csv(tmp_path / name, separator=separator, schema_overrides={"user_id": pl.String})
+    assert lines.columns == ["row", "user_id", "rank", "item", "score"]
+    assert (lines.height, result.num_items, result.num_users, said) == (96, 96, 32, [])
+    assert lines["rank"].to_list() == [1, 2, 3] * 32
+    again = lines.group_by("row", "user_id", maintain_order=True).agg(items="item", scores="score")
+    assert again.equals(lists)
+
+
+def test_a_user_without_items_has_a_line_that_names_none(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
+    config = BulkConfig(filter="price:>0 AND NOT price:>0")
+    recommend_in_bulk(loaded, [users], out=tmp_path / "none.csv", config=config)
+    lines = (tmp_path / "none.csv").read_text().splitlines()
+    assert lines[:2] == ["row,user_id,rank,item,score", "0,0,,,"]
+    assert len(lines) == 33
+
+
 def test_several_rows_of_a_user_are_said(loaded: zg.Recommender, tmp_path: Path) -> None:
     said: list[str] = []
     for name, ids in (("log", ["1", "1", "2"]), ("users", ["1", "2"])):
@@ -135,8 +160,8 @@ def test_two_processes_do_not_make_the_same_lists(loaded: zg.Recommender, users:
 
 
 def test_what_cannot_be_is_named(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="parquet"):
-        recommend_in_bulk(loaded, [users], out=tmp_path / "lists.csv")
+    with pytest.raises(ConfigError, match="ends in"):
+        recommend_in_bulk(loaded, [users], out=tmp_path / "lists.json")
     pl.DataFrame({"who": [1]}).write_parquet(tmp_path / "other.parquet")
     with pytest.raises(SchemaError, match="user_id"):
         recommend_in_bulk(loaded, [tmp_path / "other.parquet"], out=tmp_path / "lists.parquet")

@@ -48,6 +48,7 @@ from ziggurat.features.date_order import DateOrder
 from ziggurat.files import digest_of, make_room, replacing, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of
+from ziggurat.files.table_endings import refuse_text
 from ziggurat.plain import JSON, as_list, as_text, as_whole
 
 BUCKET_BYTES = 128 << 20
@@ -109,6 +110,7 @@ def cluster_by_session(
         progress: called with (phase, rows done, rows in all or None).
 
     Raises:
+        ConfigError: `out` is named as another format than Parquet.
         DataError: a file is damaged, has no row, `out` is something else or cannot be written, or no row has a time
             that can be read.
         SchemaError: a file lacks one of the columns or has others than the first, the session is a list, or a column
@@ -116,6 +118,7 @@ def cluster_by_session(
     """
     source = source_with_sessions(files, session=session, time=time, taken=(_ROW, _FIRST, _TIME))
     target = Path(out)
+    refuse_text(target, because="what repeats in it is kept once")
     make_room(target, error=DataError)
     fingerprint = _fingerprint(source.paths, session=session, time=time, bucket_bytes=bucket_bytes)
     before = column_bytes(source.paths) if source.all_parquet() else {}

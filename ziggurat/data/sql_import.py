@@ -27,12 +27,12 @@ from types import ModuleType
 
 import pyarrow as pa
 
-from ziggurat.commands import pasted
 from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, MissingFileError, ZigguratError
 from ziggurat.files import replacing, temporary_beside
 from ziggurat.files.parquet import ParquetFile
+from ziggurat.files.table_endings import refuse_text
 
 ROWS_PER_GROUP = 131_072
 _GROUP_BYTES = 256 << 20
@@ -98,13 +98,7 @@ def import_query(
 
 
 def _check_target(target: Path) -> None:
-    if target.suffix.lower() not in (".parquet", ".pq"):
-        raise ConfigError(
-            expected="a file that ends in .parquet",
-            found=target.name,
-            where="out",
-            ways_out=f"--out {pasted(target.with_suffix('.parquet'))}",
-        )
+    refuse_text(target, because="it keeps the types of the database")
     if target.exists():
         raise DataError(
             expected="a file that does not exist yet",

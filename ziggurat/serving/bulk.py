@@ -8,6 +8,8 @@
     ────┼─────────┼────────────────────────┼──────────────
       0 │ 17      │ ["Heat (1995)", …]     │ [0.93, …]
 
+Text holds no lists: a file that ends in .csv or .tsv has one line an item, with row, user, rank (from 1), item, score.
+
 A part is written whole or not at all, with a note of its SHA-256 beside it; one that differs from its note is made
 anew, and that is said. `asked.json` beside the parts says for which question they were made: version of the export,
 users, k, filter; parts of another question are thrown away, and that is said. Only files that have our names, in a
@@ -40,6 +42,7 @@ from ziggurat.features.number_marks import DecimalMark, NumberSigns, ThousandsMa
 from ziggurat.files import FileLock, Format, read_bytes, replacing, sha256_of, write_bytes, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import facts_of
+from ziggurat.files.table_endings import separator_by_ending
 from ziggurat.ops.written_decimals import frame_with_decimals, with_decimals
 from ziggurat.serving.answers import MAX_K, Recommendations, RecommendRequest
 from ziggurat.serving.recommender import Recommender
@@ -135,13 +138,13 @@ def recommend_in_bulk(
     Args:
         export: answers.
         users: files with one row a user: the id, and any columns of users; others are ignored.
-        out: Parquet file to write.
+        out: file to write: Parquet, or text (.csv, .tsv) with one line an item.
         config: k, filter.
         on_progress: called with the number of users done.
         say: called with lines for people.
 
     Raises:
-        ConfigError: `out` is no Parquet file, or the file of users itself.
+        ConfigError: `out` is neither Parquet nor text, or the file of users itself.
         FileError: nothing can be written beside `out`; the folder of parts is somebody else's, or in use.
         SchemaError: the files have no column that the export reads.
         RequestError: a row, or the filter, cannot be used; names the row.
@@ -169,12 +172,16 @@ def recommend_in_bulk(
             totals.add(lists, k=config.k)
             totals.num_unknown += _num_unknown(export, frame)
             on_progress(totals.num_users)
-        parts.join(target, columns=_output_types(export, columns))
+        if separator := separator_by_ending(target):
+            parts.join_as_text(target, separator=separator)
+        else:
+            parts.join(target, columns=_output_types(export, columns))
         # Last: until the file stands, the parts are all that was done.
         parts.remove()
     if name := _user_column(export, columns):
-        # Counted from the file, by streaming: the ids of all users need not fit into memory at once.
-        ids = pl.scan_parquet(target).select(pl.col(name).n_unique()).collect(engine="streaming").item()
+        # Counted by streaming: the ids of all users need not fit into memory at once.
+        written = _scanned(target, separator=separator)
+        ids = written.select(pl.col(name).n_unique()).collect(engine="streaming").item()
         if ids < totals.num_users:
             say(f"{totals.num_users:,} rows, {ids:,} users: a user of several rows has a list for each of them")
     return BulkResult(**vars(totals))
@@ -185,22 +192,16 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
 
     Args:
         users: files.
-        out: Parquet file to write.
+        out: file to write: Parquet, or text (.csv, .tsv) with one line an item.
         config: separator.
 
     Raises:
         MissingFileError: a file is not there.
-        ConfigError: `out` is no Parquet file, or the file of users itself.
+        ConfigError: `out` is neither Parquet nor text, or the file of users itself.
         FileError: nothing can be written beside `out`.
     """
     target = Path(out)
-    if target.suffix not in (".parquet", ".pq"):
-        raise ConfigError(
-            expected="a file that ends in .parquet: rows have lists",
-            found=repr(target.name),
-            where="out",
-            ways_out=f"--out {pasted(target.with_suffix('.parquet'))}",
-        )
+    separator_by_ending(target)
     source = RawSource(users, text=TextOptions(delimiter=config.separator))
     if target.resolve() in {path.resolve() for path in source.paths}:
         raise ConfigError(
@@ -215,6 +216,13 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise _no_place(parts, "a file" if not place.is_dir() else f"no permission to write in {place}")
     return source
+
+
+def _scanned(target: Path, *, separator: str) -> pl.LazyFrame:
+    """Return a file of lists; of text, which has a separator, all columns as texts."""
+    if not separator:
+        return pl.scan_parquet(target)
+    return pl.scan_csv(target, separator=separator, infer_schema=False)
 
 
 def _parts_of(target: Path) -> Path:
@@ -349,6 +357,17 @@ class _Parts:
                 # oldest: polars would give its strings as views, and the file's columns are none.
                 table = self._checked(number).to_arrow(compat_level=pl.CompatLevel.oldest())
                 writer.write_table(table.cast(columns))
+
+    def join_as_text(self, target: Path, *, separator: str) -> None:
+        """Write all parts into one file of text, one line an item; a user without items has a line that names none."""
+        with replacing(target) as temporary, open(temporary, "wb") as file:
+            for number in range(self._num_parts):
+                lists = self._checked(number).with_columns(rank=pl.int_ranges(1, pl.col("items").list.len() + 1))
+                lists = lists.rename({"items": "item", "scores": "score"})
+                lines = lists.explode("rank", "item", "score", empty_as_null=True)
+                others = [name for name in lines.columns if name not in ("rank", "item", "score")]
+                lines = lines.select(*others, "rank", "item", "score")
+                lines.write_csv(file, separator=separator, include_header=not number)
 
     def remove(self) -> None:
         """Remove what is ours, and the folder if nothing else is in it."""

@@ -376,6 +376,10 @@ def test_embeddings_are_the_rows_of_their_ids(trained: Path, capsys: pytest.Capt
     np.testing.assert_array_equal(found.filter(pl.col("id") == "i17")["vector"][0], table[row].detach())
     assert main(["embeddings", "runs/a", "item", "--out", "items.parquet"]) == 0
     assert pl.read_parquet("items.parquet").equals(found)
+    assert main(["embeddings", "runs/a", "item", "--out", "items.tsv"]) == 0
+    text = pl.read_csv("items.tsv", separator="\t")
+    assert text.columns == ["id", "vector_0", "vector_1", "vector_2", "vector_3"]
+    np.testing.assert_array_equal(text.drop("id").cast(pl.Float32).to_numpy(), found["vector"].to_numpy())
     assert "60 ids with 4 numbers each" in capsys.readouterr().out
     for name in ("price", "nothing"):
         assert main(["embeddings", "runs/a", name, "--out", "none.parquet"]) == 2

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
@@ -46,14 +45,21 @@ example:
 EMBEDDINGS_SUMMARY = "the embeddings of a feature with the raw ids that they belong to"
 EMBEDDINGS_EPILOG = """Columns: id (text) and vector. Ids that are hashed are not kept, and cannot be exported.
 example:
-  ziggurat embeddings runs/first movie_id --out movies.parquet"""
+  ziggurat embeddings runs/first movie_id --out movies.parquet
+  ziggurat embeddings runs/first movie_id --out movies.csv"""
 
 
 def add_embeddings_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `embeddings`."""
     parser.add_argument("run", help="folder of a trained run")
     parser.add_argument("feature", help="name of a feature with ids")
-    add_output(parser, "--out", suffix=".parquet", metavar="FILE", required=True, help="Parquet file to write")
+    add_output(
+        parser,
+        "--out",
+        metavar="FILE",
+        required=True,
+        help="ids, and vectors as lists: .parquet; one column a number (vector_0 …): .csv or .tsv",
+    )
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
 
@@ -61,20 +67,20 @@ def add_embeddings_arguments(parser: argparse.ArgumentParser) -> None:
 def embeddings(options: argparse.Namespace, rest: list[str]) -> int:
     """Ids and vectors of a feature."""
     from ziggurat.files import replacing
+    from ziggurat.files.table_endings import separator_by_ending
     from ziggurat.runs.load import load_run
 
-    if Path(options.out).suffix.lower() not in (".parquet", ".pq", ""):
-        raise ConfigError(
-            expected="a file that ends in .parquet: a vector is a list, which text files cannot hold",
-            found=repr(options.out),
-            where="command line, --out",
-            ways_out=f"--out {pasted(Path(options.out).with_suffix('.parquet'))}",
-        )
+    separator = separator_by_ending(options.out)
     run = load_run(options.run, step=options.step, models=own_models(options))
     found = run.embeddings(options.feature)
-    with replacing(options.out) as temporary:
-        found.write_parquet(temporary)  # an error of polars is one of writing, too
     size = found["vector"].to_numpy().shape[1]
+    # An error of polars is one of writing, too.
+    with replacing(options.out) as temporary:
+        if separator:
+            vectors = found["vector"].arr.to_struct([f"vector_{place}" for place in range(size)])
+            found.with_columns(vectors).unnest("vector").write_csv(temporary, separator=separator)
+        else:
+            found.write_parquet(temporary)
     print_line(f"{found.height:,} ids with {size} numbers each written to {options.out} (step {run.step:,})")
     return 0
 

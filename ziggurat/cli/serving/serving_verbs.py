@@ -179,7 +179,13 @@ def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `recommend`."""
     parser.add_argument("export", help="folder of an export that recommends")
     parser.add_argument("users", nargs="+", help="files or globs, one row a user: Parquet, JSON Lines, CSV, TSV (.gz)")
-    add_output(parser, "--out", suffix=".parquet", metavar="FILE", required=True, help="Parquet file to write")
+    add_output(
+        parser,
+        "--out",
+        metavar="FILE",
+        required=True,
+        help="lists of items and scores, one row a user: .parquet; one line an item: .csv or .tsv",
+    )
     parser.add_argument("--k", type=int, default=100, help="items for each user (default: %(default)s)")
     parser.add_argument("--filter", default="", help="which items may be in the lists (default: all)")
     parser.add_argument("--separator", metavar="X", default="", help="of text files: a character, semicolon, tab …")

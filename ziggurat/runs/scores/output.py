@@ -16,12 +16,10 @@ from ziggurat.commands import pasted
 from ziggurat.data.raw.frames import is_frame
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
-from ziggurat.files import refuse_url, replacing
+from ziggurat.files import replacing
 from ziggurat.files.parquet import ParquetFile
+from ziggurat.files.table_endings import separator_by_ending
 from ziggurat.runs.scores.given_data import files_in
-
-_TEXT = {".csv": ",", ".tsv": "\t"}
-_PARQUET = (".parquet", ".pq", "")
 
 
 def refuse_own_input(out: str | Path, data: object, *, trained: Sequence[Path]) -> None:
@@ -48,24 +46,16 @@ def check_output(out: str | Path, schema: pl.Schema) -> str:
     Raises:
         ConfigError: a URL, a suffix that is neither, or lists that are to be kept in a text file.
     """
-    refuse_url(out, error=ConfigError)
-    suffix = Path(out).suffix.lower()
-    if suffix not in (*_TEXT, *_PARQUET):
-        raise ConfigError(
-            expected="a file that ends in .parquet, .csv or .tsv",
-            found=repr(str(out)),
-            where="out",
-            ways_out=(f"name it {Path(out).with_suffix('.parquet').name}", f"or {Path(out).with_suffix('.csv').name}"),
-        )
+    separator = separator_by_ending(out)
     nested = [name for name, kind in schema.items() if kind.is_nested() or kind == pl.Binary]
-    if suffix in _TEXT and nested:
+    if separator and nested:
         raise ConfigError(
             expected="plain columns to keep in a text file",
             found=", ".join(f"{name} ({schema[name]})" for name in nested),
             where="keep",
             ways_out=("write Parquet: --out scores.parquet", "do not keep them"),
         )
-    return _TEXT.get(suffix, "")
+    return separator
 
 
 def write_frames(frames: Iterator[pl.DataFrame], out: str | Path, *, schema: pl.Schema) -> int:
