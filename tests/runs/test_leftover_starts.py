@@ -114,6 +114,32 @@ def test_a_plan_of_a_killed_start_is_not_taken_for_the_run_s(place: Path) -> Non
     assert not Path("run/plan.json").exists()
 
 
+@pytest.mark.parametrize("name", ["config.json", "preprocessing/clean.py", "plan.json", "report.html"])
+def test_files_of_others_in_the_folder_of_a_run_are_never_replaced(
+    place: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = place / "run" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text('{"mine": 1}', encoding="utf-8")
+    assert train("first.parquet", "run") == 2
+    assert f"{Path(name).parts[0]}, which no run has written" in capsys.readouterr().err
+    assert main(["train", "auto", "--data.train", "first.parquet", "--schema", "my.toml", "--out", "run"]) == 2
+    with pytest.raises(ConfigError, match="which no run has written"):
+        ziggurat.fit("first.parquet", schema=SCHEMA, out="run")
+    assert theirs.read_text(encoding="utf-8") == '{"mine": 1}'
+    assert [path.name for path in (place / "run").iterdir()] == [Path(name).parts[0]]
+    (place / "run" / Path(name).parts[0]).rename(place / "moved")  # the second way out
+    assert train("first.parquet", "run") == 0
+
+
+def test_removing_a_folder_whose_config_is_no_run_s_is_not_offered(place: Path) -> None:
+    (place / "config.json").write_text('{"mine": 1}', encoding="utf-8")
+    (place / "metrics.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        RunFolder(place).refuse_old_run()
+    assert not any("rm " in way or "--resume" in way for way in raised.value.ways_out)
+
+
 def test_vocabularies_that_are_not_those_of_the_data_are_refused(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -273,7 +273,9 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
         )
     hooks = hooks_named(options.hook)
     folder = Path(options.out)
-    RunFolder(folder).refuse_old_run()
+    run = RunFolder(folder)
+    run.refuse_old_run()
+    run.refuse_files_of_others()
     candidates = candidates_of(
         read_schema(options.schema), change=lambda config: apply_settings(fitted(config, changes), changes)
     )

@@ -440,6 +440,7 @@ def _check_folder(run: RunFolder, *, lock: RunLock, resume: bool) -> None:
     refuse_url(run.path, error=ConfigError)
     if not resume:
         run.refuse_old_run()
+        run.refuse_files_of_others()
     run.refuse_unwritable()
     lock.acquire()
     if not resume:

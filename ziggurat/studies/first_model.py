@@ -353,12 +353,13 @@ def _trees_lines(grown: TreesResult | None, *, best: Tried, metric: str, is_upwa
 def _take_over(finished: Path, folder: Path) -> None:
     """Copy a candidate's run to its final folder, so that a copy that is cut off can be made again or resumed.
 
-    A log or checkpoints say that a run has begun (`RunFolder.has_begun`), and a run is resumed by its config. So the
-    config comes before them, and the checkpoints, from which a resumed run goes on, come last and by one rename.
+    The config comes first: it says whose the other files are (`RunFolder.refuse_files_of_others`), and a run is resumed
+    by it. A log or checkpoints say that a run has begun (`RunFolder.has_begun`). So they come last, the checkpoints,
+    from which a resumed run goes on, by one rename.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    last = ("config.json", "metrics.jsonl", "checkpoints")
-    entries = sorted(finished.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1)
+    order = {"config.json": -1, "metrics.jsonl": 1, "checkpoints": 2}
+    entries = sorted(finished.iterdir(), key=lambda path: order.get(path.name, 0))
     for entry in entries:
         if entry.name == ".lock":
             continue

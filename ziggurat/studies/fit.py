@@ -150,6 +150,7 @@ def fit(
         )
     run = RunFolder(Path(out) if out is not None else _next_folder(Path("runs")))
     run.refuse_old_run()
+    run.refuse_files_of_others()
     run.refuse_unwritable()
     progress.say(f"run: {run.path}")
     frames = frames_by_split(given) if is_frame(data) else None

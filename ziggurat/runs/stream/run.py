@@ -168,6 +168,7 @@ def _check_folder(run: RunFolder, *, lock: RunLock) -> None:
     refuse_url(run.path, error=ConfigError)
     if not run.is_stream():
         run.refuse_old_run()
+        run.refuse_files_of_others()
     run.refuse_unwritable()
     lock.acquire()
     if not run.is_stream():

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from ziggurat.errors import ConfigError, DataError, FileError, ZigguratError
 from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, Seal, ways_to_write
 from ziggurat.files.system_text import text_of
+from ziggurat.plan import PLAN
 from ziggurat.training.checkpoint.retention import complete_steps
 
 _WAYS_OUT = ("name the folder of a run, such as runs/movielens_dlrm", "restore the file from a copy")
@@ -153,6 +155,12 @@ _NAMES = {
     *("versus_baseline.json", "trees.json", "windows.jsonl", "stream"),
 }  # all that a run writes
 
+_REPLACED = (
+    *("config.json", "inputs.json", "preprocessing", "plan.json", "traffic.json", "data.json", "startup.json"),
+    *("evaluations", "report.html"),
+)
+"""What a start replaces or removes. All of it but plan.json is written after config.json, which says whose it is."""
+
 
 def default_folder(recipe: str, *, train: str = "") -> Path:
     """Return the folder of a run that nobody named: after its recipe and, for files of one's own, after the table.
@@ -170,6 +178,13 @@ def default_folder(recipe: str, *, train: str = "") -> Path:
     bare = table.partition(".")[0] or table  # of clicks.csv.gz: clicks
     name = re.sub(r"[^\w-]+", "_", bare).strip("_")
     return Path("runs") / (f"{recipe}_{name}" if name else recipe)
+
+
+def _is_plan(path: Path) -> bool:
+    try:
+        return "tables" in PLAN.read(path)
+    except ZigguratError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -334,12 +349,32 @@ class RunFolder:
             ways_out=ways,
         )
 
+    def refuse_files_of_others(self) -> None:
+        """Raise ConfigError if a start would replace files that no run of ours has written; they stay as they are.
+
+        A start that was killed has left its config.json first of all, so what stands beside one is ours.
+        """
+        if self._has_config():
+            return
+        others = [name for name in _REPLACED if os.path.lexists(self.path / name)]
+        if others == [self.plan.name] and _is_plan(self.plan):
+            return
+        if not others:
+            return
+        named = ", ".join(others)
+        raise ConfigError(
+            expected="a folder without files of these names, which a run writes itself",
+            found=f"{named}, which no run has written",
+            where=str(self.path),
+            ways_out=("choose another folder: --out runs/another_name", f"move {named} elsewhere"),
+        )
+
     def _has_config(self) -> bool:
+        """Return whether config.json is there, and that of a run: every one names its recipe."""
         try:
-            CONFIG.read(self.config)
+            return "recipe" in CONFIG.read(self.config)
         except ZigguratError:
             return False
-        return True
 
     def _of_what(self) -> str:
         """Say of which recipe and files the run is, as far as its config tells."""
