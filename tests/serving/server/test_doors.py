@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -137,6 +139,41 @@ def test_folders_of_killed_servers_go_and_those_of_others_stay(tmp_path: Path) -
     third.delete_if_last()
     living.delete()
     assert [each.name for each in tmp_path.iterdir()] == ["ours-stranger"]
+
+
+def test_a_folder_that_somebody_deleted_is_made_again_and_never_behind_a_link(tmp_path: Path) -> None:
+    own = OwnFolder(parent=tmp_path, prefix="ours-")
+    assert not own.make_again()
+    shutil.rmtree(own.path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    own.path.symlink_to(elsewhere)
+    with pytest.raises(FileExistsError):
+        own.make_again()
+    own.path.unlink()
+    assert own.make_again()
+    assert not own.make_again()
+    assert own.path.stat().st_mode & 0o077 == 0
+    OwnFolder(parent=tmp_path, prefix="ours-").delete()
+    assert own.path.is_dir(), "its lock is held, as that of the first one was"
+    locked = os.open(own.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # systemd-tmpfiles passes over it
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(locked)
+    own.delete()
+    assert (list(tmp_path.iterdir()), list(elsewhere.iterdir())) == ([elsewhere], [])
+
+
+def test_a_server_outlives_the_deletion_of_its_folder(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0) as server:
+        own = Path(server.admin_socket).parent
+        (first,) = server.workers
+        shutil.rmtree(own)
+        wait_until(lambda: "was deleted, and is made again" in server.log.read_text())
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: first not in server.workers and server.recommend()[0] == 200)
+        assert server.get("/metrics")[0] == 200
+    assert not own.exists()
 
 
 def test_a_killed_server_leaves_no_folder_behind(tmp_path: Path) -> None:

@@ -193,9 +193,7 @@ def serve(
             _log.info("admin routes: curl --unix-socket %s localhost/admin/…", shlex.quote(str(path)))
         keeper = None
         if config.shards > 1 or config.shard_addresses:
-            seen = own.path / "seen"
-            seen.mkdir()
-            load, keeper = _with_shards(load, config, api_key, seen=seen)
+            load, keeper = _with_shards(load, config, api_key, seen=own.path / "seen")
         supervisor = Supervisor(
             load=load,
             export=folder,

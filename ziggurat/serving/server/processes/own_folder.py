@@ -7,6 +7,9 @@ The server and all processes that it forks hold the kernel's lock of the folder,
 inherit. So the lock says whether any of them still runs, after `kill -9`, too, and needs no process ids, which are used
 again. A server that ends deletes its folder. What a killed one left, the last of its workers deletes when it has
 answered what it took; where these were killed as well, the next server that makes such a folder in the same place does.
+
+The folder itself is locked as well: systemd-tmpfiles, which deletes what is old in /tmp, passes over locked folders.
+Other programs do not, so `make_again` makes a folder that is gone a second time.
 """
 
 from __future__ import annotations
@@ -37,10 +40,37 @@ class OwnFolder:
         delete_abandoned(parent, prefix=prefix)
         # Under another name until it is locked, so that no other server takes it for a dead one's.
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY + prefix, dir=parent))
-        self._lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock_folder(temporary)
         self.path = temporary.with_name(temporary.name.removeprefix(_TEMPORARY))
         temporary.rename(self.path)
+
+    def make_again(self) -> bool:
+        """Make the folder again, empty, if somebody has deleted it; return whether somebody had.
+
+        Raises:
+            OSError: there is no room, or something else stands at its path.
+        """
+        # Never through a link: in a folder for all users somebody else may have put one at the path.
+        with contextlib.suppress(FileNotFoundError):
+            if self._folder != -1 and os.path.samestat(self.path.lstat(), os.fstat(self._folder)):
+                return False
+        self.path.mkdir(mode=0o700)
+        self.release()
+        try:
+            self._lock_folder(self.path)
+        except OSError:
+            self.release()
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+        return True
+
+    def _lock_folder(self, folder: Path) -> None:
+        self._lock = self._folder = -1
+        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system may lock no folders
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def delete(self) -> None:
         """Delete the folder: its server ends."""
@@ -49,9 +79,11 @@ class OwnFolder:
 
     def release(self) -> None:
         """Release the lock of the folder in this process."""
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        for descriptor in (self._lock, self._folder):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
         self._lock = -1
+        self._folder = -1
 
     def delete_if_last(self) -> None:
         """Delete the folder if this process is the last one with its lock; the server has ended."""

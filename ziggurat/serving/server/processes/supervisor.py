@@ -154,6 +154,7 @@ class Supervisor:
         self._swap_answers: list[_SwapAnswer] = []
         self._wants_reload = False
         self._started = self._ending = False
+        self._own_problem = ""
         self._served: Loaded | None = None  # what is served now
         self._failure: ZigguratError | None = None
         self._backoff = Backoff()
@@ -184,6 +185,7 @@ class Supervisor:
         self._workers.excuse_pause()  # the first turn begins now
         try:
             while not (self._ending and not self._workers):
+                self._keep_own_folder()
                 self._reconcile_shards()
                 self._reconcile()
                 self._stand_in.turn(on=self._needs_stand_in())
@@ -257,6 +259,24 @@ class Supervisor:
             return work(task, control=control)
 
         self._workers.fork(_Worker(slot=slot, generation=generation), run, at_end=self._delete_if_last)
+
+    def _keep_own_folder(self) -> None:
+        """Make the folder of the processes again if it was deleted: no worker could start without it."""
+        if self._ending:
+            return
+        try:
+            is_new = self.own.make_again()
+            self._metrics.mkdir(exist_ok=True)
+            if is_new:
+                _log.warning(
+                    "%s was deleted, and is made again: /metrics counts the workers that start from now on, and an "
+                    "admin socket in it is gone until the server starts again",
+                    self.own.path,
+                )
+        except OSError as problem:
+            if self._own_problem != str(problem):
+                self._own_problem = str(problem)
+                _log.error("%s was deleted, and cannot be made again: %s", self.own.path, problem)
 
     def _close_inherited(self) -> None:
         """Close what belongs to the supervisor, in a process that it forked."""

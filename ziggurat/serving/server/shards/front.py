@@ -47,6 +47,7 @@ def load_front(folder: Path, *, load: Callable[[Path], Answerer], settings: Shar
     client = ShardClient(settings, version=loaded.export.version, export=loaded.export.path)
     mark = seen / loaded.export.version
     client.connect(strict=not mark.exists())
+    seen.mkdir(exist_ok=True)
     mark.touch()
     shards = Shards(client, order=index.index.vectors.stored_order)
     loaded.chain = dataclasses.replace(loaded.chain, index=ItemSearch(index.index, shards=shards))
