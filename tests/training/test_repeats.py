@@ -2,6 +2,8 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -9,10 +11,13 @@ import torch
 
 from tests.data.encoded.test_sessions import INPUTS, session_table
 from ziggurat.data.encoded.dataset import MemoryDataset
-from ziggurat.data.encoded.loader import Deduplicate, LoaderConfig, Shuffle
+from ziggurat.data.encoded.loader import Deduplicate, Loader, LoaderConfig, Shuffle
+from ziggurat.data.source import LoaderSource
 from ziggurat.models import DINConfig, DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
+from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.training.config import TrainingConfig
+from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.trainer import Trainer
 
 SHARED = dataclasses.replace(
@@ -55,6 +60,18 @@ def test_the_report_says_what_is_deduplicated_and_why_not(tmp_path: Path) -> Non
     assert found["repeats are used by"] == "lookups, pooling"
     assert "takes sessions apart" in trainer_of(config, tmp_path / "b").repeats["repeats"]
     assert "off" in trainer_of(config, tmp_path / "c", shuffle="sessions", deduplicate="off").repeats["repeats"]
+
+
+def test_lists_that_the_prioritised_exchange_leaves_as_they_are_are_named(tmp_path: Path) -> None:
+    plain = dataclasses.replace(SHARED, has_sessions=False)
+    table = session_table(256)
+    table = table.drop_columns([name for name in table.column_names if name.startswith("session")])
+    loader = Loader(MemoryDataset(table, plain), config=LoaderConfig(shuffle=Shuffle.SESSIONS))
+    model = build_model(MODELS[0], plain, seed=1)
+    config = SimpleNamespace(exchange=Exchange.PRIORITISED_ALWAYS)
+    parallel: Any = SimpleNamespace(topology=SimpleNamespace(world_size=2), config=config)
+    found = deduplicate_source(LoaderSource(loader), model, parallel=parallel)
+    assert found["repeats"].startswith("kept: exchange = prioritised_always")
 
 
 def test_lanes_of_sessions_are_deduplicated(tmp_path: Path) -> None:

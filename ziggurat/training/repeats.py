@@ -36,7 +36,7 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
         return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}
     if parallel is not None and parallel.topology.world_size > 1 and parallel.config.exchange is not Exchange.PLAIN:
         told = f"kept: exchange = {parallel.config.exchange.value} sends rows of samples, not of slices"
-        return {"repeats": told} if loader.dataset.inputs.has_sessions else {}
+        return {"repeats": told} if loader.dataset.inputs.jagged else {}
     if not model.exploits_repeats:
         return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}
     if model.draws is not None:
