@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.runs.test_resume import SCHEMA, TINY
 from ziggurat.cli.main import main
 from ziggurat.errors import DataError, TopologyError, ZigguratError
 from ziggurat.models import LossSums
+from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.records.run_folder import RunFolder, read_evaluation
 from ziggurat.training.records.said import KeptProgress
 from ziggurat.training.report.progress import NoProgress
@@ -55,6 +57,26 @@ def test_verbose_says_everything_and_no_count_is_one_short(
     counted = re.findall(r": ([\d,]+)/([\d,]+) \(", said)
     assert counted
     assert all(done == total for done, total in counted)
+
+
+class Counts(Hook):
+    """Counts steps."""
+
+
+def test_a_run_names_its_hooks_and_says_where_it_goes_on_with_others(
+    train: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*train, "--out", "run", "--training.epochs", "1"]) == 0
+    capsys.readouterr()
+    config = ziggurat.load_run("run").config
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, epochs=2))
+    ziggurat.train_run(config, folder="run", resume=True, hooks=[Counts()])
+    log = Path("run/run.log").read_text()
+    assert f"with hooks (none), and goes on with {Counts()!r}" in log
+    assert main(["train", "run", "--resume", "--training.epochs", "3"]) == 0
+    assert f"with hooks {Counts()!r}, and goes on with (none)" in capsys.readouterr().err
+    assert main(["train", "run", "--resume", "--training.epochs", "4"]) == 0
+    assert "hooks" not in capsys.readouterr().err
 
 
 def test_a_run_that_goes_on_adds_to_its_log_and_keeps_what_stood_there(

@@ -211,7 +211,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a run that was started before") as caught:
         make(tmp_path).fit()
     assert "--resume" not in str(caught.value)  # no config, so the command line could not go on with it
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"recipe": "mine"}')
     with pytest.raises(ConfigError, match="--resume"):
         make(tmp_path).fit()
 

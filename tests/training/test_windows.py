@@ -66,7 +66,8 @@ def test_windows_that_are_behind_a_checkpoint_are_not_given_again(tmp_path: Path
     assert (given, whole.position.step, whole.position.window) == ([1, 2, 3], 12, 3)
     with pytest.raises(KeyboardInterrupt):
         stream(tmp_path / "cut", stop_at=stop_at)
-    saved = max(step for step in (0, 3, 4, 6, 8, 9, 12) if step <= stop_at)
+    # What ends a window is saved behind its last step, where this hook has died.
+    saved = max(step for step in (0, 3, 4, 6, 8, 9, 12) if step < stop_at or (step == stop_at and step % 4))
     resumed, given = stream(tmp_path / "cut", resume=True)
     assert given == list(range(saved // 4 + 1, 4))
     assert same(weights_of(whole), weights_of(resumed))

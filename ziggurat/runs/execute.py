@@ -328,6 +328,10 @@ def train_run(
             report = report_of_start(
                 asked, config, trainer=trainer, prepared=prepared, ranks=ranks, built=built, rung_lines=rung_lines
             )
+            named = ", ".join(map(repr, own_hooks))
+            other_hooks = ranks.on_first(lambda: _other_hooks(run, named)) if has_begun else ""
+            if named:
+                report.sections["Training"]["hooks"] = named
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
             if ranks.is_first:
                 progress.open()
@@ -336,6 +340,8 @@ def train_run(
             for line in report.brief:
                 progress.say(line)
             progress.detail(report.text())
+            if other_hooks:
+                progress.say(other_hooks)
             if built.parallel is None and not trainer.position.step:
                 warnings = drowned_labels(built.model, prepared.train, loss=loss)
                 for line in [*warnings, *far_labels(built.model, prepared.train)]:
@@ -605,6 +611,16 @@ def _write_start(
             path.unlink(missing_ok=True)
     record.save(run.data)
     STARTUP.write(run.startup, report.sections)
+
+
+def _other_hooks(run: RunFolder, named: str) -> str:
+    """Return what to say where a run goes on with other hooks than it began with; "" where they are the same."""
+    if not run.startup.exists():
+        return ""
+    before = STARTUP.read(run.startup).get("Training", {}).get("hooks", "")
+    if before == named:
+        return ""
+    return f"note: the run was started with hooks {before or '(none)'}, and goes on with {named or '(none)'}"
 
 
 def _say_results(

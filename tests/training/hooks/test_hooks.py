@@ -122,8 +122,8 @@ def test_a_hook_is_called_at_every_moment_of_a_run_and_changes_no_bit(tmp_path: 
         ("step", first + 3),
         ("record valid", first + 3),
         ("evaluate", first + 3),
-        ("checkpoint", first + 3),
         ("window", first + 3),
+        ("checkpoint", first + 3),
     ]
     assert heard.moments == [("start", 0), *one_epoch(1), *one_epoch(5), ("end", 8)]
     assert heard.bests[0]
@@ -196,6 +196,39 @@ def test_a_hook_ends_training_and_the_run_goes_on_from_there(tmp_path: Path) -> 
     whole = trainer_in(tmp_path / "whole")
     whole.fit()
     assert same(weights_of(whole), weights_of(resumed))
+
+
+class Notes(Hook):
+    """Writes a line at the end of each pass; dies behind the checkpoint of one, or ends training at it."""
+
+    def __init__(self, *, dies_behind: int = 0, stops_at: int = 0) -> None:
+        self.dies_behind = dies_behind
+        self.stops_at = stops_at
+
+    def on_window(self, trainer: Trainer) -> None:
+        trainer.record({"kind": "note", "epoch": trainer.position.epoch})
+        if trainer.position.epoch == self.stops_at:
+            trainer.stop("enough")
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        if self.dies_behind and made.epoch == self.dies_behind:
+            trainer.store.wait()
+            raise KeyboardInterrupt
+
+
+def test_a_line_of_the_end_of_a_pass_is_in_the_checkpoint_of_it(tmp_path: Path) -> None:
+    trainer_in(tmp_path / "whole", epochs=3).fit(hooks=[Notes()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer_in(tmp_path / "cut", epochs=3).fit(hooks=[Notes(dies_behind=2)])
+    trainer_in(tmp_path / "cut", epochs=3).fit(resume=True, hooks=[Notes()])
+    assert log_of(tmp_path / "cut") == log_of(tmp_path / "whole")
+    assert [line["epoch"] for line in log_of(tmp_path / "cut") if line["kind"] == "note"] == [1, 2, 3]
+
+
+def test_a_hook_that_ends_training_at_the_end_of_a_pass_lets_no_further_step_be_made(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, epochs=3)
+    result = trainer.fit(hooks=[Notes(stops_at=2)])
+    assert (result.steps, trainer.position.epoch, trainer.position.step_in_epoch) == (8, 2, 0)
 
 
 def test_an_error_of_a_hook_names_it_and_every_hook_is_closed(tmp_path: Path) -> None:

@@ -69,6 +69,10 @@ class EndWhenDone(AfterSteps):
         is_over = trainer.is_at_limit or trainer.ending.patience_is_out or bool(trainer.stop_reason)
         trainer.position.finished = is_over
 
+    def on_window(self, trainer: Trainer) -> None:
+        """Say it again: a hook may have ended training at the end of a pass."""
+        self.after(trainer, is_last=True)
+
 
 class SaveWhenDue(AfterSteps):
     """Saves each `checkpoint_every` steps, at the end of each epoch, the best weights, and the last ones."""
@@ -84,6 +88,15 @@ class SaveWhenDue(AfterSteps):
         """Remember the best weights until they are saved."""
         del evaluation
         self._is_best = is_best
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        """Save after a step that is not the last one of a pass."""
+        if not made.is_last:
+            self.after(trainer, is_last=False)
+
+    def on_window(self, trainer: Trainer) -> None:
+        """Save after a pass, and after what other hooks record and decide there, so that the checkpoint knows of it."""
+        self.after(trainer, is_last=trainer.position.step_in_epoch == 0)
 
     def after(self, trainer: Trainer, *, is_last: bool) -> None:
         """Save if it is due."""
