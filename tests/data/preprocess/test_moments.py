@@ -9,10 +9,13 @@ import polars as pl
 import pytest
 
 from ziggurat.data.preprocess.fit.moments import read_moments
+from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.cells import Faults
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import SchemaError
 from ziggurat.features.date_order import DateOrder
+from ziggurat.features.schema import Moments, Schema
+from ziggurat.features.schema_io import schema_from_toml, schema_to_toml
 
 AT = dt.datetime(2024, 3, 5, 14, 22)
 MICROSECONDS = 1_709_648_520_000_000
@@ -62,3 +65,13 @@ def test_a_date_that_no_calendar_has_is_a_fault() -> None:
 def test_what_is_no_list_of_times_is_refused(values: pl.Series) -> None:
     with pytest.raises(SchemaError, match="lists of whole numbers or dates"):
         read(values)
+
+
+def test_a_schema_says_what_stands_first_in_the_dates_of_its_lists() -> None:
+    schema = schema_from_toml('[[feature]]\nname = "at"\nkind = "moments"\ndate_order = "month_first"\n', "test")
+    assert schema_from_toml(schema_to_toml(schema), "test") == schema
+    assert schema.to_state() != Schema(features=(Moments(name="at"),)).to_state()
+    frame = pl.DataFrame({"at": [["03/05/2024 14:22"], ["2024-03-05 14:22"]]})
+    preprocessing = Preprocessing.fit(schema, iter([RawChunk.of(frame)]))
+    encoded = preprocessing.encode(RawChunk.of(frame))
+    assert encoded["at"].to_pylist() == [[MICROSECONDS]] * 2

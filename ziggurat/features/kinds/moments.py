@@ -83,4 +83,7 @@ class Moments(Feature):
 
     def state(self) -> dict[str, JSON]:
         """Return plain data without what was seen: that is of the data, whose files count anyway."""
-        return {name: value for name, value in to_json(self).items() if name not in ("seen", "date_order")}
+        state = {name: value for name, value in to_json(self).items() if name != "seen"}
+        if self.date_order is DateOrder.AUTO:
+            del state["date_order"]  # as before there was one
+        return state
