@@ -81,3 +81,12 @@ def test_a_date_is_of_another_unit_than_seconds() -> None:
     schema = Schema(features=(Moments(name="at", seen=(1_700_000_000, 1_710_000_000)),))
     with pytest.raises(RequestError, match="times in seconds, as those of training"):
         frame_of([{"at": ["2024-03-05"]}], schema)
+
+
+def test_seconds_where_training_had_dates_may_be_sent_as_dates() -> None:
+    seen = (1_700_000_000_000_000, 1_710_000_000_000_000)
+    schema = Schema(features=(Moments(name="at", seen=seen),))
+    with pytest.raises(RequestError, match="times in microseconds") as refused:
+        frame_of([{"at": [1_709_648_530]}], schema)
+    assert refused.value.ways_out == ("send dates, like 2024-05-31 12:00:00", "send them in microseconds")
+    assert frame_of([{"at": ["2024-05-31 12:00:00"]}], schema).height == 1

@@ -288,8 +288,14 @@ class ColumnReader:
         times = self._without_dates(self._list(value, of="times"), date_order=date_order)
         known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
         if len(other := of_another_unit(known, seen=seen)):
-            expected = f"times in {unit_of(seen)}, as those of training ({seen[0]} to {seen[1]})"
-            raise _wrong(expected, int(known[other[0]]), self.column)
+            unit = unit_of(seen)
+            counted = (f"send them in {unit}",)
+            raise RequestError(
+                expected=f"times in {unit}, as those of training ({seen[0]} to {seen[1]})",
+                found=str(int(known[other[0]])),
+                where=f"request, column {self.column!r}",
+                ways_out=("send dates, like 2024-05-31 12:00:00", *counted) if unit == "microseconds" else counted,
+            )
         if feature == HISTORY_TIMES and len(earlier := np.flatnonzero(known[1:] < known[:-1])):
             at = int(earlier[0])
             raise RequestError(
