@@ -18,6 +18,7 @@ from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
+    from ziggurat.training.records.run_folder import RunFolder
 
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
@@ -82,12 +83,10 @@ def _recipe(options: argparse.Namespace) -> RunConfig:
     return recipe_named(options.recipe, schema=schema)
 
 
-def _stored(options: argparse.Namespace, run: object) -> RunConfig:
+def _stored(options: argparse.Namespace, run: RunFolder) -> RunConfig:
     """The settings that a stream began with, if it is one of the recipe that is named."""
     from ziggurat.recipes.run_config import load_config
-    from ziggurat.training.records.run_folder import RunFolder
 
-    assert isinstance(run, RunFolder)
     stored = load_config(run.path, models=own_models(options))
     if stored.recipe != options.recipe:
         raise ConfigError(

@@ -403,7 +403,6 @@ class Arrivals:
     def _place(self, pieces: Iterable[tuple[int, Piece]], counts: _Counts) -> None:
         """Add pieces to the windows that they belong to."""
         journal = self.journal
-        assert self._cut is not None or not counts.rows, "a row has shown the clock"
         if self._config.late is LateRows.DROP:
             journal.dropped += counts.late
         by_key = {window.key: window for window in journal.open}
@@ -412,8 +411,8 @@ class Arrivals:
                 journal.late.append(piece)
                 continue
             if key not in by_key:
-                assert self._cut is not None
-                by_key[key] = Window(key=key, name=self._cut.name(key))
+                # The first row has shown how time is cut.
+                by_key[key] = Window(key=key, name="" if self._cut is None else self._cut.name(key))
             by_key[key].add([piece])
         journal.open = [by_key[key] for key in sorted(by_key)]
         for key, time in counts.newest.items():
@@ -639,26 +638,27 @@ class _Spool:
         order = np.argsort(windows, kind="stable")
         frame = chunk.frame.with_columns(pl.Series(_FILE_ROW, chunk.file_rows, dtype=pl.Int64))[order]
         table = frame.to_arrow()
-        if self._writer is None or table.schema != self._schema:
-            self._begin(table.schema)
+        is_same = table.schema == self._schema
+        writer = self._writer if self._writer is not None and is_same else self._begin(table.schema)
         keys, firsts = np.unique(windows[order], return_index=True)
         ends = [*firsts[1:].tolist(), len(order)]
         for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
-            assert self._writer is not None
-            self._writer.write_table(table.slice(first, end - first), row_group_size=end - first)
+            writer.write_table(table.slice(first, end - first), row_group_size=end - first)
             piece = Piece(file=self._number, part=self._part, group=self._num_groups, rows=end - first)
             self.pieces.append((key, piece))
             self._num_groups += 1
 
-    def _begin(self, schema: pa.Schema) -> None:
+    def _begin(self, schema: pa.Schema) -> ParquetFile:
         self._close()
         suffix = f"-{self._num_parts}" if self._num_parts else ""
         self._part = f"{self._number:05}{suffix}.parquet"
         self._schema = schema
         path = self._folder / self._part
-        self._writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
+        writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
+        self._writer = writer
         self._num_parts += 1
         self._num_groups = 0
+        return writer
 
     def _close(self) -> None:
         if self._writer is not None:

@@ -423,11 +423,7 @@ class _Stream:
             timing={"encode_s": round(window.encode_s, 3), "score_s": round(time.perf_counter() - begin, 3)},
         )
 
-        def append() -> None:
-            assert self.records is not None
-            self.records.append(record)
-
-        self._ranks.on_first(append)
+        self._ranks.on_first(lambda: self._file.append(record))
 
     def _refuse_half_trained(self, window: StreamWindow, *, is_inside: bool) -> None:
         """Refuse to score a window of which rows were trained: that would be no test."""
@@ -487,6 +483,10 @@ class _Stream:
         self._windows.forget(self._ranks.on_first(forget))
 
     @property
+    def _file(self) -> WindowsFile:
+        assert self.records is not None, "the first rank alone has it"
+        return self.records
+
+    @property
     def _kept(self) -> list[WindowRecord]:
-        assert self.records is not None, "the first rank alone has them"
-        return self.records.windows
+        return self._file.windows
