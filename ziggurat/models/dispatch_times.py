@@ -12,8 +12,8 @@ The median of all turns counts; optimizers and tables, which compute the same in
 
 from __future__ import annotations
 
+import functools
 import statistics
-import time
 from collections.abc import Sequence
 
 import torch
@@ -21,9 +21,9 @@ import torch
 from ziggurat.features.batch import Batch
 from ziggurat.models.contract.model import Model
 from ziggurat.models.probed import dense_pass, left_as_it_is
+from ziggurat.ops.machine.turns import seconds_in_turns, time_on
 from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.precision.precision import Precision
-from ziggurat.precision.product_errors import time_on
 from ziggurat.precision.products import exchanged, products_of
 
 _TURNS = 9
@@ -38,27 +38,22 @@ def seconds_of_plans(model: Model, plans: Sequence[DispatchPlan], *, batches: Se
         plans: of its products.
         batches: on the device of the model, as large as those of training.
     """
-    times_s: list[list[float]] = [[] for _ in plans]
     was_training = model.training
     model.train()
-    begin = time.perf_counter()
     try:
         with left_as_it_is(model):
-            for turn in range(1 + _TURNS):
-                batch = batches[turn % len(batches)]
-                for index in range(len(plans)):
-                    which = (index + turn) % len(plans)
-                    seconds = _seconds(model, plans[which], batch)
-                    if turn:  # the first warms up
-                        times_s[which].append(seconds)
-                if turn >= 3 and time.perf_counter() - begin > _TURN_BUDGET_S:
-                    break
+            times_s = seconds_in_turns(
+                [functools.partial(_seconds, model, plan, batches) for plan in plans],
+                turns=_TURNS,
+                budget_s=_TURN_BUDGET_S,
+            )
     finally:
         model.train(was_training)
     return [statistics.median(each) for each in times_s]
 
 
-def _seconds(model: Model, plan: DispatchPlan, batch: Batch) -> float:
+def _seconds(model: Model, plan: DispatchPlan, batches: Sequence[Batch], turn: int) -> float:
+    batch = batches[turn % len(batches)]
     device = batch.labels.device
     activations = Precision(plan.whole.precision)
     with exchanged(products_of(model), plan.arithmetic):

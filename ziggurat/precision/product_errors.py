@@ -10,16 +10,17 @@ operands of the same shapes would have shown.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ziggurat.numerics.probe import Direction, ProductStatistics
+from ziggurat.ops.machine.turns import median_ratio, seconds_in_turns, time_on
 from ziggurat.precision.kernels import ProductKernel
 
 NUM_PAIRS = 8
@@ -125,40 +126,21 @@ def measure_speedups(
     others = [kernel for kernel in kernels if kernel is not base]
     fast = [kernel for kernel in others if kernel.is_fast and not kernel.refuses(*shapes)]
     left, right = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
-    times_s = dict[str, list[float]]()
-    begin = time.perf_counter()
-    for turn in range(1 + _TURNS):
-        for kernel in (base, *fast):
-            seconds = _seconds(kernel, left, right)
-            if turn:  # the first warms up
-                times_s.setdefault(kernel.name, []).append(seconds)
-        if turn >= 3 and time.perf_counter() - begin > _TURN_BUDGET_S:
-            break
-    return {base.name: 1.0} | {kernel.name: _median_ratio(times_s, kernel.name, base=base.name) for kernel in fast}
+    contestants = [base, *fast]
+    base_s, *others_s = seconds_in_turns(
+        [functools.partial(_seconds, kernel, left, right) for kernel in contestants],
+        turns=_TURNS,
+        budget_s=_TURN_BUDGET_S,
+    )
+    found = {kernel.name: median_ratio(base_s, other_s) for kernel, other_s in zip(fast, others_s, strict=True)}
+    return {base.name: 1.0} | found
 
 
-def _seconds(kernel: ProductKernel, left: Tensor, right: Tensor) -> float:
+def _seconds(kernel: ProductKernel, left: Tensor, right: Tensor, turn: int) -> float:
+    del turn
     begin_s = time_on(left.device)
     kernel.product(left, right, dtype=left.dtype)
     return time_on(left.device) - begin_s
-
-
-def time_on(device: torch.device) -> float:
-    """Return a time in seconds, after all that a device was given to do.
-
-    One thread on a CPU counts its own time, since on a core that is shared the clock tells the time of others; several
-    threads wait for one another, which the clock alone sees.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif torch.get_num_threads() == 1:
-        return time.thread_time()
-    return time.perf_counter()
-
-
-def _median_ratio(times_s: Mapping[str, Sequence[float]], name: str, *, base: str) -> float:
-    pairs = zip(times_s[base], times_s[name], strict=True)
-    return statistics.median(of_base / other for of_base, other in pairs)
 
 
 def _on(device: torch.device, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

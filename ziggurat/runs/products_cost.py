@@ -16,6 +16,7 @@ in the processor's cache for both.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import tempfile
@@ -38,6 +39,7 @@ from ziggurat.models.costs.model_cost import num_parameters
 from ziggurat.models.packed import native_products, pack_products, packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.ops.machine.memory import size_text
+from ziggurat.ops.machine.turns import median_ratio, seconds_in_turns
 from ziggurat.parallel.device import Device
 from ziggurat.precision import BlockArithmetic, InBlocks, Precision
 from ziggurat.runs.execute import prepare_run
@@ -368,18 +370,25 @@ def scoring_times(model: Model, batch: Batch, *, sizes: Sequence[int] = BATCH_SI
         rows = batch.rows(0, size)
         seconds = _seconds(model, rows, repeats=2)  # the first of these also warms up
         repeats = max(1, math.ceil(_TURN_S / max(seconds, 1e-6)))
-        fp32: list[float] = []
-        packed: list[float] = []
-        for _ in range(_TURNS):
-            with native_products(model):
-                fp32.append(_seconds(model, rows, repeats=repeats))
-            packed.append(_seconds(model, rows, repeats=repeats))
+        work = [functools.partial(one, model, rows, repeats) for one in (_native_seconds, _packed_seconds)]
+        fp32, packed = seconds_in_turns(work, turns=_TURNS)
         found[size] = TimeCost(
             fp32_ms=1e3 * statistics.median(fp32),
             packed_ms=1e3 * statistics.median(packed),
-            speedup=statistics.median(one / other for one, other in zip(fp32, packed, strict=True)),
+            speedup=median_ratio(fp32, packed),
         )
     return found
+
+
+def _native_seconds(model: Model, batch: Batch, repeats: int, turn: int) -> float:
+    del turn
+    with native_products(model):
+        return _seconds(model, batch, repeats=repeats)
+
+
+def _packed_seconds(model: Model, batch: Batch, repeats: int, turn: int) -> float:
+    del turn
+    return _seconds(model, batch, repeats=repeats)
 
 
 @torch.no_grad()

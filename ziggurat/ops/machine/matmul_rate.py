@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ziggurat.ops.machine.turns import median_ratio, seconds_in_turns
+
 _LARGE = 4096  # 0.5 TFLOP a product
 
 
@@ -51,7 +53,7 @@ def matmul_gflop_per_s(
     times_s: list[float] = []
     begin = time.perf_counter()
     while len(times_s) < 4 or time.perf_counter() - begin < budget_s:
-        times_s.append(product())
+        times_s.append(product(len(times_s)))
         # Emulated products may take seconds each: two of them say enough.
         if time.perf_counter() - begin > 20 * budget_s and len(times_s) >= 2:
             break
@@ -71,19 +73,13 @@ def measure_ratio(
     """
     size = size or (256 if torch.device(device).type == "cpu" else _LARGE)
     products = [_product(dtype, device=device, size=size) for dtype in (torch.float32, torch.bfloat16)]
-    times_s: list[list[float]] = []
-    begin = time.perf_counter()
-    while len(times_s) < 1 + turns:
-        times_s.append([product() for product in products])
-        # At least two turns beside the first, which warms up.
-        if len(times_s) >= 3 and time.perf_counter() - begin > budget_s:
-            break
-    kept = times_s[1:]
+    # Where BF16 is emulated a turn takes seconds.
+    fp32_s, bf16_s = seconds_in_turns(products, turns=turns, budget_s=budget_s, min_turns=2)
     return MatmulRates(
-        fp32=_gflop(size) / statistics.median(fp32 for fp32, _ in kept),
-        bf16=_gflop(size) / statistics.median(bf16 for _, bf16 in kept),
-        ratio=statistics.median(fp32 / bf16 for fp32, bf16 in kept),
-        turns=len(kept),
+        fp32=_gflop(size) / statistics.median(fp32_s),
+        bf16=_gflop(size) / statistics.median(bf16_s),
+        ratio=median_ratio(fp32_s, bf16_s),
+        turns=len(fp32_s),
     )
 
 
@@ -146,13 +142,14 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _product(dtype: torch.dtype, *, device: str, size: int) -> Callable[[], float]:
+def _product(dtype: torch.dtype, *, device: str, size: int) -> Callable[[int], float]:
     """A function that multiplies once and returns the seconds."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     left = torch.randn(4 * size, size, generator=generator).to(device=device, dtype=dtype)
     right = torch.randn(size, size, generator=generator).to(device=device, dtype=dtype)
 
-    def once() -> float:
+    def once(turn: int) -> float:
+        del turn
         start = time.perf_counter()
         torch.mm(left, right)
         _wait(device)
