@@ -42,9 +42,10 @@ from safetensors import SafetensorError
 
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
+from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
 from ziggurat.files import Format, digest_of, left_behind, replacing_folder, ways_to_write
 from ziggurat.files.formats import Content
+from ziggurat.serving.export.other_folders import is_damaged_export, no_export
 from ziggurat.typed import CountOrNone
 
 MANIFEST_NAME = "export.json"
@@ -232,26 +233,15 @@ def read_manifest(path: str | Path) -> ExportFolder:
     """An export whose manifest is in order; its files are not looked at.
 
     Raises:
-        MissingFileError: there is no export.
-        ExportError: the manifest is damaged, or a newer Ziggurat wrote it.
+        MissingFileError: there is no export; says what is there.
+        ExportError: the manifest is damaged or lost, or a newer Ziggurat wrote it.
     """
     given = Path(path)
     # Once, here: a link that is changed while files are read would mix two exports.
     folder = Path(os.path.realpath(given))
-    if not folder.is_dir():
-        raise MissingFileError(
-            expected="the folder of an export",
-            found="a file" if folder.exists() else "no such folder",
-            where=str(given),
-            ways_out=("correct the path", f"make one: ziggurat export RUN --out {pasted(given)}"),
-        )
-    if (folder / "checkpoints").is_dir() and not (folder / MANIFEST_NAME).exists():
-        raise MissingFileError(
-            expected="the folder of an export",
-            found="the folder of a run",
-            where=str(given),
-            ways_out=f"make an export of it: ziggurat export {pasted(given)} --out {pasted(f'exports/{folder.name}')}",
-        )
+    is_manifest_there = os.path.lexists(folder / MANIFEST_NAME)
+    if not folder.is_dir() or not (is_manifest_there or is_damaged_export(folder)):
+        raise no_export(given)
     with _opened(folder / MANIFEST_NAME):
         pass  # a regular file, and no link
     where = str(folder / MANIFEST_NAME)
