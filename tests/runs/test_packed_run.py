@@ -208,6 +208,23 @@ def test_a_packed_run_without_metrics_says_how_to_get_them(
     assert "pack it again, judged on its own rows" in capsys.readouterr().err
 
 
+def test_a_packed_run_has_a_report_of_what_it_is(
+    trained: Path, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(packed)]) == 0
+    assert str(packed / "report.html") in capsys.readouterr().out
+    page = (packed / "report.html").read_text()
+    step = load_run(packed).step
+    assert (
+        f"dense products packed in mx6, of run {trained.name} at step {step:,}; packed for scoring, so no log" in page
+    )
+    assert "<h2>Training</h2>" not in page
+    assert verify_run(packed).good
+    assert main(["report", str(packed), "--baseline"]) == 2
+    assert "leave --baseline out" in capsys.readouterr().err
+    (packed / "report.html").unlink()
+
+
 def test_a_run_that_finds_items_is_packed_and_ranked(shop: Shop, tmp_path: Path) -> None:
     cost = quantise_products(shop.two_tower, config=ProductsConfig(format="int8"), out=tmp_path / "int8")
     packed = load_run(tmp_path / "int8")

@@ -364,15 +364,25 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.records.written import damage_of_log
     from ziggurat.training.report.page import write_report
 
-    if not (Path(options.run) / "metrics.jsonl").exists():
+    run = RunFolder(Path(options.run))
+    # A run with packed products has no log of its own, but evaluations.
+    is_packed = run.products.exists()
+    if not is_packed and not run.metrics.exists():
         raise MissingFileError(
             expected="the folder of a run", found="no metrics.jsonl in it", where=options.run, ways_out="name another"
         )
+    if is_packed and options.baseline:
+        raise ConfigError(
+            expected="a run that was trained, to compare with a linear model on the same rows",
+            found="a run whose products were packed for scoring",
+            where=f"{options.run}, --baseline",
+            ways_out=("leave --baseline out", "name the run that it was packed of: products.json says which"),
+        )
     if options.baseline:
         _train_baseline(options, Path(options.run))
-    damage = damage_of_log(RunFolder(Path(options.run)))
+    damage = "" if is_packed else damage_of_log(run)
     if options.beside:
-        _print_windows(RunFolder(Path(options.run)), RunFolder(Path(options.beside)))
+        _print_windows(run, RunFolder(Path(options.beside)))
     print_line(str(write_report(options.run, damage=damage, beside=options.beside)))
     if damage:
         print_line(

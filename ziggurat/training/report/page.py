@@ -38,6 +38,7 @@ from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.records.log import LogRecord, read_records
 from ziggurat.training.records.run_folder import (
     CONFIG,
+    PRODUCTS,
     STARTUP,
     TRAFFIC,
     TREES,
@@ -107,6 +108,16 @@ class _SchemaRecord(TypedDict, total=False):
     items: _ItemsRecord | None
 
 
+class _PackedSource(TypedDict):
+    run: str
+    step: int
+
+
+class _PackedRecord(TypedDict, total=False):
+    format_of_weights: str
+    source: _PackedSource
+
+
 class RunRecord(TypedDict, total=False):
     """The part of `config.json` that a report reads; a run of an older release may lack any of it."""
 
@@ -153,16 +164,14 @@ def write_report(folder: str | Path, *, damage: str = "", beside: str | Path | N
     best = best_step(records, config)
     parts = [
         f"<h1>{html.escape(title)}</h1>",
-        f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
+        f"<p class=quiet>{html.escape(str(run.path))} · {_head(run, records, best=best)}</p>",
         f"<p><b>{html.escape(damage)}</b></p>" if damage else "",
         _metrics_table(evaluations, baseline=baseline, linear=_linear_model(config), metric=_stop_metric(config)),
         _baseline_text(run, evaluations, baseline=baseline, config=config),
         _repeats_text(evaluations, config=config),
         _slices_section(evaluations),
         _windows_section(run, beside=None if beside is None else RunFolder(Path(beside))),
-        "<h2>Training</h2><div class=plots>",
-        *(_svg(figure) for figure in training_figures(records, best_step=best)),
-        "</div>",
+        _training_section(run, records, best=best),
         _calibration_section(evaluations),
         straggler_section(records),
         exchange_section(records),
@@ -173,6 +182,26 @@ def write_report(folder: str | Path, *, damage: str = "", beside: str | Path | N
     page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
     write_text(run.report, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return run.report
+
+
+def _head(run: RunFolder, records: list[LogRecord], *, best: int) -> str:
+    """Say when a run was written and how far it was trained, or of which run its products were packed."""
+    if not run.products.exists():
+        return f"{_date(run)} · {_summary(records, best=best)}"
+    packed: _PackedRecord = PRODUCTS.read(run.products)
+    source = packed.get("source", {})
+    text = f"dense products packed in {packed.get('format_of_weights', 'few bits')}"
+    if source:
+        text += f", of run {source['run']} at step {source['step']:,}"
+    return html.escape(f"{text}; packed for scoring, so no log")
+
+
+def _training_section(run: RunFolder, records: list[LogRecord], *, best: int) -> str:
+    """Draw the log of a training; "" of a run that was packed, whose log is that of the run it was made of."""
+    if run.products.exists():
+        return ""
+    figures = "".join(_svg(figure) for figure in training_figures(records, best_step=best))
+    return f"<h2>Training</h2><div class=plots>{figures}</div>"
 
 
 def _windows_section(run: RunFolder, *, beside: RunFolder | None) -> str:
