@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -263,3 +264,11 @@ def test_arrays_of_other_libraries_are_vectors_too() -> None:
         assert ItemIndex.build(vectors).search(array[:3], k=5).items.equal(expected)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="as a tensor or an array"):
         ItemIndex.build("vectors.npy")  # pyright: ignore[reportArgumentType]
+
+
+def test_vectors_of_whole_numbers_are_led_to_floats_of_their_own_library() -> None:
+    vectors: Any = np.ones((3, 4), dtype=np.int64)
+    with pytest.raises(DataError) as raised:
+        ItemIndex.build(vectors)
+    assert any('vectors.astype("float32")' in way for way in raised.value.ways_out)
+    assert len(ItemIndex.build(vectors.astype("float32")).search(torch.ones(1, 4), k=2).items[0]) == 2

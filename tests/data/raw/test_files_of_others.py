@@ -157,3 +157,15 @@ def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 def test_sorted_seconds_are_a_time_under_any_name(tmp_path: Path) -> None:
     TABLE.with_columns(t=1_700_000_000 + 60 * pl.int_range(400)).write_csv(tmp_path / "t.csv")
     assert inspect_file(tmp_path / "t.csv").schema.time == "t"
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for day in ("2024-01-01", "2024-01-02"):
+        folder = tmp_path / "log" / f"day={day}"
+        folder.mkdir(parents=True)
+        pl.DataFrame({"user": ["a", "b"] * 20, "click": [0, 1, 1, 0] * 10}).write_parquet(folder / "part.parquet")
+    warnings = inspect_file(tmp_path / "log", label="click").warnings
+    assert (
+        "only day=2024-01-01/part.parquet, the first of 2 files, was looked at, and not day=2024-01-02/part.parquet"
+        in warnings
+    )

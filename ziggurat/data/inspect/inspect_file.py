@@ -18,6 +18,7 @@ Column rules are in `column_rules.py`, labels, roles and leaks in `column_roles.
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -488,8 +489,12 @@ def _of_other_files(files: Sequence[DataPath]) -> list[str]:
     """Return notes on a folder or glob, of which one file alone was read."""
     if len(files) == 1:
         return []
-    others = ", ".join(file.name for file in files[1:6]) + (", …" if len(files) > 6 else "")
-    return [f"only {files[0].name}, the first of {len(files):,} files, was looked at, and not {others}"]
+    shown = [file.name for file in files[:6]]
+    if len(set(shown)) < len(shown):  # day=1/part.parquet and day=2/part.parquet
+        folder = posixpath.commonpath([posixpath.dirname(str(file)) for file in files[:6]])
+        shown = [posixpath.relpath(str(file), folder) for file in files[:6]]
+    others = ", ".join(shown[1:]) + (", …" if len(files) > 6 else "")
+    return [f"only {shown[0]}, the first of {len(files):,} files, was looked at, and not {others}"]
 
 
 def _guess(

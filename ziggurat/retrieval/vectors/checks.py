@@ -66,7 +66,7 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
             expected="item vectors of floating-point numbers",
             found=str(vectors.dtype),
             where="building a vector index",
-            ways_out="convert them: vectors.float()",
+            ways_out=("a tensor: vectors.float()", 'an array of NumPy: vectors.astype("float32")'),
         )
     # In blocks: torch makes a copy of what it looks at, which would be as large as all vectors.
     sizes = torch.cat([block.abs().amax(dim=1) for block in vectors.split(_BLOCK)]) if len(vectors) else vectors[:, 0]
