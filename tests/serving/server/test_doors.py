@@ -95,6 +95,18 @@ def test_admin_routes_are_open_through_the_socket_alone(server: Running) -> None
     assert (stat.S_ISSOCK(socket_mode), socket_mode & 0o077) == (True, 0), "its owner alone opens it"
 
 
+def test_who_fills_the_port_does_not_shut_out_the_operator(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0, max_connections=3) as server:
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
+        try:
+            clients[-1].settimeout(10)
+            assert clients[-1].recv(1000).startswith(b"HTTP/1.1 503 "), "the port is full"
+            assert server.admin("/admin/swap", {"export": str(server.folder / "export")}) == (200, {"version": "v1"})
+        finally:
+            for client in clients:
+                client.close()
+
+
 def test_names_that_a_server_answers_to() -> None:
     def status(config: ServerConfig, host: bytes, *, has_key: bool = False) -> bytes:
         wrong = Hosts.of(config, has_key=has_key).wrong_head("1.1", b"/", [(b"host", host)], is_admin=False)

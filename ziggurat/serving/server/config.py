@@ -38,7 +38,7 @@ class ServerConfig:
         max_header_bytes: of a request line with its headers.
         max_items: items of one ranking request.
         max_k: items of one answer.
-        max_connections: open ones of one worker; further ones are closed.
+        max_connections: open ones of one worker; further ones are closed, but for those of the admin socket.
         receive_timeout_s: a request must have arrived whole after this time, whatever trickles in.
         send_timeout_s: a client must have taken its answer after this time.
         keep_alive_s: an idle connection is closed after this time.

@@ -110,7 +110,8 @@ class Connection(HttpToolsProtocol):
         self._wrong_head: WrongHead | None = None
         self._socket = transport.get_extra_info("socket")
         self._is_admin = self._socket.family == socket.AF_UNIX
-        if len(self.connections) > self.limits.max_connections:
+        # Whoever fills the port must not shut out the operator, whose own connections are few.
+        if len(self.connections) > self.limits.max_connections and not self._is_admin:
             self._refuse(b"503 Service Unavailable", "too many connections", b"retry-after: 1\r\n")
             return
         self._expect_request()
