@@ -47,6 +47,8 @@ def _reserve(folder: Path, *, slot: int) -> None:
     The system kills a process (SIGBUS) that writes into a mapped file for which the disk has no block left: a worker
     would end with the first answer of a new status after the disk became full.
     """
+    if not hasattr(os, "posix_fallocate"):  # macOS: the files are then made by prometheus-client
+        return
     for kind in _FILES:
         path = folder / f"{kind}_{slot}.db"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
