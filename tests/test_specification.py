@@ -11,10 +11,13 @@ import torch
 
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError
+from ziggurat.features.kinds import Feature
+from ziggurat.features.schema import Categorical
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.ops.table_optimizers import TableOptimizerKind
 from ziggurat.placements import Part, Placement
 from ziggurat.specification import Specification
+from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.metrics import Judged, Metric
 
 
@@ -112,6 +115,35 @@ def test_a_class_in_place_of_an_object_is_refused() -> None:
     with pytest.raises(ConfigError, match="the class SaysText") as refused:
         Metric.add(SaysText)  # type: ignore[type-var]
     assert refused.value.ways_out == ("make one: Metric.add(SaysText())",)
+
+
+@pytest.mark.parametrize("kind", [Placement, Metric, Hook])
+def test_what_derives_from_another_kind_or_none_is_refused(kind: Any) -> None:
+    for stranger in (object(), NoRule(), lambda trainer: None):
+        with pytest.raises(ConfigError, match=f"which derives from {kind.__module__}.{kind.__name__}") as refused:
+            kind.add(stranger)
+        assert refused.value.where == f"{kind.__name__}.add"
+        assert stranger not in list(kind)
+
+
+def test_what_is_no_class_of_a_kind_of_feature_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an object of Categorical"):
+        Feature.add(Categorical(name="x"))  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match=r"derives from ziggurat.features.kinds.feature.Feature"):
+        Feature.add(SaysText)  # type: ignore[type-var]
+
+
+class NeedsTwo(Metric):
+    name = "needs_two"
+
+    def compute(self, judged: Judged) -> float:
+        return float(judged.samples.scores[0])
+
+
+def test_a_metric_that_fails_of_no_samples_is_told_that_there_were_none() -> None:
+    with pytest.raises(ConfigError, match=r"of 0 samples") as refused:
+        Metric.add(NeedsTwo())
+    assert "IndexError" in refused.value.found
 
 
 def test_a_whole_one_is_listed() -> None:

@@ -96,6 +96,7 @@ class Specification(metaclass=_Kind):
                 where=f"{cls.__name__}.add",
                 ways_out=f"make one: {cls.__name__}.add({member.__name__}())",
             )
+        _check_derives(type(member), cls, found=f"an object of {type(member).__name__}", what=cls.kind)
         _check_name(getattr(member, "name", None), attribute="name", what=cls.kind, where=_path_of(type(member)))
         if not type(member).__module__.startswith("ziggurat."):
             expected = f"a {cls.kind} that answers when it is tried out with something small"
@@ -185,6 +186,14 @@ class Family:
         Raises:
             ConfigError: another class has that kind, it is no word, or the class breaks a promise.
         """
+        if not isinstance(member, type):
+            raise ConfigError(
+                expected=f"the class of a {cls.family}",
+                found=f"an object of {type(member).__name__}",
+                where=f"{cls.__name__}.add",
+                ways_out=f"list its class: {cls.__name__}.add({type(member).__name__})",
+            )
+        _check_derives(member, cls, found=f"the class {member.__name__}", what=cls.family)
         where = _path_of(member)
         _check_name(member.kind, attribute="kind", what=cls.family, where=where)
         if "__dataclass_fields__" not in vars(member):
@@ -215,6 +224,21 @@ class Family:
     def kinds(cls: type[F]) -> Mapping[str, type[F]]:
         """Return the listed classes by their kind, in the order of their listing."""
         return dict(cls._kinds)
+
+
+def _check_derives(member: type, kind: type, *, found: str, what: str) -> None:
+    """Refuse a class that derives from no kind, or from another one."""
+    if issubclass(member, kind):
+        return
+    raise ConfigError(
+        expected=f"a {what}, which derives from {_path_of(kind)}",
+        found=found,
+        where=f"{kind.__name__}.add",
+        ways_out=(
+            f"derive from it: class {member.__name__}({kind.__name__})",
+            "list it by the `add` of the kind that it derives from; docs/guides/extending.md has all",
+        ),
+    )
 
 
 def _check_name(name: object, *, attribute: str, what: str, where: str) -> None:

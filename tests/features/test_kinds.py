@@ -15,7 +15,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import SingleSpec, VectorSpec
-from ziggurat.features.kinds import Cells, Feature, Parsed, RequestReader
+from ziggurat.features.kinds import Cells, Feature, IdLists, Parsed, RequestReader
 from ziggurat.features.kinds.feature import Encoded, Fitted
 from ziggurat.features.labels import Label
 from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Table, table_of
@@ -89,6 +89,27 @@ def kind_of_my_own(**parts: Any) -> Any:
     return dataclass(frozen=True, kw_only=True)(cls)
 
 
+def list_of_my_own() -> Any:
+    """A kind of lists that does not say whether their order means something."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Words(IdLists):
+        kind: Literal["mine"] = "mine"
+
+    return Words
+
+
+def test_no_cell_is_to_blame_for_a_kind_that_calls_its_cells_wrongly() -> None:
+    kind = kind_of_my_own(parse=lambda self, cells: cells.vectors(dimensions=2))
+    chunk = RawChunk.of(pl.DataFrame({"at": [[1.0, 2.0]]}))
+    with pytest.raises(SchemaError, match="TypeError") as refused:
+        Preprocessing.fit(Schema(features=(kind(name="at"),)), [chunk])
+    assert "test_kinds.py:" in refused.value.where
+    assert "row" not in refused.value.where
+    assert len(refused.value.ways_out) == 1
+    assert refused.value.ways_out[0].startswith("correct the kind")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -97,6 +118,8 @@ def kind_of_my_own(**parts: Any) -> Any:
         (lambda: kind_of_my_own(spec=lambda self: VectorSpec(name="other", dim=2)), "name of the feature"),
         (lambda: kind_of_my_own(spec=lambda self: self.width), "AttributeError"),
         (lambda: kind_of_my_own(spec=lambda self: SingleSpec(name=self.name, table=self.name)), "table_name ''"),
+        (lambda: kind_of_my_own(table_name=lambda self: self.name), "write @property above"),
+        (lambda: list_of_my_own(), r"is_ordered[^$]*where: .*Words in .*test_kinds\.py"),
         (lambda: kind_of_my_own(kind="my kind"), "a word of letters"),
         (lambda: type("Mine", (Pair,), {"kind": "mine"}), "@dataclass"),
     ],

@@ -284,7 +284,15 @@ class Feature(Family, ABC, family="kind of feature"):
         needed = [each for each in fields(cls) if each.default is MISSING is each.default_factory]
         if [each.name for each in needed] != ["name"]:
             return  # nobody else knows what its settings might be
-        spec = cls(name="tried").spec()
+        tried = cls(name="tried")
+        if not isinstance(tried.table_name, str):
+            raise ConfigError(
+                expected="`table_name`: a property that returns the name of a table, or an empty text for none",
+                found="a method" if callable(tried.table_name) else repr(tried.table_name),
+                where=f"{cls.__module__}.{cls.__qualname__}.table_name",
+                ways_out="write @property above def table_name(self) -> str",
+            )
+        spec = tried.spec()
         if not isinstance(spec, Spec) or spec.name != "tried":
             raise ConfigError(
                 expected="a NumberSpec, SingleSpec, JaggedSpec, VectorSpec or MomentsSpec with the name of the feature",
@@ -293,10 +301,10 @@ class Feature(Family, ABC, family="kind of feature"):
                 ways_out="return NumberSpec(name=self.name), or another of these",
             )
         looked_up = spec.table if isinstance(spec, SingleSpec | JaggedSpec) else ""
-        if looked_up != cls(name="tried").table_name:
+        if looked_up != tried.table_name:
             raise ConfigError(
                 expected="one table in `spec` and in `table_name`, which fitting and plans ask for",
-                found=f"table {looked_up!r} in `spec`, and table_name {cls(name='tried').table_name!r}",
+                found=f"table {looked_up!r} in `spec`, and table_name {tried.table_name!r}",
                 where=f"{cls.__module__}.{cls.__qualname__}",
                 ways_out="let `table_name` be a property that returns the table, and name it in `spec`: "
                 "SingleSpec(name=self.name, table=self.table_name)",

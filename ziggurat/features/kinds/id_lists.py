@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from ziggurat.config import JSON, to_json
+from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import JaggedSpec
 from ziggurat.features.kinds.feature import Cells, ColumnType, Encoded, Feature, Fitted, Parsed, RequestReader
 from ziggurat.features.pooling import Pooling
@@ -28,7 +30,8 @@ class IdLists(Feature):
     """A list of ids a row; a list column, or text split at `separator`.
 
     Attributes:
-        is_ordered: the order means something, the latest id last, so a list that is cut keeps its last ids.
+        is_ordered: the order means something, the latest id last, so a list that is cut keeps its last ids; each kind
+            says it.
     """
 
     table: str = ""
@@ -81,6 +84,23 @@ class IdLists(Feature):
         import polars as pl
 
         return pl.List(pl.String)
+
+    @classmethod
+    def try_out(cls) -> None:
+        """Refuse a kind that does not say whether the order of its lists means something."""
+        if not isinstance(getattr(cls, "is_ordered", None), bool):
+            # Python's own error, in `spec` below, would name this file in place of the kind's.
+            file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+            raise ConfigError(
+                expected="is_ordered, True or False, in a kind of lists of ids",
+                found="none" if not hasattr(cls, "is_ordered") else repr(cls.is_ordered),
+                where=f"{cls.__module__}.{cls.__qualname__}" + (f" in {file}" if file else ""),
+                ways_out=(
+                    "is_ordered = False: the ids of a list are a set, as the words of a text or the genres of a film",
+                    "is_ordered = True: the latest id is the last, so a list that is cut keeps its last ids",
+                ),
+            )
+        super().try_out()
 
     def divided(self, series: pl.Series) -> pl.Series:
         """Return the lists of a raw column of texts, where `separator` divides them; else the column."""

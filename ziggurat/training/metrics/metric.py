@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from typing import ClassVar
 
@@ -152,12 +152,15 @@ class Metric(Specification, kind="metric"):
         for num in (0, 1, 40):
             scores = np.linspace(0.0, 1.0, num)
             samples = scored_samples(scores, np.arange(num) % 2.0, task=self.task, scale=ScoreScale.ANY)
-            found = self.compute(Judged(samples, np.arange(num, dtype=np.int64) // 8, 10))
+            judged = Judged(samples, np.arange(num, dtype=np.int64) // 8, 10)
+            where = f"metric {self}, {type(self).__module__}.{type(self).__qualname__}.compute"
+            expected = f"a float, which is NaN where the metric is undefined, as it may be of {num} samples"
+            found = answer_of(partial(self.compute, judged), expected=expected, where=where)
             if not isinstance(found, float):
                 raise ConfigError(
-                    expected="a float, which is NaN where the metric is undefined",
+                    expected=expected,
                     found=f"{found!r}, of {num} samples",
-                    where=f"metric {self}, {type(self).__module__}.{type(self).__qualname__}.compute",
+                    where=where,
                     ways_out="return float(…)",
                 )
 

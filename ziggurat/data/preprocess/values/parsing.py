@@ -11,6 +11,8 @@ Ids of `identity` tables become rows right here, since they need no fitting and 
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -218,26 +220,44 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
 
 def _failed_parse(feature: Feature, problem: Exception, *, schema: Schema, chunk: RawChunk) -> SchemaError:
     """Return the error for a kind from outside the package that raises, with the first row that it cannot parse."""
+    where = f"{type(feature).__module__}.{type(feature).__qualname__}.parse, feature {feature.name!r}"
+    of_none = _problem_of(feature, schema=schema, chunk=chunk.filter(np.zeros(chunk.num_rows, dtype=np.bool_)))
+    if type(of_none) is type(problem) and str(of_none) == str(problem):
+        # No cell is to blame where the same fails without any: the kind has a slip, or calls `cells` wrongly.
+        frames = traceback.extract_tb(problem.__traceback__)
+        file = getattr(sys.modules.get(type(feature).__module__), "__file__", None)
+        last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        return SchemaError(
+            expected="a kind that parses any chunk, also one of no rows",
+            found=f"{type(problem).__name__}: {problem!s:.200}, of a chunk without a row, too",
+            where=f"{where}, at {last.filename}:{last.lineno}",
+            ways_out="correct the kind; docs/guides/extending.md says what `parse` may call, and what it returns",
+        )
     parsed = 0
     failing = chunk.num_rows
     while failing - parsed > 1:  # the first `parsed` rows can be parsed, the first `failing` cannot
         middle = (parsed + failing) // 2
-        part = chunk.filter(np.arange(chunk.num_rows) < middle)
-        texts = canonical_strings(part.frame, [column_of(feature)] if feature.is_id else [])
-        cells = FeatureCells(feature, schema=schema, chunk=part, texts=texts, faults=Faults(chunk=part))
-        try:
-            feature.parse(cells)
-        except Exception:
-            failing = middle
-        else:
+        if _problem_of(feature, schema=schema, chunk=chunk.filter(np.arange(chunk.num_rows) < middle)) is None:
             parsed = middle
+        else:
+            failing = middle
     place = chunk.where(failing - 1, column=column_of(feature)) if chunk.num_rows else str(chunk.path)
     return SchemaError(
         expected="a kind that parses every cell, or reads it by the methods of `cells`, which name a bad one",
         found=f"{type(problem).__name__}: {problem!s:.200}",
-        where=f"{type(feature).__module__}.{type(feature).__qualname__}.parse, feature {feature.name!r}; {place}",
+        where=f"{where}; {place}",
         ways_out=("correct the kind", "correct the cell", f"leave the feature {feature.name!r} out of the schema"),
     )
+
+
+def _problem_of(feature: Feature, *, schema: Schema, chunk: RawChunk) -> Exception | None:
+    """Return what a kind from outside the package raises when it parses a chunk; None where it parses it."""
+    texts = canonical_strings(chunk.frame, [column_of(feature)] if feature.is_id else [])
+    try:
+        feature.parse(FeatureCells(feature, schema=schema, chunk=chunk, texts=texts, faults=Faults(chunk=chunk)))
+    except Exception as problem:  # code of a user's may fail in any way
+        return problem
+    return None
 
 
 def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> None:
