@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.own_model import OwnConfig, OwnModel
 from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError
+from ziggurat.models.build import check_config_class
 from ziggurat.testing.ranks import run_ranks
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-model.md"
@@ -75,3 +78,10 @@ def test_the_guide_runs_on_one_device_and_on_four_ranks(tmp_path: Path, monkeypa
     evaluate_words = shlex.split(evaluate)
     assert main([*evaluate_words[evaluate_words.index("ziggurat") + 1 :], "--json", "four.json"]) == 0
     assert math.isfinite((tmp_path / "four.json").stat().st_size)
+
+
+def test_a_model_in_place_of_its_config_leads_to_the_config():
+    with pytest.raises(ConfigError, match="no frozen dataclass") as refused:
+        check_config_class(OwnModel)
+    assert refused.value.ways_out[0] == "name the config: tests.models.own_model:OwnConfig"
+    check_config_class(OwnConfig)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
@@ -163,8 +164,23 @@ def check_config_class(cls: type[Any]) -> None:
             expected="a frozen dataclass with kind, embedding, table_columns and build",
             found=wrong,
             where=f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', cls)}",
-            ways_out=("see docs/guides/own-model.md", 'kind: str = "my_model"'),
+            ways_out=(*_configs_beside(cls), "see docs/guides/own-model.md", 'kind: str = "my_model"'),
         )
+
+
+def _configs_beside(cls: type[Any]) -> list[str]:
+    """Return the ways out of a model that was named in place of its config: the configs that stand in its file."""
+    name = getattr(cls, "__module__", "")
+    beside = vars(sys.modules[name]).items() if isinstance(cls, type) and name in sys.modules else ()
+    return [
+        f"name the config: {name}:{each_name}"
+        for each_name, each in beside
+        if isinstance(each, type) and each is not cls and each.__module__ == name and _is_config_class(each)
+    ]
+
+
+def _is_config_class(cls: type[Any]) -> bool:
+    return all(hasattr(cls, name) for name in ("__dataclass_fields__", "table_columns", "build"))
 
 
 @check_arguments
@@ -259,12 +275,33 @@ def check_towers(config: ModelConfig, towers: Towers | None) -> None:
     """
     if towers is not None and not isinstance(config, TowerModelConfig):
         kinds = ", ".join(each().kind for each in MODEL_CONFIGS if isinstance(each(), TowerModelConfig))
+        built_in = [kind_of(each) for each in MODEL_CONFIGS]
         raise ConfigError(
             expected=f"a model with an interaction above the towers: {kinds}",
             found=f"{len(towers)} towers with model {config.kind!r}, which needs its embeddings as they are",
             where="towers",
-            ways_out=("leave the towers out", "take another model"),
+            ways_out=(
+                *([] if config.kind in built_in else [_for_towers(config)]),
+                "leave the towers out",
+                "take another model",
+            ),
         )
+
+
+def _for_towers(config: ModelConfig) -> str:
+    """Return the way out of a config of the user's own that has no place for towers."""
+    missing = [
+        text
+        for name, text in (
+            ("embedding_dim", "embedding_dim: int"),
+            ("tower_module", "tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)"),
+        )
+        if not hasattr(config, name)
+    ]
+    return (
+        f"give {type(config).__name__} {' and '.join(missing)}, and pass `towers` on to the model "
+        "(docs/guides/own-model.md)"
+    )
 
 
 def _build_towers(

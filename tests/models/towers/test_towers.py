@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.config import from_json, override, to_json
-from ziggurat.embeddings import TableOptimizer
+from ziggurat.embeddings import EmbeddingConfig, TableOptimizer
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import (
@@ -287,9 +287,27 @@ def test_config_round_trip_and_overrides():
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlatConfig:
+    """A config of a user's own that has no place for towers."""
+
+    kind: str = "flat"
+    embedding_dim: int = 4
+    embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
+
+    def table_columns(self, inputs):
+        return inputs.table_columns(self.embedding_dim)
+
+    def build(self, inputs, *, embeddings, towers):
+        raise AssertionError("it is refused before")
+
+
 def test_refusals():
     with pytest.raises(ConfigError, match="interaction above the towers"):
         build_model(LogisticRegressionConfig(), INPUTS, seed=0, towers=CROSSED)
+    with pytest.raises(ConfigError, match="interaction above the towers") as refused:
+        build_model(FlatConfig(), INPUTS, seed=0, towers=CROSSED)
+    assert refused.value.ways_out[0].startswith("give FlatConfig tower_module: TowerModuleConfig = ")
     with pytest.raises(PlanError, match="missing: single0"):
         build("dlrm", IDENTITY, Towers(towers=CROSSED.towers[:2]))
     with pytest.raises(PlanError, match="unknown: age"):
