@@ -171,7 +171,7 @@ def refusing_exits() -> Iterator[None]:
         if _module_of(frames[-1][0]) == "argparse":  # it has said why, or what there is
             raise
         last, line = [frame for frame in frames if _module_of(frame[0]) != "_sitebuiltins"][-1]  # of `exit()`
-        if Path(last.f_code.co_filename).is_relative_to(_PACKAGE) or comes_of_signal(error):
+        if is_of_package(last.f_code.co_filename) or comes_of_signal(error):
             raise
         refused = ConfigError(
             expected="code that does not end the program: of a model, a loss, a metric or an extension",
@@ -184,6 +184,11 @@ def refusing_exits() -> Iterator[None]:
         )
         refused.left_job = getattr(error, "left_job", False)
         raise refused from error
+
+
+def is_of_package(filename: str) -> bool:
+    """Return whether a file of a traceback is one of the package's."""
+    return Path(filename).is_relative_to(_PACKAGE)
 
 
 def _module_of(frame: FrameType) -> str:

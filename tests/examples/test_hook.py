@@ -66,6 +66,21 @@ def test_the_command_line_takes_it_by_name(place: Path, profiler: Any, capsys: p
     assert not Path("run").exists()
     assert main([*train, "--hook", "profile_steps"]) == 0, capsys.readouterr().err
     assert operations(place / "run/profile/rank0.json")
+    hook = "class Broken(Hook):\n    name = 'broken'\n\n    def on_step(self, trainer, made):\n        helped(made)\n"
+    more = "def helped(made):\n    {}['loss']\n\n\nHook.add(Broken())\n"
+    Path("breaks.py").write_text(f"from ziggurat.training.hooks.hook import Hook\n\n\n{hook}\n\n{more}")
+    train[1] = "breaks"
+    try:
+        assert main([*train[:-1], "broken", "--hook", "broken"]) == 2
+    finally:
+        Hook._members.pop("broken", None)
+    said = capsys.readouterr().err
+    assert "KeyError: 'loss'" in said
+    assert "the hook breaks.Broken, on_step, at step 1" in said
+    assert "breaks.py:8 in on_step" in said
+    assert "breaks.py:12 in helped" in said
+    assert "Traceback" not in said
+    assert f"{Path(ziggurat.__file__).parent}/" not in said
 
 
 def test_steps_that_are_none_are_refused(profiler: Any) -> None:

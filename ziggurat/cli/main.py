@@ -98,7 +98,8 @@ def _main(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
         take_extensions(options.extension, verbs=verbs)
         return _run(verb, options, [*rest, *settings], interrupts=interrupts)
     except ZigguratError as error:
-        say(with_extensions(f"{type(error).__name__}\n{error}\n"))
+        notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+        say(with_extensions(f"{type(error).__name__}\n{error}\n{notes}"))
         if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
             from ziggurat.parallel.lost_ranks import end_process
 
@@ -140,7 +141,11 @@ def _run(verb: Verb, options: argparse.Namespace, rest: list[str], *, interrupts
         raise
     except (KeyboardInterrupt, Exception) as error:
         if isinstance(error, Exception) and not interrupts.was_just_pressed:
-            raise
+            in_four_parts = getattr(error, "in_four_parts", None)  # of code of the user's: no lines of ours explain it
+            if not isinstance(in_four_parts, ZigguratError):
+                raise
+            in_four_parts.left_job = getattr(error, "left_job", False)
+            raise in_four_parts from error
         if verb is not TRAIN:
             raise KeyboardInterrupt from error
         try:

@@ -27,10 +27,11 @@ process and may see several runs one after another: `on_start` begins anew.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from ziggurat.errors import ConfigError, comes_of_signal, nearest_names
+from ziggurat.errors import ConfigError, ZigguratError, comes_of_signal, is_of_package, nearest_names
 from ziggurat.specification import Specification
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ziggurat.training.evaluation.evaluate import Evaluation
     from ziggurat.training.judging import MadeStep
     from ziggurat.training.trainer import Trainer
+
+_MOST_FRAMES = 5  # of an error in a hook: its own come first, what it calls of others' after them
 
 
 class Hook(Specification, kind="hook"):
@@ -262,9 +265,21 @@ class Hooks:
         return refused
 
     def _name(self, hook: Hook, moment: str, error: Exception) -> None:
-        """Add to an error of a user's hook which hook it is, and when."""
-        if _is_of_user(hook):
-            error.add_note(f"raised by the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}")
+        """Add to an error of a user's hook which hook it is, and when; a command line says it in four parts."""
+        if not _is_of_user(hook):
+            return
+        place = f"the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}"
+        error.add_note(f"raised by {place}")
+        if isinstance(error, ZigguratError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return  # they say more than which line of the hook it was
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_of_package(frame.filename)]
+        lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[:_MOST_FRAMES]]
+        error.in_four_parts = ConfigError(  # pyright: ignore[reportAttributeAccessIssue]
+            expected="a hook that comes back from every moment of a run",
+            found=f"{type(error).__name__}: {error}",
+            where=", ".join([place, *lines]),
+            ways_out=("correct the hook", "leave the hook out"),
+        )
 
 
 def _is_of_user(hook: Hook) -> bool:
