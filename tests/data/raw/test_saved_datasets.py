@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import polars as pl
@@ -59,6 +60,63 @@ def test_absent_files_and_indices_are_refused(tmp_path: Path) -> None:
         RawSource(tmp_path / "a")
     with pytest.raises(DataError, match="flatten_indices"):
         RawSource(save(tmp_path / "b", _indices_data_files=[{"filename": "indices.arrow"}]))
+
+
+def describe(folder: Path, *names: str) -> Path:
+    """Write the names of data files into the description of a saved data set."""
+    state = json.loads((folder / "state.json").read_text())
+    state["_data_files"] = [{"filename": name} for name in names]
+    (folder / "state.json").write_text(json.dumps(state))
+    return folder
+
+
+def test_the_order_is_that_of_the_description(tmp_path: Path) -> None:
+    folder = describe(save(tmp_path / "saved"), "data-00001-of-00002.arrow", "data-00000-of-00002.arrow")
+    assert numbers(folder) == [*range(30, 60), *range(30)]
+
+
+def test_a_description_that_names_no_file_is_refused_and_a_glob_takes_all(tmp_path: Path) -> None:
+    folder = save(tmp_path / "saved", _data_files=[])
+    with pytest.raises(DataError, match=r"(?s)an empty list.*state\.json") as refused:
+        RawSource(folder)
+    (folder / "state.json").write_text('{"_fingerprint": "1"}')
+    with pytest.raises(DataError, match=r"(?s)only _fingerprint.*state\.json"):
+        RawSource(folder)
+    (glob,) = shlex.split(refused.value.ways_out[-1].rpartition(": ")[2])
+    assert sorted(numbers(Path(glob))) == list(range(90))  # with the leftover of a mapping, as the way out says: all
+
+
+def test_a_file_that_is_named_twice_or_lies_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder = describe(save(tmp_path / "saved"), "data-00000-of-00002.arrow", "data-00000-of-00002.arrow")
+    with pytest.raises(DataError, match=r"data-00000-of-00002\.arrow more than once"):
+        RawSource(folder)
+    save(tmp_path / "other")
+    outside = str(tmp_path / "other" / "data-00000-of-00002.arrow")
+    for name in ("../other/data-00000-of-00002.arrow", outside, "..", "", "./data-00000-of-00002.arrow"):
+        with pytest.raises(DataError, match="by their names alone"):
+            RawSource(describe(folder, name))
+
+
+def test_splits_that_are_none_lie_elsewhere_or_are_not_saved_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "other")
+    about = tmp_path / "saved" / "dataset_dict.json"
+    save(tmp_path / "saved" / "train")
+    for text in ('{"splits": []}', "{}", '{"splits": ["../other"]}'):
+        about.write_text(text)
+        with pytest.raises(DataError, match=r"dataset_dict\.json"):
+            RawSource(about.parent)
+    about.write_text('{"splits": ["train"]}')
+    (about.parent / "train" / "state.json").unlink()
+    with pytest.raises(DataError, match=r"state\.json and dataset_info\.json"):
+        RawSource(about.parent)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_second_stream_behind_the_first_is_refused_by_its_file(tmp_path: Path, counted: bool) -> None:
+    file = save(tmp_path / "saved") / "data-00001-of-00002.arrow"
+    file.write_bytes(2 * file.read_bytes())
+    with pytest.raises(DataError, match=r"(?s)behind the end of the first stream.*data-00001"):
+        RawSource(file).num_rows_hint() if counted else numbers(file.parent)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Two layouts share the suffix. The *file* has a footer that lists its batches, and may be compressed. The *stream* has
 none: it ends with a mark of eight bytes, and one that was cut between two batches reads like a shorter one, so the mark
-is required. Neither has checksums: every batch is validated (offsets, lengths, texts) before it is used.
+is required. Bytes behind the mark (two streams in one file, as `cat` makes them) are refused: they would be rows that
+nobody reads. Neither has checksums: every batch is validated (offsets, lengths, texts) before it is used.
 
 Memory: one batch, as it was written. Cost: that of reading the bytes, and of the validation.
 """
@@ -27,7 +28,7 @@ from ziggurat.data.raw.arrow_rows import (
 )
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.errors import DataError, ZigguratError
-from ziggurat.files.stores import DataPath, StoreFile
+from ziggurat.files.stores import DataPath, OpenedFile, StoreFile
 
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -51,16 +52,18 @@ class ArrowFile:
         self._opened = path.open("rb") if isinstance(path, StoreFile) else pa.OSFile(str(path), "rb")
         try:
             start = self._opened.read(8)
-            size = self._opened.seek(0, io.SEEK_END)
-            self._opened.seek(max(0, size - 8))
+            self._size = self._opened.seek(0, io.SEEK_END)
+            self._opened.seek(max(0, self._size - 8))
             end = self._opened.read(8)
             self._opened.seek(0)
             if start.startswith(_OLD_FEATHER):
                 raise self._damaged("Feather of version 1, which pyarrow reads no more")
             self.is_stream = not start.startswith(_FILE_MAGIC)
             if self.is_stream and end != _END_OF_STREAM:
-                raise self._damaged(f"{size:,} bytes that end with {end.hex(' ') or 'nothing'}: no end of a stream")
-            self._schema = self._reader().schema
+                raise self._damaged(
+                    f"{self._size:,} bytes that end with {end.hex(' ') or 'nothing'}: no end of a stream"
+                )
+            self._schema = self._reader(self._opened).schema
             check_schema(self._schema, path=path)
         except ZigguratError:
             self._opened.close()
@@ -124,17 +127,15 @@ class ArrowFile:
             first += len(rows)
         return pl.concat(parts).head(num_rows) if parts else pl.DataFrame(schema=self.dtypes())
 
-    def _reader(
-        self, mapped: pa.MemoryMappedFile | None = None
-    ) -> pa.RecordBatchStreamReader | pa.RecordBatchFileReader:
-        source = self._opened if mapped is None else mapped
+    def _reader(self, source: pa.NativeFile | OpenedFile) -> pa.RecordBatchStreamReader | pa.RecordBatchFileReader:
         source.seek(0)
         return pa.ipc.open_stream(source) if self.is_stream else pa.ipc.open_file(source)
 
     def _batches(self, mapped: pa.MemoryMappedFile | None = None) -> Iterator[pa.RecordBatch]:
         number = 0
+        source = self._opened if mapped is None else mapped
         try:
-            reader = self._reader(mapped)
+            reader = self._reader(source)
             if self.is_stream:
                 for number, batch in enumerate(reader):  # noqa: B007  the error names it
                     yield batch
@@ -142,11 +143,25 @@ class ArrowFile:
                 for number in range(reader.num_record_batches):
                     yield reader.get_batch(number)
             refuse_changed(self._opened)
+            if self.is_stream:
+                self._refuse_more(source)
         except ZigguratError:
             raise
         except READ_ERRORS as error:
             refuse_changed(self._opened)
             raise self._damaged(error, where=f"batch {number}") from error
+
+    def _refuse_more(self, source: pa.NativeFile | OpenedFile) -> None:
+        """Refuse bytes behind the end of the stream, where a reader of a stream stops."""
+        end = source.tell()
+        if end == self._size:
+            return
+        raise DataError(
+            expected="one Arrow stream that ends with the file",
+            found=f"{self._size - end:,} more bytes behind the end of the first stream",
+            where=str(self.path),
+            ways_out="write each stream to a file of its own, and name all of them: cat joins text, and no streams",
+        )
 
     def _check(self, batch: pa.RecordBatch, number: int) -> None:
         """Refuse offsets and lengths that lie; texts of plain columns that are not UTF-8 are bad rows instead."""

@@ -204,13 +204,13 @@ def name_of_separator(separator: str) -> str:
 
 
 def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = "") -> list[DataPath]:
-    """The files that a path, URL, glob or folder stands for, in natural order.
+    """Return the files that a path, URL, glob or folder stands for, in natural order.
 
     Args:
         path: a file, a folder, or a glob; of this machine, or the URL of a store.
         suffixes: a folder stands for the files in it with one of these; hidden ones and documents are left out. A
-            folder that Hugging Face's `save_to_disk` wrote stands for the files that it names, and one of partitions
-            (day=1/part.parquet) for all of theirs.
+            folder that Hugging Face's `save_to_disk` wrote stands for the files that it names, in its order, and one of
+            partitions (day=1/part.parquet) for all of theirs.
         copies: a folder for whole copies of files in stores; "" reads the stores.
 
     Raises:
@@ -226,12 +226,14 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
     if is_url(path):
         found: list[DataPath] = list(files_at(str(path), is_wanted=lambda name: _is_data(name, known), copies=copies))
     elif (folder := Path(path)).is_dir():
-        saved = saved_files(folder)
-        found = [*(saved or (file for file in folder.iterdir() if _is_data_file(file, known)))]
-        if not saved and not found:
-            found = [*_partitioned_files(folder, known)]
-        elif not saved:
+        if saved := saved_files(folder):
+            # In the order of its description, whatever numbers the names have.
+            return [*saved]
+        found = [file for file in folder.iterdir() if _is_data_file(file, known)]
+        if found:
             _refuse_tree(folder, known, beside=True)
+        else:
+            found = [*_partitioned_files(folder, known)]
     elif folder.exists():
         _refuse_other_than_files(folder)
         return [folder]
