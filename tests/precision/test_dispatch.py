@@ -28,6 +28,7 @@ from ziggurat.precision.dispatch import (
 )
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.product_errors import measure_errors
+from ziggurat.precision.products import Shapes
 
 CPU = torch.device("cpu")
 
@@ -145,10 +146,10 @@ def test_activations_stay_fp32_where_an_error_is_not_known() -> None:
 def test_a_file_of_before_activations_were_chosen_has_them_in_fp32(tmp_path: Path) -> None:
     path = plan(forward="bf16").write(tmp_path / "dispatch.json")
     facts = json.loads(path.read_text())
-    del facts["whole"], facts["choices"]["layer"]["forward"]["error"], facts["sha256"]
+    del facts["shapes"], facts["whole"], facts["choices"]["layer"]["forward"]["error"], facts["sha256"]
     facts["version"] = 1
     path.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
-    read = DispatchPlan.read(path, model="DNN", modules={"layer"}, device=CPU)
+    read = DispatchPlan.read(path, model="DNN", shapes={"layer": {}}, device=CPU)
     assert read.whole.precision == "fp32"
     assert read.choices == plan(forward="bf16").choices
 
@@ -218,7 +219,7 @@ def test_plan_measures_every_product_and_is_read_as_written(tmp_path: Path) -> N
     assert list(found.choices) == ["layer"]
     assert all("error" in choice.reason or "no kernel" in choice.reason for choice in found.choices["layer"].values())
     path = found.write(tmp_path / "dispatch.json")
-    assert DispatchPlan.read(path, model="DNN", modules={"layer", "other"}, device=CPU) == found
+    assert DispatchPlan.read(path, model="DNN", shapes={"layer": {}, "other": {}}, device=CPU) == found
 
 
 def of_machine(**facts: str) -> Callable[[DispatchPlan], DispatchPlan]:
@@ -241,6 +242,67 @@ def test_file_of_something_else_is_refused_by_name(
 ) -> None:
     path = change(plan(forward="bf16")).write(tmp_path / "dispatch.json")
     with pytest.raises(ConfigError, match=message):
-        DispatchPlan.read(path, model="DNN", modules={"layer"}, device=CPU)
+        DispatchPlan.read(path, model="DNN", shapes={"layer": {}}, device=CPU)
     with pytest.raises(MissingFileError):
-        DispatchPlan.read(tmp_path / "none.json", model="DNN", modules={"layer"}, device=CPU)
+        DispatchPlan.read(tmp_path / "none.json", model="DNN", shapes={"layer": {}}, device=CPU)
+
+
+SHAPES = {"other": {"weight": [4, 8], "bias": [4]}, "layer": {"weight": [8, 16]}}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected", "found"),
+    [
+        (SHAPES | {"layer": {"weight": [8, 32]}}, "layer with weight 8×32", "layer with weight 8×16"),
+        (SHAPES | {"other": {"weight": [4, 8]}}, "other with weight 4×8", "other with weight 4×8, bias 4"),
+        (SHAPES | {"third": {}}, "third with no weights", "no third"),
+        ({"layer": SHAPES["layer"]}, "no other", "other with weight 4×8, bias 4"),
+    ],
+)
+def test_file_of_a_model_of_other_sizes_is_refused_by_the_first_that_differs(
+    tmp_path: Path, shapes: Shapes, expected: str, found: str
+) -> None:
+    path = replace(plan(forward="bf16"), shapes=SHAPES).write(tmp_path / "dispatch.json")
+    assert DispatchPlan.read(path, model="DNN", shapes=SHAPES, device=CPU).shapes == SHAPES
+    with pytest.raises(ConfigError) as refused:
+        DispatchPlan.read(path, model="DNN", shapes=shapes, device=CPU)
+    assert refused.value.expected == f"a dispatch of DNN with these sizes: {expected}"
+    assert refused.value.found == found
+    assert refused.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"choices": []}, "choices"),
+        (
+            {"choices": {"layer": {"sideways": {"kernel": "bf16", "reason": "", "error": None}}}},
+            "choices.layer.sideways",
+        ),
+        ({"choices": {"layer": {"forward": {"kernel": "fp7", "reason": "", "error": None}}}}, "choices.layer.forward"),
+        ({"choices": {"layer": {"forward": {"kernel": "bf16", "error": None}}}}, "choices.layer.forward"),
+        ({"choices": {"layer": {"forward": "bf16"}}}, "choices.layer.forward"),
+        ({"whole": {"precision": "mx9", "reason": ""}}, "whole.precision"),
+        ({"whole": None}, "whole"),
+        ({"machine": "this"}, "machine"),
+        ({"shapes": {"layer": {"weight": "8×16"}}}, "shapes.layer.weight"),
+        ({"version": 1, "choices": "none"}, ""),
+    ],
+)
+def test_wrong_content_under_a_right_seal_is_refused_by_its_key(
+    tmp_path: Path, change: dict[str, object], place: str
+) -> None:
+    path = plan(forward="bf16").write(tmp_path / "dispatch.json")
+    facts = json.loads(path.read_text()) | change
+    del facts["sha256"]
+    path.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
+    readers: list[Callable[[], object]] = [
+        lambda: DispatchPlan.read(path, model="DNN", shapes={"layer": {}}, device=CPU),
+        lambda: DispatchPlan.activations_of(path),
+        lambda: DispatchPlan.exchanges_products(path),
+    ]
+    for read in readers:
+        with pytest.raises(ConfigError) as refused:
+            read()
+        assert str(path) in refused.value.where
+        assert place in refused.value.where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import ziggurat as zg
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
+from ziggurat.files import digest_of
 from ziggurat.numerics.probe import Direction
 from ziggurat.precision import DenseProducts
 from ziggurat.precision.choice import machine_facts
@@ -21,7 +23,7 @@ from ziggurat.precision.dispatch import DISPATCH, Choice, DispatchPlan, Whole
 from ziggurat.precision.precision import Precision
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.load import load_run
-from ziggurat.runs.products import PRODUCT_ERRORS
+from ziggurat.runs.products import PRODUCT_ERRORS, dispatch_of_run
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import TrainingConfig
@@ -93,6 +95,27 @@ def write_plan(folder: Path, file: Path, *, kernel: str, whole: str = "fp32") ->
 def changed(folder: Path, **changes: Any) -> RunConfig:
     config = load_run(folder).config
     return dataclasses.replace(config, training=dataclasses.replace(config.training, **changes))
+
+
+def test_dispatch_holds_for_the_sizes_of_its_model_and_an_older_file_says_that_it_does_not_know_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "dispatch.json"
+    dispatch_of_run(folder, measure=True).write(file)
+    wider = changed(folder, precision=Precision.DISPATCH, dispatch=str(file))
+    wider = dataclasses.replace(wider, model=dataclasses.replace(wider.model, embedding_dim=8))
+    with pytest.raises(ConfigError, match="these sizes") as refused:
+        zg.train_run(wider, folder=tmp_path / "wider")
+    assert refused.value.where == str(file)  # not its copy in the folder of the run
+    assert "weight 16×8" in refused.value.expected
+    assert "weight 16×4" in refused.value.found
+    # The same file as version 2 wrote it.
+    facts = json.loads(file.read_text())
+    del facts["shapes"], facts["sha256"]
+    facts["version"] = 2
+    file.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
+    zg.train_run(wider, folder=tmp_path / "wider")
+    assert "for which sizes, it does not say" in (tmp_path / "wider" / "startup.json").read_text()
 
 
 def test_run_trains_by_the_kernels_of_a_file(folder: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.precision.arithmetic import Arithmetic
 from ziggurat.precision.dispatch import DispatchedArithmetic, DispatchPlan
 from ziggurat.precision.precision import Precision
-from ziggurat.precision.products import DenseProducts, Linear, products_of
+from ziggurat.precision.products import DenseProducts, Linear, products_of, shapes_of_products
 
 Choose = Callable[[str, nn.Module], Arithmetic]
 """From the name of a module in its model, and the module, to the arithmetic of its products."""
@@ -169,11 +169,12 @@ def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: boo
             ),
         )
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    plan = DispatchPlan.read(path, model=type(model).__name__, modules=set(modules), device=device)
+    plan = DispatchPlan.read(path, model=type(model).__name__, shapes=shapes_of_products(model), device=device)
+    unknown = "" if plan.shapes is not None else "; an older Ziggurat wrote the file: for which sizes, it does not say"
     converted = convert(model, lambda name, module: plan.arithmetic(name, is_scored=is_scored))
     for arithmetic in dispatched_arithmetics(model):
         arithmetic.take_news()  # of the trial products of the conversion
-    return activations + converted.line()
+    return activations + converted.line() + unknown
 
 
 def dispatched_arithmetics(model: Model) -> list[DispatchedArithmetic]:

@@ -18,7 +18,8 @@ the file with the times. A fused kernel of a module, which a kernel of one produ
 with no product in FP32 is what `--precision bf16` computes, to the bit. BF16 activations need a known error of every
 product.
 
-Times hold for one machine and errors for one model, so the file names both, and the versions; another is refused.
+Times hold for one machine, errors and times for one model and its sizes, so the file names machine and versions, and
+the model with the shapes of its weights; another is refused.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.precision import Precision
 from ziggurat.precision.product_errors import KernelError, measure_errors, measure_speedups
+from ziggurat.precision.products import Shapes
+from ziggurat.typed import Reader
 
 MAX_ERROR = 0.2
 MIN_SPEEDUP = 1.05
+_ACTIVATIONS = ("fp32", "bf16")
 _NOT_DRAWN = KernelError(error=math.inf, normal_error=math.nan, why="it does not take matrices of drawn operands")
 _WAYS_OUT = (
     "make one here: ziggurat numerics dispatch RUN --out dispatch.json",
@@ -61,11 +65,15 @@ def _with_fp32_activations(facts: Any) -> Any:
     return facts | {"whole": whole, "choices": choices}
 
 
+def _without_shapes(facts: Any) -> Any:
+    return facts | {"shapes": None}
+
+
 DISPATCH = Format(
     name="ziggurat.dispatch",
     what="a dispatch of dense products",
-    version=2,
-    migrations={1: _with_fp32_activations},
+    version=3,
+    migrations={1: _with_fp32_activations, 2: _without_shapes},
     ways_out=_WAYS_OUT,
     error=ConfigError,
 )
@@ -137,6 +145,7 @@ class DispatchPlan:
         choices: by module and direction.
         missing: kernels that are not here, and why.
         whole: what the network computes in between its products.
+        shapes: of the weights of the model; None where they are not known (files of versions 1 and 2).
     """
 
     model: str
@@ -144,6 +153,7 @@ class DispatchPlan:
     choices: dict[str, dict[Direction, Choice]]
     missing: dict[str, str]
     whole: Whole = FP32_ACTIVATIONS
+    shapes: Shapes | None = None
 
     def arithmetic(self, module: str, *, is_scored: bool = False) -> Arithmetic:
         """Return the arithmetic of a module: torch's own, where all directions are as the activations.
@@ -179,57 +189,120 @@ class DispatchPlan:
             "whole": whole,
             "missing": self.missing,
             "choices": choices,
+            "shapes": self.shapes,
         }
         return DISPATCH.write(path, facts)
 
-    @staticmethod
-    def activations_of(path: str | Path) -> Precision:
+    @classmethod
+    def activations_of(cls, path: str | Path) -> Precision:
         """Return the precision of a file's activations."""
-        return Precision(DISPATCH.read(path)["whole"]["precision"])
-
-    @staticmethod
-    def exchanges_products(path: str | Path) -> bool:
-        """Return whether a file lets any product be computed by another kernel than that of the activations."""
-        facts = DISPATCH.read(path)
-        of_activations = facts["whole"]["precision"]
-        return any(each["kernel"] != of_activations for found in facts["choices"].values() for each in found.values())
+        return Precision(cls._of_file(path).whole.precision)
 
     @classmethod
-    def read(cls, path: str | Path, *, model: str, modules: set[str], device: torch.device) -> DispatchPlan:
+    def exchanges_products(cls, path: str | Path) -> bool:
+        """Return whether a file lets any product be computed by another kernel than that of the activations."""
+        plan = cls._of_file(path)
+        of_activations = plan.whole.precision
+        return any(choice.kernel != of_activations for found in plan.choices.values() for choice in found.values())
+
+    @classmethod
+    def read(cls, path: str | Path, *, model: str, shapes: Shapes, device: torch.device) -> DispatchPlan:
         """Read a file, if it is of this model, this machine and these versions.
 
         Args:
             path: of the file.
             model: class of the model.
-            modules: names of its modules with products.
+            shapes: of the weights of its modules with products, from `shapes_of_products`.
             device: of the model.
 
         Raises:
             MissingFileError: there is none.
             ConfigError: it is damaged, or of something else, which the message names.
         """
-        facts = DISPATCH.read(path)
-        choices = {
-            module: {Direction(each): Choice(**choice) for each, choice in found.items()}
-            for module, found in facts["choices"].items()
-        }
-        plan = cls(
-            model=facts["model"],
-            machine=facts["machine"],
-            choices=choices,
-            missing=facts["missing"],
-            whole=Whole(**facts["whole"]),
-        )
+        plan = cls._of_file(path)
         where = f"{path}"
-        if not choices:
+        if not plan.choices:
             raise _refusal(f"kernels for products of {model}", "none: nothing would be computed otherwise", where)
-        if plan.model != model or not choices.keys() <= modules:
-            unknown = ", ".join(sorted(choices.keys() - modules)[:3])
+        if plan.model != model or not plan.choices.keys() <= shapes.keys():
+            unknown = ", ".join(sorted(plan.choices.keys() - shapes.keys())[:3])
             raise _refusal(f"a dispatch of {model}", f"of {plan.model}" + (f", with {unknown}" * bool(unknown)), where)
         for name, here in machine_facts(device).items():
             if plan.machine.get(name) != here:
                 raise _refusal(f"a dispatch that was measured with {name} {here}", f"{plan.machine.get(name)}", where)
+        if plan.shapes is not None:
+            _refuse_other_shapes(plan.shapes, shapes, model=model, where=where)
         return plan
+
+    @classmethod
+    def _of_file(cls, path: str | Path) -> DispatchPlan:
+        """Read a file of any model and machine.
+
+        Raises:
+            MissingFileError: there is none.
+            ConfigError: it is damaged, or something in it is not what `write` writes; names the key.
+        """
+        reader = Reader(where=f"{path}", noun="key", error=ConfigError, ways_out=_WAYS_OUT)
+        content = reader.read(_Content, DISPATCH.read(path))
+        for module, found in content.choices.items():
+            for direction, choice in found.items():
+                place = f"choices.{module}.{direction}"
+                if direction not in set(Direction):
+                    raise reader.wrong(place, f"one of {', '.join(Direction)}", direction)
+                if choice.kernel not in {kernel.name for kernel in ProductKernel}:
+                    known = ", ".join(kernel.name for kernel in ProductKernel)
+                    raise reader.wrong(f"{place}.kernel", f"a kernel: {known}", choice.kernel)
+        if content.whole.precision not in _ACTIVATIONS:
+            raise reader.wrong("whole.precision", " or ".join(_ACTIVATIONS), content.whole.precision)
+        choices = {
+            module: {Direction(each): choice for each, choice in found.items()}
+            for module, found in content.choices.items()
+        }
+        return cls(
+            model=content.model,
+            machine=content.machine,
+            choices=choices,
+            missing=content.missing,
+            whole=content.whole,
+            shapes=content.shapes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """The content of a file, as its newest version has it."""
+
+    model: str
+    machine: dict[str, str]
+    whole: Whole
+    missing: dict[str, str]
+    choices: dict[str, dict[str, Choice]]
+    shapes: Shapes | None
+
+
+def _refuse_other_shapes(of_file: Shapes, of_model: Shapes, *, model: str, where: str) -> None:
+    """Refuse a file of a model with other weights, by the first that differs, in the order of the model."""
+    for module in dict.fromkeys((*of_model, *of_file)):
+        here = of_model.get(module)
+        there = of_file.get(module)
+        if here == there:
+            continue
+        raise ConfigError(
+            expected=f"a dispatch of {model} with these sizes: {_module_text(module, here)}",
+            found=_module_text(module, there),
+            where=where,
+            ways_out=(
+                "make one of a run of this model: ziggurat numerics dispatch RUN --measure --out dispatch.json",
+                *_WAYS_OUT[1:],
+            ),
+        )
+
+
+def _module_text(module: str, shapes: Mapping[str, Sequence[int]] | None) -> str:
+    """Name a module with the shapes of its weights."""
+    if shapes is None:
+        return f"no {module}"
+    weights = ", ".join(f"{name} {'×'.join(map(str, shape)) or 'a number'}" for name, shape in shapes.items())
+    return f"{module} with {weights or 'no weights'}"
 
 
 class DispatchedArithmetic(ArithmeticByDirection):
@@ -348,6 +421,7 @@ def plan_dispatch(
     device: torch.device,
     seed: int = 0,
     seconds_of: Callable[[Sequence[DispatchPlan]], Sequence[float]] | None = None,
+    shapes: Shapes | None = None,
 ) -> DispatchPlan:
     """Measure fast kernels in all products of a record, and choose.
 
@@ -356,6 +430,7 @@ def plan_dispatch(
         device: to measure on.
         seed: of the draws.
         seconds_of: times the whole network by each of a few plans; None: activations stay FP32.
+        shapes: of the weights of the model, which models that are to compute by the plan are compared with.
 
     Raises:
         ConfigError: the record is of no product: there is nothing to choose.
@@ -380,10 +455,10 @@ def plan_dispatch(
     for product in record.products.values():
         for direction in Direction:
             errors = measure_errors(product, direction, here, device=device, seed=seed)
-            shapes = product.shapes(direction)
+            operands = product.shapes(direction)
             for activations, measured in by_activations.items():
                 dtype = Precision(activations).dtype
-                speedups = measure_speedups(shapes, here, device=device, dtype=dtype)
+                speedups = measure_speedups(operands, here, device=device, dtype=dtype)
                 module = measured.setdefault(product.name.partition("#")[0], {each: {} for each in Direction})
                 found = module[direction]
                 for kernel in here:
@@ -391,7 +466,7 @@ def plan_dispatch(
                     now = KernelMeasured(
                         error=of_kernel.error,
                         speedup=speedups.get(kernel.name, 0.0),
-                        why=kernel.refuses(*shapes) or of_kernel.why,
+                        why=kernel.refuses(*operands) or of_kernel.why,
                     )
                     found[kernel.name] = found.get(kernel.name, now).and_worse(now)
     plans = [
@@ -401,6 +476,7 @@ def plan_dispatch(
             choices=_choices(measured, activations=activations),
             missing=missing,
             whole=Whole(precision=activations, reason=""),
+            shapes=shapes,
         )
         for activations, measured in by_activations.items()
     ]

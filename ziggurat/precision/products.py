@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
+
+Shapes: TypeAlias = dict[str, dict[str, list[int]]]  # of weights: by module, by name in it
 
 
 class DenseProducts(nn.Module):
@@ -57,6 +59,18 @@ class Linear(DenseProducts, nn.Linear):
 def products_of(model: nn.Module) -> dict[str, DenseProducts]:
     """Return the modules of a model that compute dense products through an arithmetic, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, DenseProducts)}
+
+
+def shapes_of_products(model: nn.Module) -> Shapes:
+    """Return the shapes of the weights of all modules with dense products, plain linear maps too, by their names.
+
+    Two models of the same classes and names differ in them where they differ in a size.
+    """
+    return {
+        name: {weight: list(each.shape) for weight, each in module.named_parameters(recurse=False)}
+        for name, module in model.named_modules()
+        if isinstance(module, DenseProducts | nn.Linear)
+    }
 
 
 @contextmanager

@@ -8,6 +8,8 @@ given to a resumed run has to say the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,3 +67,25 @@ def by_kept_dispatch(config: RunConfig, run: RunFolder) -> RunConfig:
     if not config.training.dispatch:
         return config
     return replace(config, training=replace(config.training, dispatch=str(run.dispatch.absolute())))
+
+
+@contextmanager
+def naming_given_dispatch(given: str, *, kept: str) -> Iterator[None]:
+    """Let errors within name the file that was given, where they name its copy in the run's folder.
+
+    Args:
+        given: path of the user's file; the copy's own where a run goes on by it.
+        kept: path of the copy.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        is_of_copy = error.where == kept or error.where.startswith(f"{kept}, ")
+        if not kept or given == kept or not is_of_copy:
+            raise
+        raise ConfigError(
+            expected=error.expected,
+            found=error.found,
+            where=given + error.where.removeprefix(kept),
+            ways_out=error.ways_out,
+        ) from error

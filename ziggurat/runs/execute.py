@@ -51,7 +51,7 @@ from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data, refuse_other_vocabularies
-from ziggurat.runs.dispatched import by_kept_dispatch, keep_dispatch
+from ziggurat.runs.dispatched import by_kept_dispatch, keep_dispatch, naming_given_dispatch
 from ziggurat.runs.display import metrics_html, plot_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.kept_frames import frames_by_split, keep_frames, with_kept_frames
@@ -289,6 +289,7 @@ def train_run(
         has_begun = ranks.on_first(run.has_begun)
         is_given = any(change.setting == "training.dispatch" for change in changes or ())
         ranks.on_first(lambda: keep_dispatch(config, run, has_begun=has_begun, is_given=is_given))
+        given_dispatch = config.training.dispatch
         config = by_kept_dispatch(config, run)
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
         if changes is not None:
@@ -302,7 +303,8 @@ def train_run(
         lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
         config, rung_lines = with_rungs(config, prepared.train, list_lengths=lengths, num_ranks=ranks.world_size)
         # The model, and what trains it.
-        built = build_on_ranks(config, prepared, ranks=ranks, run=run, resume=has_begun)
+        with naming_given_dispatch(given_dispatch, kept=config.training.dispatch):
+            built = build_on_ranks(config, prepared, ranks=ranks, run=run, resume=has_begun)
         trainer = Trainer(
             built.model,
             config=config.training,

@@ -19,6 +19,7 @@ from ziggurat.numerics.probe.record import newest_probe
 from ziggurat.precision.dispatch import DispatchPlan, plan_dispatch
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.product_errors import KernelError, measure_errors
+from ziggurat.precision.products import shapes_of_products
 from ziggurat.runs.load import Run, load_run
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.records.run_folder import RunFolder
@@ -116,6 +117,7 @@ def dispatch_of_run(
         record,
         device=_device_of(run),
         seconds_of=lambda plans: seconds_of_plans(run.model, plans, batches=timed),
+        shapes=shapes_of_products(run.model),
     )
 
 
