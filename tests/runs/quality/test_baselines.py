@@ -79,7 +79,16 @@ def test_a_run_and_its_baseline(
         assert words in shown
     assert f"<td class=n>{theirs['metrics']['log_loss']:.5f}" in page
     grown = TREES.read(RunFolder(Path("runs/a")).trees)
-    trees = versus_trees(ours["metrics"], grown["test"], metric="auc", library=grown["library"])
+    half_width = grown["half_widths"]["test"]
+    assert 0.0 < half_width < 0.5
+    trees = versus_trees(
+        ours["metrics"],
+        grown["test"],
+        metric="auc",
+        library=grown["library"],
+        half_width=half_width,
+    )
+    assert f" ± {half_width:.5f}" in trees
     assert f"trees {grown['test']:.5f}" in trees
     assert trees in page
     assert trees in shown
@@ -142,6 +151,10 @@ def test_a_difference_within_its_error_is_none_and_worse_metrics_are_named() -> 
     assert error == "rmse 19.50000, linear regression 2.20000 (17.30000 worse than a sum of weights)"
     grown = versus_trees({"rmse": 19.5}, 2.2, metric="rmse", library="trees 1.0")
     assert grown == "rmse 19.50000, trees 2.20000 (17.30000 worse than trees; trees 1.0, its defaults)"
+    grown = versus_trees({"auc": 0.49}, 0.452, metric="auc", library="trees 1.0", half_width=0.07)
+    assert "(+0.03800 ± 0.07000, no difference that these rows can show; " in grown
+    grown = versus_trees({"auc": 0.49}, 0.452, metric="auc", library="trees 1.0", half_width=0.01)
+    assert "(0.03800 ± 0.01000 better than trees; " in grown
 
 
 def test_the_error_of_a_difference_is_that_of_models_on_the_same_groups() -> None:

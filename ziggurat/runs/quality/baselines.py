@@ -150,9 +150,9 @@ def train_baseline(
     started = place.config.exists()
     wanted = load_config(place.path) if started else baseline_config(config, data=prepared)
     result = train_run(wanted, folder=place.path, resume=started, progress=quiet)
-    half_widths = _half_widths(run, place, models=models, progress=quiet)
+    half_widths, scored = _half_widths(run, place, models=models, progress=quiet)
     VERSUS.write(run.versus, half_widths)
-    trees = _grown_trees(config, wanted, run=run, progress=quiet)
+    trees = _grown_trees(config, wanted, run=run, scored=scored, progress=quiet)
     write_report(run.path)
     steps_per_epoch = -(-prepared.train.num_rows // wanted.training.loader.batch_size)
     return Baseline(
@@ -165,19 +165,33 @@ def train_baseline(
     )
 
 
-def _grown_trees(config: RunConfig, linear: RunConfig, *, run: RunFolder, progress: Progress) -> TreesResult | None:
+def _grown_trees(
+    config: RunConfig,
+    linear: RunConfig,
+    *,
+    run: RunFolder,
+    scored: Mapping[str, ScoredRows],
+    progress: Progress,
+) -> TreesResult | None:
     """Grow trees by the metric that decides in a run, and keep what they reach beside it.
 
     Args:
         config: of the run.
         linear: of its baseline, whose lists are pooled: trees read no sequences.
         run: its folder.
+        scored: by split, the scores of the run.
         progress: shows phases.
     """
     metric = config.stop_metric()
     prepared = prepare_run(linear, progress=progress, fitted=load_preprocessing(RunFolder(run.baseline).preprocessing))
     progress.begin("grow trees", total=None)
-    grown = boosted_trees(prepared, metric=metric, threads=config.training.threads, seed=config.training.seed)
+    grown = boosted_trees(
+        prepared,
+        metric=metric,
+        threads=config.training.threads,
+        seed=config.training.seed,
+        scored=scored,
+    )
     progress.end()
     if grown is None:
         run.trees.unlink(missing_ok=True)
@@ -188,9 +202,10 @@ def _grown_trees(config: RunConfig, linear: RunConfig, *, run: RunFolder, progre
 
 def _half_widths(
     run: RunFolder, place: RunFolder, *, models: Sequence[type[ModelConfig]], progress: Progress
-) -> dict[str, dict[str, float]]:
-    """Error bars of the differences between a run and its baseline, on each split that both were judged on."""
+) -> tuple[dict[str, dict[str, float]], dict[str, ScoredRows]]:
+    """Return error bars of the differences between a run and its baseline, and the run's scores, by split of both."""
     found: dict[str, dict[str, float]] = {}
+    ours: dict[str, ScoredRows] = {}
     loaded = [load_run(run.path, models=models), load_run(place.path)]
     prepared = [prepare_run(each.config, progress=progress, fitted=each.preprocessing) for each in loaded]
     for split in ("valid", "test"):
@@ -201,10 +216,11 @@ def _half_widths(
         for each, dataset in zip(loaded, datasets, strict=True):
             batches = ordered_batches(dataset, batch_size=_SCORED_ROWS).batches(epoch=0)
             scored.append(scored_rows(each.model, batches))
+        ours[split] = scored[0]
         # Both models read the same rows in the same order, so that the units of either are those of both.
         differences = paired_differences(*(each.metrics for each in scored), units=scored[-1].units)
         found[split] = {name: each.half_width for name, each in differences.items() if math.isfinite(each.half_width)}
-    return found
+    return found, ours
 
 
 def check_baseline(config: RunConfig) -> None:

@@ -17,8 +17,8 @@ import importlib.util
 import inspect
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.runs.quality.paired import ScoredRows, paired_differences
 from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
 
 NAME = "gradient_boosted_trees"
@@ -52,6 +53,7 @@ class TreesResult:
         test: on test rows; NaN without them.
         trees: that were kept.
         seconds: of growing.
+        half_widths: by split, half of the 95 % interval of the difference between a model and them.
     """
 
     library: str
@@ -59,6 +61,7 @@ class TreesResult:
     test: float
     trees: int
     seconds: float
+    half_widths: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self, *, metric: str) -> dict[str, JSON]:
         """Return the content of a file of `TREES`; what there is not, is null.
@@ -73,6 +76,7 @@ class TreesResult:
             "test": self.test if math.isfinite(self.test) else None,
             "trees": self.trees,
             "seconds": self.seconds,
+            "half_widths": {name: value for name, value in self.half_widths.items() if math.isfinite(value)},
         }
 
 
@@ -81,7 +85,14 @@ def trees_library() -> str:
     return next((name for name in ("lightgbm", "sklearn") if importlib.util.find_spec(name) is not None), "")
 
 
-def boosted_trees(prepared: PreparedData, *, metric: str, threads: int, seed: int) -> TreesResult | None:
+def boosted_trees(
+    prepared: PreparedData,
+    *,
+    metric: str,
+    threads: int,
+    seed: int,
+    scored: Mapping[str, ScoredRows] | None = None,
+) -> TreesResult | None:
     """Grow trees on the training rows; None without a library, or for a metric that trees have no part in.
 
     Args:
@@ -89,6 +100,7 @@ def boosted_trees(prepared: PreparedData, *, metric: str, threads: int, seed: in
         metric: that decides, perhaps of one of several labels.
         threads: of the CPU; 0: the library's own choice.
         seed: of the library.
+        scored: by split, the scores of the model to compare with, of all rows in their order.
     """
     library, (kind, _, of_label) = trees_library(), metric.partition("/")
     inputs = prepared.inputs
@@ -105,16 +117,22 @@ def boosted_trees(prepared: PreparedData, *, metric: str, threads: int, seed: in
     valid = _columns(prepared.valid, inputs, column=column)
     grow = _by_lightgbm if library == "lightgbm" else _by_scikit_learn
     grown = grow(train, valid, is_class=one_label.labels[0].task.has_positives, threads=threads, seed=seed)
-    found = [_metric(grown.scores(valid.values), valid, inputs=one_label, kind=kind)]
+    rows = {"valid": valid}
     if prepared.test is not None:
-        test = _columns(prepared.test, inputs, column=column)
-        found.append(_metric(grown.scores(test.values), test, inputs=one_label, kind=kind))
+        rows["test"] = _columns(prepared.test, inputs, column=column)
+    judged = {split: _judged(grown.scores(each.values), each, inputs=one_label) for split, each in rows.items()}
+    half_widths: dict[str, float] = {}
+    for split, ours in (scored or {}).items():
+        # Of several labels the names of metrics differ, and of rows that trees left out there is no pair.
+        if len(inputs.labels) == 1 and split in rows and len(rows[split].labels) == len(ours.units):
+            half_widths[split] = paired_differences(ours.metrics, judged[split], units=ours.units)[kind].half_width
     return TreesResult(
         library=grown.library,
-        valid=found[0],
-        test=found[1] if len(found) > 1 else float("nan"),
+        valid=judged["valid"].compute()[kind],
+        test=judged["test"].compute()[kind] if "test" in judged else float("nan"),
         trees=grown.trees,
         seconds=time.perf_counter() - begin,
+        half_widths=half_widths,
     )
 
 
@@ -255,7 +273,7 @@ def _scores(model: _Booster, values: NDArray[np.float32], *, is_class: bool) -> 
     return model.predict(values)
 
 
-def _metric(scores: NDArray[np.float64], rows: _Columns, *, inputs: InputSpec, kind: str) -> float:
+def _judged(scores: NDArray[np.float64], rows: _Columns, *, inputs: InputSpec) -> MetricAccumulator:
     accumulator = MetricAccumulator(inputs)
     weights = None if rows.weights is None else torch.from_numpy(rows.weights)
     accumulator.update(
@@ -263,4 +281,4 @@ def _metric(scores: NDArray[np.float64], rows: _Columns, *, inputs: InputSpec, k
         torch.from_numpy(rows.labels).unsqueeze(1),
         weights,
     )
-    return accumulator.compute()[kind]
+    return accumulator

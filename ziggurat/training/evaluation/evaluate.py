@@ -271,7 +271,9 @@ def versus_baseline(
     return line + (f"; worse by {', '.join(worse)}" if worse else "")
 
 
-def versus_trees(metrics: Mapping[str, float], trees: float, *, metric: str, library: str) -> str:
+def versus_trees(
+    metrics: Mapping[str, float], trees: float, *, metric: str, library: str, half_width: float = math.nan
+) -> str:
     """Compare a model with gradient-boosted trees on the same rows, in a few words; "" where one has no such metric.
 
     Args:
@@ -279,12 +281,19 @@ def versus_trees(metrics: Mapping[str, float], trees: float, *, metric: str, lib
         trees: the metric that they reach.
         metric: to compare by.
         library: that grew them.
+        half_width: half of the 95 % interval of the difference; NaN where nobody knows it.
     """
     ours = metrics.get(metric, math.nan)
     if not (math.isfinite(ours) and math.isfinite(trees)):
         return ""
     gain = ours - trees if higher_is_better(metric) else trees - ours
-    verdict = f"{abs(gain):.5f} {'better' if gain > 0 else 'worse'} than trees" if gain else "equal to trees"
+    bar = f" ± {half_width:.5f}" if math.isfinite(half_width) else ""
+    if abs(gain) <= half_width:
+        verdict = f"{ours - trees:+.5f}{bar}, no difference that these rows can show"
+    elif gain == 0.0:
+        verdict = "equal to trees"
+    else:
+        verdict = f"{abs(gain):.5f}{bar} {'better' if gain > 0 else 'worse'} than trees"
     return f"{metric} {ours:.5f}, trees {trees:.5f} ({verdict}; {library}, its defaults)"
 
 

@@ -406,7 +406,13 @@ def trees_text(run: RunFolder, metrics: Mapping[str, float], *, split: str, why_
     if run.trees.exists():
         found = TREES.read(run.trees)
         trees = math.nan if found[split] is None else found[split]
-        text = versus_trees(metrics, trees, metric=found["metric"], library=found["library"])
+        text = versus_trees(
+            metrics,
+            trees,
+            metric=found["metric"],
+            library=found["library"],
+            half_width=found.get("half_widths", {}).get(split, math.nan),
+        )
         if text:
             return text
     return f"gradient-boosted trees were not tried{f': {why_not}' if why_not else ', and may be better'}"
