@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.own_sources import ShuffledBlocks, SizedBlocks, all_rows, train_blocks
 from tests.training.rank_runs import Case, model_of, training_config
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.data.source import state_from_json, state_to_json
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.testing.encoded_examples import PLAIN, plain_table
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Decay, ScheduleConfig, TrainingConfig
@@ -36,6 +38,17 @@ def test_a_source_is_resumed_where_it_stood(tmp_path: Path) -> None:
         train_blocks(0, 1, str(tmp_path / f"{stop}"), stop, False, [100])
         again, _, _ = train_blocks(0, 1, str(tmp_path / f"{stop}"), 0, True, [100])
         assert again == whole, stop
+
+
+def test_samples_that_all_count_nothing_are_refused_after_their_pass(tmp_path: Path) -> None:
+    samples = all_rows(96)
+    weights = torch.zeros(96)
+    source = ShuffledBlocks(dataclasses.replace(samples, weights=weights), block=32, seed=0)
+    with pytest.raises(DataError, match="weights are all 0"):
+        trainer_on(source, tmp_path / "none").fit()
+    weights[95] = 0.5
+    source = ShuffledBlocks(dataclasses.replace(samples, weights=weights), block=32, seed=0)
+    trainer_on(source, tmp_path / "some").fit()
 
 
 def test_a_source_that_counts_epochs_skips_none(tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ class Feed:
         self._inputs = inputs
         self._has_rows = True
         self._is_checked = False
+        self._is_weighted = True  # a batch of this pass had a sample that counts, or nobody can say
         self._waits = False  # this rank's epoch is over, that of another one is not
         if config.schedule.decay in (Decay.LINEAR, Decay.COSINE) and not self.total_steps(Position()):
             raise ConfigError(
@@ -297,6 +298,13 @@ class Feed:
         state = self.source.state_dict()
         if batch is not None and not isinstance(self.source, LoaderSource):
             self._check(batch)
+        elif batch is None and not self._is_weighted and self._world_size == 1:
+            raise DataError(
+                expected="samples with a weight above 0",
+                found="a whole pass of samples whose weights are all 0: nothing is learned of them",
+                where=f"training data, {type(self.source).__name__}",
+                ways_out=("give weights above 0", "leave Batch.weights out: each sample then counts 1"),
+            )
         if isinstance(self.source, LoaderSource):
             return Fed(batch, self.source.step_rows, state, is_done=batch is None)
         said = self._gather(None if batch is None else batch.batch_size)
@@ -316,6 +324,11 @@ class Feed:
         if self._inputs is None or (self._is_checked and batch.single.device.type != "cpu"):
             return  # a GPU is asked once: each answer waits for it
         validate_batch(batch, self._inputs, has_rows=self._has_rows, must_have_labels=True)
+        weights = batch.weights
+        if not self._is_checked:
+            self._is_weighted = False
+        # A GPU is not asked again: then nobody can say.
+        self._is_weighted = self._is_weighted or weights is None or weights.is_cuda or bool((weights > 0).any())
         self._is_checked = True
 
     def states(self) -> list[object]:

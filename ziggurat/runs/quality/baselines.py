@@ -3,7 +3,7 @@
 Gradient-boosted trees are grown beside it, where a library is installed (`trees.py`).
 
 Logistic regression knows every feature and no two of them together, so what a model is better than it is what its
-interactions and layers have learned; a model that is not better has learned no more than a sum of weights.
+interactions and layers have learned; a model that is not better shows no sign of having learned more than that sum.
 
     runs/shop/              train DLRM … test auc 0.7419
     runs/shop/baseline/     logistic regression on the same rows: a run of its own, trained once, read afterwards

@@ -247,7 +247,7 @@ def versus_baseline(
     half_width = known.get(metric, 0.0)
     gain = ours - theirs if higher_is_better(metric) else theirs - ours
     if (math.isfinite(half_width) and abs(gain) <= half_width) or gain == 0.0:
-        verdict = "no difference that these rows can show: it has learned no more than a sum of weights"
+        verdict = "no difference that these rows can show, so no sign that it has learned more than a sum of weights"
     else:
         verdict = "better" if gain > 0 else "worse than a sum of weights"
     bar = f" ± {half_width:.5f}" if metric in known and math.isfinite(half_width) else ""
