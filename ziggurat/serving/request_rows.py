@@ -28,7 +28,7 @@ from ziggurat.data.preprocess.values.cells import MissingValues
 from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.data.preprocess.values.times import microseconds_of_dates
 from ziggurat.data.raw.bad_rows import BadRow
-from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers
+from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers, other_numbers
 from ziggurat.errors import BoundsError, DataError, RequestError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.events import HISTORY_TIMES
@@ -142,11 +142,16 @@ def _written_number(text: str, *, column: str, written: WrittenNumbers) -> float
         return text
     number = _cast(text[:400], written)
     if number is None:
+        others = other_numbers(text[:400], present=written)[:2]
+        meant = tuple(f'if it is {each:.10g}, send the number itself: {{"{column}": {each!r}}}' for each in others)
         raise RequestError(
             expected=f"a number of JSON, or text of one as in the files of the run{written.in_words()}",
             found=f"{text!r:.80}",
             where=f"request, column {column!r}",
-            ways_out=(f'send the number itself: {{"{column}": 1234.5}}', "write the text as those files do"),
+            ways_out=(
+                *(meant or (f'send the number itself: {{"{column}": 1234.5}}',)),
+                "write the text as those files do",
+            ),
         )
     return number
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.data.inspect.inspect_file import inspect_file
@@ -19,12 +20,14 @@ from ziggurat.data.raw.written_numbers import (
     DecimalMark,
     NumberSigns,
     ThousandsMark,
+    WrittenColumns,
     WrittenNumbers,
     find_marks,
     in_one_line,
 )
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, RequestError
 from ziggurat.features.schema import Dense, Schema
+from ziggurat.serving.request_rows import in_plain_numbers
 
 GERMAN = WrittenNumbers(decimal=DecimalMark.COMMA, thousands=ThousandsMark.POINT)
 ENGLISH = WrittenNumbers(thousands=ThousandsMark.COMMA)
@@ -42,6 +45,150 @@ def test_what_is_written_with_marks_is_the_number_that_it_was(numbers, marks):
     thousands, decimal = MARKS[marks]
     texts = [f"{each:,.2f}".translate(str.maketrans(",.", thousands + decimal)) for each in numbers]
     assert marks.cast(pl.Series(texts)).to_list() == [float(each) for each in numbers]
+
+
+def by_hand(text: str, *, thousands: str, decimal: str) -> float | None:
+    """The slow twin: cut at the marks, and look at each group of digits."""
+    body = text[1:] if text[:1] in ("+", "-") else text
+    whole, _, fraction = body.partition(decimal)
+    if not all(each in "0123456789" for each in fraction) or not whole + fraction:
+        return None
+    first, *others = whole.split(thousands)
+    if others:
+        even = all(len(group) == 3 for group in others)
+        indian = thousands == "," and all(len(group) == 2 for group in others[:-1]) and len(others[-1]) == 3
+        if not (even and 1 <= len(first) <= 3) and not (indian and 1 <= len(first) <= 2):
+            return None
+        if first.startswith("0"):
+            return None
+    digits = "".join([first, *others])
+    if not all(each in "0123456789" for each in digits):
+        return None
+    sign = -1 if text[:1] == "-" else 1
+    return sign * float(f"{digits or 0}.{fraction or 0}")
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    groups=st.lists(st.text("0123456789", min_size=1, max_size=4), min_size=1, max_size=4),
+    fraction=st.text("0123456789", max_size=4),
+    sign=st.sampled_from(["", "-"]),
+    marks=st.sampled_from(list(MARKS)),
+)
+@example(groups=["0", "500"], fraction="", sign="", marks=GERMAN)
+@example(groups=["000", "500"], fraction="", sign="-", marks=ENGLISH)
+@example(groups=["1", "12", "345"], fraction="", sign="", marks=GERMAN)
+@example(groups=["1", "12", "345"], fraction="", sign="", marks=ENGLISH)
+def test_files_frames_and_requests_read_marks_as_a_hand_does(groups, fraction, sign, marks):
+    thousands, decimal = MARKS[marks]
+    text = sign + thousands.join(groups) + (decimal + fraction if fraction else "")
+    expected = by_hand(text, thousands=thousands, decimal=decimal)
+    assert marks.cast(pl.Series([text])).to_list() == [expected]
+    chunk = replace(RawChunk.of(pl.DataFrame({"x": [text]})), numbers=marks)
+    asked = WrittenColumns(files=marks)
+    if expected is None:
+        with pytest.raises(DataError):
+            parse_chunk(Schema(features=(Dense(name="x"),)), chunk, bad_rows=BadRows())
+        with pytest.raises(RequestError):
+            in_plain_numbers({"x": text}, columns={"x"}, written=asked)
+        return
+    read = parse_chunk(Schema(features=(Dense(name="x"),)), chunk, bad_rows=BadRows()).features["x"]
+    assert np.asarray(read).tolist() == [expected]
+    assert in_plain_numbers({"x": text}, columns={"x"}, written=asked) == {"x": expected}
+
+
+def test_ways_out_name_the_numbers_that_a_text_is_by_other_marks():
+    with pytest.raises(RequestError) as refused:
+        in_plain_numbers({"price": "0.500"}, columns={"price"}, written=WrittenColumns(files=GERMAN))
+    assert refused.value.ways_out[0] == 'if it is 0.5, send the number itself: {"price": 0.5}'
+    assert "not 0.200" in refused.value.expected
+    texts = pl.DataFrame({"x": ["1.234,5", "0.500", "2.000"]})
+    chunk = replace(RawChunk.of(texts), numbers=GERMAN)
+    schema = Schema(features=(Dense(name="x"),))
+    with pytest.raises(DataError) as bad_row:
+        parse_chunk(schema, chunk, bad_rows=BadRows())
+    assert "if '0.500' is 0.5, write it as '0,5'" in bad_row.value.ways_out
+    mended = replace(chunk, frame=texts.with_columns(x=pl.Series(["1.234,5", "0,5", "2.000"])))
+    read = parse_chunk(schema, mended, bad_rows=BadRows()).features["x"]
+    assert np.asarray(read).tolist() == [1234.5, 0.5, 2000.0]
+
+
+@pytest.mark.parametrize(("separator", "below_one", "large"), [(";", "0.{}", "{}.266,9"), (",", "0,{}", "{},266.9")])
+def test_a_column_below_one_is_no_column_of_thousands(separator: str, below_one: str, large: str, tmp_path: Path):
+    rows = range(100, 900, 7)
+    columns = {"y": [row % 2 for row in rows], "k0": [below_one.format(row) for row in rows]}
+    columns["th"] = [large.format(row) for row in rows]
+    pl.DataFrame(columns).write_csv(tmp_path / "t.csv", separator=separator)
+    found = inspect_file(tmp_path / "t.csv", label="y")
+    assert {each.name: each.kind for each in found.schema.features} == {"k0": "dense", "th": "dense"}
+    assert len(found.schema.numbers) == 1, "one of the two columns is written in a way of its own"
+    written = WrittenColumns(files=found.numbers).with_own(found.schema.numbers)
+    texts = pl.DataFrame(columns)
+    assert written.of("k0").cast(texts["k0"]).to_list() == [row / 1000 for row in rows]
+    assert written.of("th").cast(texts["th"]).to_list() == [row * 1000 + 266.9 for row in rows]
+
+
+def test_doubt_is_said_of_three_digits_beside_columns_with_thousands():
+    columns = {
+        "dec": pl.Series(["4.079", "9.660", "6.629"]),
+        "english": pl.Series(["1,841.57", "12.5"]),
+        "more": pl.Series(["2,841.57", "12.5"]),
+        "german": pl.Series(["1.841,57", "12,5"]),
+    }
+    found = find_marks(columns, separator=",")
+    assert found.numbers == ENGLISH
+    assert found.warnings[-1] == (
+        "'dec': '4.079' is read as 4.079; where it is 4079 say in the schema [[number]], and below it "
+        'column = "dec" and decimal = "comma" and thousands = "point"'
+    )
+    assert found.of("dec") == ENGLISH
+    columns = {"dec": columns["dec"], "sure": pl.Series(["607.266", "1.607.266"])}
+    found = find_marks(columns, separator=";")
+    assert found.marked == {"dec", "sure"}, "no ids have marks between their thousands"
+    assert found.warnings[-1] == (
+        "'dec': '4.079' is read as 4079; where it is 4.079 say in the schema [[number]], and below it column = \"dec\""
+    )
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_decimal_commas_between_commas_are_numbers_and_lists_stay_lists(suffix: str, tmp_path: Path):
+    rows = range(400)
+    values = [row * 37 % 900 / 10 + 1 for row in rows]
+    comma = [f"{each:.1f}".replace(".", ",") for each in values]
+    columns = {
+        "y": [row % 2 for row in rows],
+        "percent": [f"{each}%" for each in comma],
+        "euro": [f"{each.replace('.', ',')} €" for each in map("{:.2f}".format, values)],
+        "plain": comma,
+        "negative": [f"{each - 40:.2f}".replace(".", ",") for each in values],
+        "pairs": [f"{10 + row % 13},{30 + row % 17}" for row in rows],
+        "lists": [",".join(str(20 * step + row // 7**step % 7) for step in range(1 + row % 3)) for row in rows],
+        "short": [f"{1 + row % 9},{11 + row % 7}" if row % 5 else str(1 + row % 9) for row in rows],
+        "z": values,
+    }
+    table = pl.DataFrame(columns)
+    path = tmp_path / f"t.{suffix}"
+    table.write_csv(path) if suffix == "csv" else table.write_parquet(path)
+    found = inspect_file(path, label="y")
+    kinds = {each.name: each.kind for each in found.schema.features}
+    numbers = ("percent", "euro", "plain", "negative")
+    assert {name: kinds.pop(name) for name in (*numbers, "z")} == dict.fromkeys((*numbers, "z"), "dense")
+    assert kinds == {"pairs": "multi_hot", "lists": "multi_hot", "short": "multi_hot"}
+    written = WrittenColumns(files=found.numbers).with_own(found.schema.numbers)
+    assert written.of("plain").cast(table["plain"]).to_list() == [round(each, 1) for each in values]
+    assert any("'plain': '1,0' is read as 1; where it is a list of the ids 1 and 0" in each for each in found.warnings)
+    assert any("'short': '2,12' is read as text or as two ids" in each for each in found.warnings)
+    assert not any(each.startswith("'lists'") for each in found.warnings)
+    marks = found.numbers
+    config = DataConfig(train=(str(path),), decimal=marks.decimal, thousands=marks.thousands, signs=marks.signs)
+    (chunk,) = config.source(config.train).frames(columns=[*numbers, "z"], numbers=[*numbers, "z"])
+    chunk = replace(chunk, number_columns=found.schema.numbers)
+    schema = Schema(features=tuple(Dense(name=name) for name in (*numbers, "z")), numbers=found.schema.numbers)
+    read = parse_chunk(schema, chunk, bad_rows=BadRows()).features
+    assert np.asarray(read["percent"]) == pytest.approx([each / 100 for each in values], rel=1e-6)
+    assert np.asarray(read["euro"]) == pytest.approx(values, rel=1e-6)
+    assert np.asarray(read["negative"]) == pytest.approx([each - 40 for each in values], rel=1e-6)
+    assert np.asarray(read["z"]) == pytest.approx(values, rel=1e-6)
 
 
 def test_marks_in_the_wrong_places_make_no_number():

@@ -27,6 +27,7 @@ import polars as pl
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent, short_number
 from ziggurat.data.preprocess.values.list_ends import find_padding, has_spaces
 from ziggurat.data.preprocess.values.written_vectors import length_of_vectors
+from ziggurat.data.raw.written_numbers import DECIMAL_COMMA
 from ziggurat.features.schema import (
     Categorical,
     Dense,
@@ -105,7 +106,8 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
         case Values.TRUTH:
             return FeatureGuess(Categorical(name=facts.name), "true or false")
         case Values.TEXT:
-            return _text(facts)
+            guess = _text(facts)
+            return replace(guess, warnings=(*_may_be_fractions(facts), *guess.warnings))
         case Values.WHOLE:
             return _whole(facts)
         case Values.NUMBERS:
@@ -215,6 +217,21 @@ def _text(facts: ColumnFacts) -> FeatureGuess:
     advice = 'if it divides ids, set kind = "multi_hot" and separator = "|"'
     notes = tuple(f"{facts.name!r}: some texts have '|', such as {text[:80]!r}: {advice}" for text in divided)
     return FeatureGuess(Categorical(name=facts.name), "text that comes back", notes)
+
+
+def _may_be_fractions(facts: ColumnFacts) -> tuple[str, ...]:
+    """Say of texts such as 60,7 and 60, which are read as lists of one or two ids, that they may be numbers."""
+    texts = facts.present.str.strip_chars()
+    pairs = texts.filter(texts.str.contains(r"^[1-9]\d*,\d{1,3}$|^0,\d{1,3}$"))
+    if not len(pairs) or not texts.str.contains(r"^(0|[1-9]\d*)(,\d{1,3})?$").all():
+        return ()
+    written = DECIMAL_COMMA.block(facts.name)
+    number_meant = pairs[0].replace(",", ".")
+    return (
+        f"{facts.name!r}: {pairs[0]!r} is read as text or as two ids, and no number, since some cells have one part "
+        f"alone, or no second part begins with 0; where it is {number_meant} say in the schema {written}, "
+        'and kind = "dense" for its feature',
+    )
 
 
 def find_separator(unique: pl.Series) -> str:

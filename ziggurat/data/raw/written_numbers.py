@@ -5,14 +5,15 @@ says which. A reader that guesses cell by cell divides by a thousand without a w
 
 Idea: how numbers are written is a setting of the files, and holds for all of their numbers but those of columns that
 have a block of their own in the schema (`features/number_marks.py`). Within it a cell is read strictly: marks between
-thousands stand before groups of three digits (or of two and a last one of three, as in 1,20,000), and only before the
-fraction; anything else is no number, and so a bad row.
+thousands stand behind one to three digits that do not begin with 0, before groups of exactly three digits, and only
+before the fraction; anything else is no number, and so a bad row. Commas may also stand as in India, before groups of
+two digits and a last one of three.
 
     settings                              reads                            refuses
     decimal point (the default)           3.5  1200                        1,200  3,5
     decimal comma                         3,5  1200                        1.234  3.5
-    thousands comma                       1,200  1,234.5  1200  3.5        1,20  12,3456
-    decimal comma, thousands point        1.234,5  4.731 (= 4731)  3,5     1.23  3.5
+    thousands comma                       1,200  1,234.5  1,20,000  3.5    1,20  12,3456  0,500
+    decimal comma, thousands point        1.234,5  4.731 (= 4731)  3,5     1.23  3.5  0.500  1.20.000
     signs strip                           $12.5  12.5 €  12% (= 0.12)      12 kg
 
 `find_marks` looks at whole columns, says under which settings most can be read, and which need a block of their own.
@@ -38,6 +39,7 @@ from ziggurat.features.number_marks import ThousandsMark as ThousandsMark
 
 _CURRENCY = r"[$€£¥₹]"
 _SPACES = " \u00a0\u202f\u2009"
+_MOST_WITHOUT_ZERO = 50  # distinct fractions of two digits and more: that none begins with 0 has a chance of 0.5 %
 _LEAST_MARKED = 5  # distinct cells with three digits behind their only mark, before that is taken for thousands
 
 
@@ -47,6 +49,13 @@ _CHARACTERS = {
     ThousandsMark.POINT: r"\.",
     ThousandsMark.SPACE: f"[{_SPACES}]",
     ThousandsMark.APOSTROPHE: "['’]",
+}
+_EXAMPLES = {
+    ThousandsMark.NONE: "",
+    ThousandsMark.COMMA: ",",
+    ThousandsMark.POINT: ".",
+    ThousandsMark.SPACE: " ",
+    ThousandsMark.APOSTROPHE: "'",
 }
 
 
@@ -151,7 +160,12 @@ class WrittenNumbers:
         """Say what is expected of a number, for errors."""
         parts = ["a comma before the fraction"] if self.decimal is DecimalMark.COMMA else []
         if self.thousands is not ThousandsMark.NONE:
-            parts.append(f"a {self.thousands.value} between thousands, groups of three digits, or none")
+            mark = _EXAMPLES[self.thousands]
+            name = "an apostrophe" if self.thousands is ThousandsMark.APOSTROPHE else f"a {self.thousands.value}"
+            parts.append(
+                f"{name} between thousands (1{mark}200; groups of three digits, the first of one to three and not "
+                f"0{mark}200), or none"
+            )
         if self.signs is NumberSigns.STRIP:
             parts.append("a sign of a currency or of per cent around it, or none")
         return f", with {', and '.join(parts)}" if parts else ""
@@ -160,12 +174,15 @@ class WrittenNumbers:
         """Return the pattern of a number with marks between its thousands."""
         mark = _CHARACTERS[self.thousands]
         fraction = "," if self.decimal is DecimalMark.COMMA else r"\."
-        # The second form is that of India: 12,34,567.
-        groups = rf"(\d{{1,3}}({mark}\d{{3}})+|\d{{1,2}}({mark}\d{{2}})+{mark}\d{{3}})"
-        return rf"^[+-]?{groups}({fraction}\d*)?$"
+        # Nobody writes 0.500 for 500: a zero in front says that the mark stands before a fraction.
+        groups = rf"[1-9]\d{{0,2}}({mark}\d{{3}})+"
+        if self.thousands is ThousandsMark.COMMA:
+            groups += rf"|[1-9]\d?({mark}\d{{2}})+{mark}\d{{3}}"  # India: 12,34,567
+        return rf"^[+-]?({groups})({fraction}\d*)?$"
 
 
 PLAIN_NUMBERS = WrittenNumbers()  # as programs write them
+DECIMAL_COMMA = WrittenNumbers(decimal=DecimalMark.COMMA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +222,7 @@ class MarksFound:
         warnings: what may be read in two ways.
         own: by column, of those that are written in another way than most.
         own_notes: by such a column, what is to be said of it where it is read as numbers.
+        pairs: names of columns of lists of one or two ids, which the settings could read as numbers.
     """
 
     numbers: WrittenNumbers
@@ -212,10 +230,11 @@ class MarksFound:
     warnings: tuple[str, ...]
     own: Mapping[str, WrittenNumbers] = field(default_factory=dict)
     own_notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pairs: frozenset[str] = frozenset()
 
     def of(self, column: str) -> WrittenNumbers:
         """Return how the numbers of a column are written."""
-        return self.own.get(column, self.numbers)
+        return PLAIN_NUMBERS if column in self.pairs else self.own.get(column, self.numbers)
 
 
 def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFound:
@@ -229,7 +248,11 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
     looked_at = {name: _Texts.of(texts, separator=separator) for name, texts in columns.items()}
     known = {name: each for name, each in looked_at.items() if each.readings}
     if not any(each.needs_settings for each in known.values()):
-        warnings = [note for name, each in known.items() for note in each.doubts(name, PLAIN_NUMBERS)]
+        warnings = [
+            note
+            for name, each in known.items()
+            for note in each.doubts(name, PLAIN_NUMBERS, beside=_others(known, name))
+        ]
         return MarksFound(numbers=PLAIN_NUMBERS, marked=frozenset(), warnings=tuple(warnings))
     candidates = _in_order(separator)
     best = max(candidates, key=lambda marks: (_fit(known.values(), marks), -candidates.index(marks)))
@@ -248,7 +271,7 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
     for name, each in known.items():
         alone = each.read_alone(best)
         if alone is None:
-            warnings += each.doubts(name, numbers)
+            warnings += each.doubts(name, numbers, beside=_others(known, name))
             continue
         own[name] = alone
         note = (
@@ -257,7 +280,21 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
         )
         own_notes[name] = (note, *each.doubts(name, alone, is_own=True))
     marked |= {name: needy[name] for name in own if name in needy}
-    return MarksFound(numbers=numbers, marked=frozenset(marked), warnings=tuple(warnings), own=own, own_notes=own_notes)
+    # Also where a plain reading would do: no ids have marks between their thousands.
+    marked |= {name: each for name, each in known.items() if name not in own and each.has_thousands_of(best)}
+    return MarksFound(
+        numbers=numbers,
+        marked=frozenset(marked),
+        warnings=tuple(warnings),
+        own=own,
+        own_notes=own_notes,
+        pairs=frozenset(name for name, each in looked_at.items() if each.are_pairs),
+    )
+
+
+def _others(columns: Mapping[str, _Texts], name: str) -> list[_Texts]:
+    """Return all columns but one."""
+    return [each for other, each in columns.items() if other != name]
 
 
 def in_one_line(column: str, *, written: WrittenNumbers) -> str:
@@ -318,6 +355,18 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers, is_own: bool = Fa
     return (*ways[:2], *blocks[:2], *lines[:1])
 
 
+def other_numbers(text: str, *, present: WrittenNumbers) -> tuple[float, ...]:
+    """Return the numbers that a text is by other settings, the likelier ones first; for ways out of an error.
+
+    Args:
+        text: that is no number by the present settings.
+        present: those.
+    """
+    alone = pl.Series([text], dtype=pl.String)
+    read = [replace(marks, signs=NumberSigns.STRIP).cast(alone)[0] for marks in _in_order(";") if marks != present]
+    return tuple(dict.fromkeys(number for number in read if number is not None and math.isfinite(number)))
+
+
 class _Reading(StrEnum):
     """The certainty with which a column reads as numbers under some settings."""
 
@@ -335,13 +384,18 @@ def _in_order(separator: str) -> list[WrittenNumbers]:
     comma = DecimalMark.COMMA
     order = [PLAIN_NUMBERS]
     thousands = [WrittenNumbers(decimal=point, thousands=ThousandsMark.COMMA)]
-    # Where commas divide fields, or no field needs a mark, 3,5 is rather a list of two ids.
-    order += thousands if separator in (",", "") else [WrittenNumbers(decimal=comma)]
-    order += [WrittenNumbers(decimal=comma, thousands=ThousandsMark.POINT)]
-    order += [] if separator in (",", "") else thousands
+    fractions = [DECIMAL_COMMA]
+    german = [WrittenNumbers(decimal=comma, thousands=ThousandsMark.POINT)]
+    # Where commas divide fields, or no field needs a mark, 3,500 is rather the English form.
+    order += thousands + fractions + german if _has_commas(separator) else fractions + german + thousands
     for mark in (ThousandsMark.SPACE, ThousandsMark.APOSTROPHE):
         order += [WrittenNumbers(decimal=decimal, thousands=mark) for decimal in (point, comma)]
     return order
+
+
+def _has_commas(separator: str) -> bool:
+    """Return whether a comma before a fraction is no matter of course: it divides the fields, or no mark does."""
+    return separator in (",", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,11 +406,15 @@ class _Texts:
         unique: the texts, in order of appearance.
         has_signs: whether signs of a currency or of per cent stand around some.
         readings: settings, without those of signs, under which all are numbers; the likelier ones first.
+        may_be_pairs: whether texts with a comma may as well be two ids each.
+        are_pairs: whether they are lists of one or two ids, which a comma before the fraction would make numbers.
     """
 
     unique: pl.Series
     has_signs: bool
     readings: Mapping[WrittenNumbers, _Reading]
+    may_be_pairs: bool = False
+    are_pairs: bool = False
 
     @staticmethod
     def of(texts: pl.Series, *, separator: str) -> _Texts:
@@ -371,12 +429,19 @@ class _Texts:
         has_signs = bool(unique.str.contains(rf"{_CURRENCY}|%").any())
         signs = NumberSigns.STRIP if has_signs else NumberSigns.REFUSE
         readings: dict[WrittenNumbers, _Reading] = {}
+        pairs = _pairs(unique) if _has_commas(separator) else _Pairs.NUMBERS
         for marks in _in_order(separator):
+            if marks == DECIMAL_COMMA and pairs is _Pairs.IDS:
+                continue
             if replace(marks, signs=signs).cast(unique).null_count() == 0:
                 reading = _reading(unique, marks)
                 if reading is not None:
                     readings[marks] = reading
-        return _Texts(unique=unique, has_signs=has_signs, readings=readings)
+        may_be_pairs = pairs is _Pairs.EITHER and DECIMAL_COMMA in readings
+        are_pairs = pairs is _Pairs.IDS and not readings and DECIMAL_COMMA.cast(unique).null_count() == 0
+        return _Texts(
+            unique=unique, has_signs=has_signs, readings=readings, may_be_pairs=may_be_pairs, are_pairs=are_pairs
+        )
 
     @property
     def needs_settings(self) -> bool:
@@ -401,11 +466,18 @@ class _Texts:
         same_mark = marks.decimal is DecimalMark.POINT or not self.unique.str.contains(".", literal=True).any()
         return self.readings.get(PLAIN_NUMBERS) is _Reading.SURE and same_mark
 
+    def has_thousands_of(self, marks: WrittenNumbers) -> bool:
+        """Return whether settings read the texts, in some of which a mark of theirs stands between thousands."""
+        return marks.thousands is not ThousandsMark.NONE and self.readings.get(marks) in _LIKELY
+
+    def is_read_well_by(self, marks: WrittenNumbers) -> bool:
+        """Return whether settings read all texts, and likely as they are meant."""
+        return self.is_read_by(marks) and self.reading_by(marks) is not _Reading.UNLIKELY
+
     def read_alone(self, marks: WrittenNumbers) -> WrittenNumbers | None:
         """Return the settings that this column needs by itself, where those of most columns do not read it well."""
         likely = [each for each, reading in self.readings.items() if reading in _LIKELY]
-        is_read = self.is_read_by(marks)
-        if is_read and (self.reading_by(marks) is not _Reading.UNLIKELY or not likely):
+        if self.is_read_well_by(marks) or (self.is_read_by(marks) and not likely):
             return None
         return self.with_signs(likely[0] if likely else next(iter(self.readings)))
 
@@ -424,23 +496,40 @@ class _Texts:
         """Return the number that the example is."""
         return f"{marks.cast(pl.Series([self.example]))[0]:.10g}"
 
-    def doubts(self, name: str, marks: WrittenNumbers, *, is_own: bool = False) -> list[str]:
+    def doubts(
+        self, name: str, marks: WrittenNumbers, *, beside: Iterable[_Texts] = (), is_own: bool = False
+    ) -> list[str]:
         """Say what may be read in another way than by these settings, and which signs are mixed.
 
         Args:
             name: of the column.
             marks: by which it is read.
+            beside: other columns that are read by the same settings.
             is_own: whether the schema says them of this column alone.
         """
         plain = replace(marks, signs=NumberSigns.REFUSE)
+        reading = self.reading_by(plain)
         notes: list[str] = []
-        others = [other for other in self.readings if other != plain]
-        if self.readings.get(plain) in (_Reading.AMBIGUOUS, _Reading.UNLIKELY) and others:
+        here = self.read_as(self.with_signs(plain))
+        # Settings whose marks stand in none of the texts read them alike.
+        others = [other for other in self.readings if self.read_as(self.with_signs(other)) != here]
+        if reading in (_Reading.AMBIGUOUS, _Reading.UNLIKELY) and others:
             other = self.with_signs(others[0])
-            flags = other.block(name) if is_own else " ".join(other.settings()) or _plain_flags(marks)
-            here = self.read_as(self.with_signs(plain))
-            notes.append(f"{name!r}: {self.example!r} is read as {here}; where it is {self.read_as(other)} say {flags}")
-        if not self.has_signs or plain not in self.readings:
+            # A setting holds for all columns of the file, so it is no way out where it would spoil another one.
+            if is_own or not all(each.is_read_well_by(others[0]) for each in beside):
+                advice = f"say in the schema {other.block(name)}"
+            elif other.is_plain:
+                advice = _plain_flags(marks)
+            else:
+                advice = f"say {' '.join(other.settings())}"
+            notes.append(f"{name!r}: {self.example!r} is read as {here}; where it is {self.read_as(other)} {advice}")
+        if self.may_be_pairs and plain == DECIMAL_COMMA:
+            first, _, second = self.example.strip().partition(",")
+            notes.append(
+                f"{name!r}: {self.example!r} is read as {here}; where it is a list of the ids {first} and {second} say "
+                'in the schema kind = "multi_hot" and separator = ","'
+            )
+        if not self.has_signs or reading is None:
             return notes
         currencies = sorted(self.unique.str.extract(rf"({_CURRENCY})").drop_nulls().unique().to_list())
         if len(currencies) > 1:
@@ -489,6 +578,33 @@ def _reading(unique: pl.Series, marks: WrittenNumbers) -> _Reading | None:
     return _Reading.AMBIGUOUS
 
 
+class _Pairs(StrEnum):
+    """Kinds of texts in which at most one comma stands between digits."""
+
+    NUMBERS = "numbers"
+    IDS = "ids"
+    EITHER = "either"  # two whole numbers each, the second of which is as short as a fraction
+
+
+def _pairs(unique: pl.Series) -> _Pairs:
+    """Tell numbers with a comma before the fraction from lists of one or two ids.
+
+    Signs stand around numbers alone. Of fractions of two digits and more a tenth begins with 0, and of ids none. Lists
+    mostly have other lengths than two, too.
+    """
+    if unique.str.contains(rf"^\s*[+-]|{_CURRENCY}|%").any():
+        return _Pairs.NUMBERS
+    texts = unique.str.strip_chars()
+    if texts.str.contains(r"^0\d").any():
+        return _Pairs.IDS
+    if texts.str.contains(r",0\d").any() or texts.str.starts_with("0,").sum() > len(texts) / 2:
+        return _Pairs.NUMBERS
+    if not texts.str.contains(r"^\d+,\d{1,3}$").all():
+        return _Pairs.IDS
+    num_longer = texts.str.contains(r",\d\d").sum()
+    return _Pairs.IDS if num_longer >= _MOST_WITHOUT_ZERO else _Pairs.EITHER
+
+
 def _below_a_thousand(texts: pl.Series) -> bool:
     return bool(texts.str.contains(r"^\d{1,3}([.,]\d*)?$").all())
 
@@ -498,7 +614,7 @@ def _fit(columns: Iterable[_Texts], marks: WrittenNumbers) -> tuple[int, int]:
     likely = 0
     read = 0
     for column in columns:
-        likely += column.is_read_by(marks) and column.reading_by(marks) is not _Reading.UNLIKELY
+        likely += column.is_read_well_by(marks)
         read += column.is_read_by(marks)
     return likely, read
 

@@ -37,7 +37,7 @@ from ziggurat.data.preprocess.values.written_lists import refuse_brackets
 from ziggurat.data.preprocess.values.written_vectors import vectors_of_texts
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.written_numbers import WrittenNumbers, ways_to_read
+from ziggurat.data.raw.written_numbers import WrittenNumbers, other_numbers, ways_to_read
 from ziggurat.errors import SchemaError
 from ziggurat.features.schema import Spaces
 from ziggurat.ops.written_decimals import as_float64, with_decimals
@@ -254,9 +254,15 @@ def _numbers_in_text(
                 reason=BadReason.NOT_A_NUMBER,
                 expected="a number, or nothing" + written.in_words(),
                 found=series[index],
-                ways_out=(*advice, *(ways_out or _ways_without_a_number(series[index]))),
+                ways_out=(*advice, *_as_here(text, written), *(ways_out or _ways_without_a_number(series[index]))),
             )
     return values
+
+
+def _as_here(text: str, written: WrittenNumbers) -> tuple[str, ...]:
+    """Return ways out that write a cell as the others of its column are, if it is a number by other marks."""
+    numbers = () if written.is_plain else other_numbers(text[:400], present=written)
+    return tuple(f"if {text!r:.80} is {each:.10g}, write it as {written.text_of(each)!r}" for each in numbers[:2])
 
 
 def _ways_without_a_number(text: str) -> tuple[str, ...]:
