@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.data.preprocess.preprocessing_reference import Reference, Row, canoni
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.preprocess.values.cells import canonical_text
+from ziggurat.data.preprocess.values.parsing import parse_chunk
 from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -30,6 +32,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import BoundsError, CheckpointError, DataError, SchemaError
 from ziggurat.features.batch import validate_batch
+from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import (
     Categorical,
     Dense,
@@ -290,6 +293,21 @@ def test_large_vocabulary_is_found_again():
     assert vocabulary.rows(Ids.of(vocabulary.ids)).tolist() == list(range(3, 200_003))
     unseen = pl.Series([f"no{i}" for i in range(200_000)])
     assert set(vocabulary.rows(Ids.of(unseen)).tolist()) == {1}
+
+
+@pytest.mark.parametrize("negative", ["", "no"])
+@pytest.mark.parametrize("blank", [None, "", "  "])
+def test_a_blank_label_of_texts_is_named_so_and_may_be_left_out(blank: str | None, negative: str) -> None:
+    label = Label(name="bought", positive="yes", negative=negative)
+    schema = Schema(features=(Categorical(name="u"),), labels=(label,))
+    chunk = RawChunk.of(pl.DataFrame({"u": ["a", "b", "c"], "bought": ["yes", blank, "no"]}))
+    with pytest.raises(DataError) as caught:
+        parse_chunk(schema, chunk, bad_rows=BadRows())
+    assert caught.value.found == "nothing: it is empty"
+    assert any('missing = "left_out"' in way for way in caught.value.ways_out)
+    left_out = replace(schema, labels=(replace(label, missing=MissingLabel.LEFT_OUT),))
+    found = parse_chunk(left_out, chunk, bad_rows=BadRows()).labels["bought"]
+    np.testing.assert_array_equal(found, [1, np.nan, 0])
 
 
 def test_empty_vocabulary():

@@ -75,7 +75,7 @@ class BadRow:
         column: the column, or "" when the whole record is wrong.
         reason: the kind of fault.
         expected: what would have been right.
-        found: the offending text or value.
+        found: the offending text or value; "" where there is none.
         ways_out: extra advice for the error.
     """
 
@@ -121,7 +121,9 @@ def place(path: DataPath, *, row: int, line: int | None = None, column: str = ""
 
 
 def shown(value: str) -> str:
-    """A value as errors show it: quoted, cut to 200 characters, with its length if it was cut."""
+    """A value as errors show it: quoted, cut to 200 characters, with its length if it was cut; "" in words."""
+    if not value:
+        return "nothing: it is empty"
     if len(value) <= _SHOWN_CHARACTERS:
         return repr(value)
     return f"{value[:_SHOWN_CHARACTERS]!r}… ({len(value):,} characters)"

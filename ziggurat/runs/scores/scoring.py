@@ -361,7 +361,7 @@ def _wrong_label(error: ZigguratError, label: Label, *, in_frame: bool) -> Ziggu
             ways.append(f"in polars: frame.with_columns(pl.Series({name!r}, {texts}))")
         else:
             ways.append(f"write {yes!r} and {no!r} into the column, as in the files that the run was trained on")
-    elif found == "nothing" and in_frame:
+    elif (bad := BadRow.of(error)) is not None and not bad.found and in_frame:
         ways.append(f"leave out rows without a label, in pandas: frame.dropna(subset=[{name!r}])")
         ways.append(f"in polars: frame.drop_nulls({name!r})")
     ways.append("correct the value")

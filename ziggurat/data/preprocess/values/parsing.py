@@ -589,7 +589,7 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
             column=series.name,
             reason=BadReason.BAD_LABEL,
             expected=f"{expected}, for {label.task.value} label {label.name!r}",
-            found="nothing" if cell is None else cell,
+            found="" if cell is None else cell,
             ways_out=_UNKNOWN_WAYS if unknown[index] else ways,
         )
     return _with_unknown(label, np.nan_to_num(labels), unknown=unknown)
@@ -623,7 +623,9 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
     other = repr(label.negative) if label.negative else "another text"
     for index in np.flatnonzero(wrong).tolist():
         ways_out: tuple[str, ...] = ()
-        if label.negative:
+        if unknown[index]:
+            ways_out = _UNKNOWN_WAYS
+        elif label.negative:
             ways_out = ("take `negative` out of the label: then every other text is 0",)
         elif same_meaning[index]:
             ways_out = (
@@ -635,7 +637,7 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
             column=series.name,
             reason=BadReason.BAD_LABEL,
             expected=f"{label.positive!r} or {other}, for label {label.name!r}",
-            found=texts[index] or "nothing",
+            found=texts[index] or "",
             ways_out=ways_out,
         )
     return _with_unknown(label, positive, unknown=unknown)
@@ -737,7 +739,7 @@ def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
             column=series.name,
             reason=BadReason.BAD_WEIGHT,
             expected="a finite weight >= 0",
-            found="nothing" if series[index] is None else series[index],
+            found="" if series[index] is None else series[index],
         )
     return np.nan_to_num(values).astype(np.float32)
 
