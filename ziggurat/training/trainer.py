@@ -264,6 +264,7 @@ class Trainer:
             NumericsError: NaN or infinity, with `non_finite` STOP; no weight was touched, the batch is dumped.
             CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
         """
+        self._refuse_in_hook("trainer.fit")
         own = (*(TellCallback(callback) for callback in callbacks), *check_hooks(hooks, where="fit, argument 'hooks'"))
         self._take(train, valid=valid)
         is_new = train is None and (resume or self.ending.is_finished)
@@ -306,6 +307,7 @@ class Trainer:
             number: of that window, where windows before it are not given again; None: the one after the present one.
             name: of that window, for the display.
         """
+        self._refuse_in_hook("trainer.steps")
         own = check_hooks(hooks, where="steps, argument 'hooks'")
         self._take(source, valid=None, number=number)
         self._window_name = name
@@ -321,12 +323,14 @@ class Trainer:
         Args:
             hooks: take part from the first window to the last; `on_end` is called where the block ends.
         """
+        self._refuse_in_hook("trainer.over_windows")
         own = check_hooks(hooks, where="over_windows, argument 'hooks'")
         writers = (WriteMetrics(), WriteEvents())
         with self._session((*writers, *own), resume=self._restored is not None, is_new=False, stands=False):
             self._is_over_windows = True
             try:
                 yield
+                self.store.wait()
                 self.progress.end()
                 self.hooks.on_end(self._result())
             finally:
@@ -348,6 +352,7 @@ class Trainer:
             # Also where `fit` has ended: whoever iterates says how long training goes on.
             self.position.finished = False
             yield from self._pass(ledger)
+            self.store.wait()
             self.progress.end()
             self.hooks.on_end(self._result())
 
@@ -361,6 +366,41 @@ class Trainer:
             self.progress.say(f"trainer.stop({reason!r}) in {moment} has no effect: training is over")
             return
         self.stop_reason = reason
+
+    def _refuse_in_hook(self, call: str) -> None:
+        """Refuse to train within a step: batches, position and log of the outer steps would no longer be theirs.
+
+        Raises:
+            ConfigError: a hook makes the call.
+        """
+        by = self.hooks.calling
+        if not by:
+            return
+        raise ConfigError(
+            expected="steps that are made between the calls of hooks",
+            found=f"a call of {call} in a hook",
+            where=f"the hook {by}, at step {self.position.step:,}",
+            ways_out=(
+                "leave it out: training goes on by itself when the hook comes back",
+                "train on when fit has come back: trainer.fit(train=…)",
+            ),
+        )
+
+    def _refuse_in_close(self, call: str) -> None:
+        """Refuse a call that writes to the log, which hooks of ours close as a user's close what they hold.
+
+        Raises:
+            ConfigError: a hook makes the call in its `close`.
+        """
+        by = self.hooks.calling
+        if not by.endswith(", close"):
+            return
+        raise ConfigError(
+            expected=f"{call} before the log of the run is closed",
+            found="a call of it in close, which also follows an error",
+            where=f"the hook {by}, at step {self.position.step:,}",
+            ways_out="call it in on_end, which follows training that did not fail",
+        )
 
     def agree_to_stop(self) -> None:
         """Let training end on all ranks where it was to end on one; collective, where a user's hook may end it."""
@@ -396,6 +436,7 @@ class Trainer:
         Raises:
             ConfigError: the line could not be written, or what reads the log could not read it.
         """
+        self._refuse_in_close("trainer.record")
         step = self.position.step
         check_record(record, timing={} if timing is None else timing, present_step=step)
         self._log(record if "step" in record else {**record, "step": step}, timing or {})
@@ -471,6 +512,7 @@ class Trainer:
                     yield ledger
             except GeneratorExit:  # whoever iterates has enough: no failure
                 self._close()
+                self.store.wait()
                 raise
             except BaseException:
                 for close in (self.progress.end, self._close):
@@ -479,6 +521,8 @@ class Trainer:
                 raise
             else:
                 self._close()
+                # A hook may have saved in `on_end` or `close`: an error of that is one of the run.
+                self.store.wait()
                 self.meet_after("close")
             finally:
                 self._may_be_stopped = False
@@ -719,6 +763,7 @@ class Trainer:
                 where="Trainer.validate",
                 ways_out=("Trainer(…, valid=…)", "of other data: trainer.evaluate(data)"),
             )
+        self._refuse_in_close("trainer.validate")
         self._meet("trainer.validate")
         position = self.position
         stop = self.config.early_stop
@@ -771,6 +816,7 @@ class Trainer:
                 self.save(pinned=pinned)
                 self.store.wait()
             return
+        self._refuse_in_close("trainer.save")
         self._meet("trainer.save")
         position = self.position
         self._judge_all()

@@ -6,7 +6,7 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -681,3 +681,115 @@ def test_a_stop_when_training_is_over_says_that_it_has_no_effect(tmp_path: Path)
     trainer.fit(hooks=[StopsLate()])
     assert "trainer.stop('too late') in on_end has no effect: training is over" in text.getvalue()
     assert trainer.stop_reason == ""
+
+
+class Calls(Hook):
+    """Makes a call of the trainer at one of its moments."""
+
+    def __init__(self, moment: str, call: Callable[[Trainer], object]) -> None:
+        self.moment = moment
+        self.call = call
+        self.num_calls = 0
+
+    def _make(self, moment: str, trainer: Trainer) -> None:
+        if moment == self.moment:
+            self.num_calls += 1
+            self.call(trainer)
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        del made
+        self._make("on_step", trainer)
+
+    def on_record(self, trainer: Trainer, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        del timing
+        self._make("on_record", trainer)
+        if record["kind"] == "train":
+            self._make("on_record of train", trainer)
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
+        del evaluation, is_best
+        self._make("on_evaluate", trainer)
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        self._make("on_checkpoint", trainer)
+
+    def on_end(self, trainer: Trainer, result: FitResult) -> None:
+        del result
+        self._make("on_end", trainer)
+
+    def close(self) -> None:
+        self._make("close", self.trainer)
+
+
+def record_mine(trainer: Trainer) -> None:
+    trainer.record({"kind": "mine", "value": 1.0})
+
+
+def validate_and_save(trainer: Trainer) -> None:
+    trainer.validate()
+    trainer.save()
+
+
+@pytest.mark.parametrize(
+    ("moment", "call", "cycle", "way_out"),
+    [
+        ("on_checkpoint", Trainer.save, "on_checkpoint → on_checkpoint", ("on_end", Trainer.save)),
+        ("on_evaluate", Trainer.validate, "on_evaluate → on_evaluate", ("on_evaluate", lambda t: t.evaluate(t.valid))),
+        ("on_record", record_mine, "on_record → on_record", ("on_record of train", record_mine)),
+        ("on_record", Trainer.validate, "on_record → on_record", ("on_record of train", Trainer.validate)),
+        ("on_evaluate", validate_and_save, "on_evaluate → on_evaluate", ("on_evaluate", Trainer.save)),
+    ],
+)
+def test_a_hook_that_leads_to_its_own_moment_without_an_end_is_refused_and_its_way_out_trains(
+    tmp_path: Path,
+    moment: str,
+    call: Callable[[Trainer], object],
+    cycle: str,
+    way_out: tuple[str, Callable[[Trainer], object]],
+) -> None:
+    hook = Calls(moment, call)
+    with pytest.raises(ConfigError, match=f"found: +{cycle}, 4 times") as refused:
+        trainer_in(tmp_path / "refused").fit(hooks=[hook])
+    assert hook.num_calls == 4
+    assert f"Calls, {moment}, at step" in refused.value.where
+    assert len(refused.value.__notes__) == len(set(refused.value.__notes__))
+    assert refused.value.ways_out
+    other = Calls(*way_out)
+    assert trainer_in(tmp_path / "way_out").fit(hooks=[other]).steps == 8
+    assert other.num_calls
+
+
+@pytest.mark.parametrize("call", [Trainer.fit, Trainer.steps, lambda trainer: trainer.over_windows().__enter__()])
+def test_steps_within_a_step_are_refused(tmp_path: Path, call: Callable[[Trainer], object]) -> None:
+    with pytest.raises(ConfigError, match=r"a call of trainer\.(fit|steps|over_windows) in a hook") as refused:
+        trainer_in(tmp_path).fit(hooks=[Calls("on_step", call)])
+    assert "Calls, on_step, at step 1" in refused.value.where
+
+
+@pytest.mark.parametrize("call", [Trainer.save, Trainer.validate, record_mine])
+def test_what_writes_to_the_log_is_refused_in_close_and_done_in_on_end(
+    tmp_path: Path, call: Callable[[Trainer], object]
+) -> None:
+    with pytest.raises(ConfigError, match="before the log of the run is closed"):
+        trainer_in(tmp_path / "close").fit(hooks=[Calls("close", call)])
+    assert trainer_in(tmp_path / "end").fit(hooks=[Calls("on_end", call)]).steps == 8
+
+
+def test_a_checkpoint_of_the_end_is_whole_or_its_error_told_when_training_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_in(tmp_path / "whole")
+    for _ in trainer.steps(hooks=[Calls("on_end", Trainer.save)]):
+        pass
+    assert trainer.store.steps() == [4]
+    failing = trainer_in(tmp_path / "failing")
+
+    def save_in_vain(trainer: Trainer) -> None:
+        trainer.save()
+        monkeypatch.setattr(trainer.store, "_error", OSError("the disk is full"))
+
+    with pytest.raises(OSError, match="the disk is full"):
+        failing.fit(hooks=[Calls("on_end", save_in_vain)])

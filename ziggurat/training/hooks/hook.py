@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from ziggurat.training.trainer import Trainer
 
 _MOST_FRAMES = 5  # of an error in a hook: its own come first, what it calls of others' after them
+_MOST_NESTED = 4  # calls of one moment of a hook within each other: one that looks for its own calls needs one or two
+_WAYS_OUT_OF_ITSELF = {
+    "on_checkpoint": "leave trainer.save() out of on_checkpoint: the checkpoint is written right after it",
+    "on_evaluate": "trainer.evaluate(trainer.valid) in place of trainer.validate(): it leads to no other moment",
+    "on_record": 'act on lines of one kind, which its own calls do not write: if record["kind"] != "train": return',
+}
 
 
 class Hook(Specification, kind="hook"):
@@ -237,7 +243,10 @@ class Hooks:
 
     def _call(self, moment: str, *arguments: object, **named: object) -> None:
         for hook in self._hooks:
-            self._calling.append(f"{hook!r}, {moment}")
+            place = f"{hook!r}, {moment}"
+            if self._calling.count(place) == _MOST_NESTED:
+                raise self._leads_to_itself(hook, moment)
+            self._calling.append(place)
             try:
                 getattr(hook, moment)(self._trainer, *arguments, **named)
             except SystemExit as error:  # or the run would end without a word, as if it were done
@@ -249,6 +258,17 @@ class Hooks:
                 raise
             finally:
                 self._calling.pop()
+
+    def _leads_to_itself(self, hook: Hook, moment: str) -> ConfigError:
+        """Return the error for a moment of a hook whose calls lead to the same moment, and so on without an end."""
+        latest = max(index for index, place in enumerate(self._calling) if place == f"{hook!r}, {moment}")
+        cycle = [place.rpartition(", ")[2] for place in self._calling[latest:]]
+        return ConfigError(
+            expected="hooks whose calls do not lead back to the moment that they are made in",
+            found=f"{' → '.join([*cycle, moment])}, {_MOST_NESTED} times one within the other",
+            where=f"the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}",
+            ways_out=tuple(_WAYS_OUT_OF_ITSELF[each] for each in dict.fromkeys(cycle) if each in _WAYS_OUT_OF_ITSELF),
+        )
 
     def _ended(self, hook: Hook, moment: str, error: SystemExit) -> ConfigError:
         """Return the error for a hook that ended the program."""
@@ -269,7 +289,9 @@ class Hooks:
         if not _is_of_user(hook):
             return
         place = f"the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}"
-        error.add_note(f"raised by {place}")
+        note = f"raised by {place}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         if isinstance(error, ZigguratError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return  # they say more than which line of the hook it was
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_of_package(frame.filename)]
