@@ -46,6 +46,7 @@ SHORT_NAMES: dict[str, tuple[str, ...]] = {
     "precision": ("training.precision",),
     "threads": ("training.threads",),
     "patience": ("training.early-stop.patience",),
+    "distil": ("distil.head",),
 }
 _IN_A_FILE = "table-schema."  # a schema is a file of its own
 _SETTINGS = ("see all settings with `ziggurat train RECIPE --settings`",)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.blocks.closing_maps import linear_maps
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
 from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
@@ -136,6 +137,10 @@ class AutoInt(RankingModel):
     def output_biases(self) -> Sequence[Tensor]:
         """See `Model.output_biases`."""
         return biases_of([self.output]) or super().output_biases()
+
+    def closing_maps(self) -> Sequence[nn.Linear]:
+        """See `Model.closing_maps`."""
+        return linear_maps([self.output])
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Attention, MLP, first order."""

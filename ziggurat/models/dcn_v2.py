@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.blocks.closing_maps import linear_maps
 from ziggurat.models.blocks.cross import CrossNet, CrossNetMix, LowRankCrossNet
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
@@ -189,6 +190,10 @@ class DCNv2(RankingModel):
     def output_biases(self) -> Sequence[Tensor]:
         """See `Model.output_biases`."""
         return biases_of(self.outputs) or super().output_biases()
+
+    def closing_maps(self) -> Sequence[nn.Linear]:
+        """See `Model.closing_maps`."""
+        return linear_maps([*self.outputs]) or super().closing_maps()
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Cross and deep network on x₀."""

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.blocks.closing_maps import linear_maps
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise
@@ -202,6 +203,10 @@ class MaskNet(RankingModel):
     def output_biases(self) -> Sequence[Tensor]:
         """See `Model.output_biases`."""
         return biases_of([self.output]) or super().output_biases()
+
+    def closing_maps(self) -> Sequence[nn.Linear]:
+        """See `Model.closing_maps`."""
+        return linear_maps([self.output]) or super().closing_maps()
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Blocks one after the other, or side by side below an MLP."""

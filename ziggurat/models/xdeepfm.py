@@ -12,10 +12,11 @@ Cost: 2·d·n·H_k·H_{k+1} FLOPs a sample for each layer of the CIN, usually se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
@@ -110,6 +111,10 @@ class XDeepFM(RankingModel):
         self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
         self.stack.dense.limit_start(largest_start(dim))
+
+    def closing_maps(self) -> Sequence[nn.Linear]:
+        """See `Model.closing_maps`: those of the deep part, else that of the compressed interactions."""
+        return super().closing_maps() or [self.cin_output]
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of the three terms."""

@@ -66,7 +66,7 @@ def route_line(route: ReductionRoute, *, how: DenseParallelism, topology: Topolo
 
 
 class DenseNetwork(nn.Module):
-    """Everything of a model but embeddings and towers, as a module whose forward is `forward_dense`.
+    """Everything of a model but embeddings and towers, as a module whose forward is `Model.trained_dense`.
 
     Args:
         model: its submodules, and weights and buffers of its own, are shared, not copied: where FSDP puts a part in a
@@ -82,7 +82,7 @@ class DenseNetwork(nn.Module):
         self._parameters = model._parameters
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
-        self._compute: DenseForward = model.forward_dense
+        self._compute: DenseForward = model.trained_dense
 
     def forward(self, embedded: Embedded) -> Outputs:
         """Return the outputs of the dense network."""

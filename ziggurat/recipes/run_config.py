@@ -30,6 +30,7 @@ from ziggurat.plan import Towers
 from ziggurat.recipes.events_check import check_events
 from ziggurat.recipes.growing_check import check_growing
 from ziggurat.training.config import TrainingConfig
+from ziggurat.training.distillation import DistilConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
 from ziggurat.training.metrics.full_ranking import full_ranking_names
@@ -129,6 +130,7 @@ class RunConfig:
         table_schema: what the columns mean.
         model: any model config, a built-in one or one of your own; `kind` tells which.
         training: everything else.
+        distil: what it learns from logged scores of teachers, beside its labels.
         tables: what the rows of embedding tables are kept as.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
@@ -147,6 +149,7 @@ class RunConfig:
     table_schema: Schema
     model: Annotated[ModelConfig, Kinds(MODEL_CONFIGS)]
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
     tables: TablesConfig = field(default_factory=TablesConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
@@ -208,6 +211,7 @@ class RunConfig:
                 modules and no towers; or the evaluation has no such metric as early stop names.
         """
         check_config_class(type(self.model))
+        self.distil.check()
         check_towers(self.model, self.towers)
         schema = self.table_schema
         tables = {table_of(feature) for feature in schema.features} - {""}

@@ -66,6 +66,7 @@ from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
+from ziggurat.training.distillation import DistilHead, Student, teach
 from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.hooks.hook import Hook, check_hooks
@@ -80,7 +81,7 @@ from ziggurat.training.records.said import KeptProgress
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_report
-from ziggurat.training.step.own_loss import LossFunction
+from ziggurat.training.step.own_loss import LossFunction, loss_name
 from ziggurat.training.trainer import FitResult, Trainer
 from ziggurat.training.unknown_ids import with_unknown_shares
 
@@ -271,6 +272,13 @@ def train_run(
         refuse_training(run)
         config, changes = config_to_resume(run, config)  # another schema is named before what it does not go with
     config.check(metrics=metrics or ())
+    if loss is not None and config.distil.head is not DistilHead.NONE:
+        raise ConfigError(
+            expected="a loss of your own, or the losses of distillation",
+            found=f"loss={loss_name(loss)} and --distil {config.distil.head.value}",
+            where="train_run",
+            ways_out=("leave loss= out", "leave distil out, and read batch.extras in your loss"),
+        )
     _check_known_tables(config)
     if not resume:
         check_schema_fits(config)
@@ -313,7 +321,7 @@ def train_run(
             folder=run.path,
             progress=progress,
             parallel=built.parallel,
-            loss=loss,
+            loss=loss or built.loss,
             metrics=metrics,
             lock=lock,
         )
@@ -488,12 +496,19 @@ class Built:
         parallel: the ranks that it was made parallel for; None on one device.
         facts: of the model as a whole.
         starts_at: what its scores start at; "" if at 50 %.
+        student: what it learns from teachers by; None: from labels alone.
     """
 
     model: Model
     parallel: Parallel | None
     facts: ModelFacts
     starts_at: str
+    student: Student | None = None
+
+    @property
+    def loss(self) -> LossFunction | None:
+        """The loss of training, where it is another one than the model's own."""
+        return None if self.student is None else self.student.loss
 
 
 def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool) -> Built:
@@ -513,6 +528,8 @@ def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, r
     starts_at = start_at_base_rates(model, prepared) if config.training.start_at_base_rate else ""
     facts = ModelFacts.of(model)
     take_precision(model, config.training.precision, dispatch=config.training.dispatch)
+    # Behind the facts, which are those of the served network, and the conversion, which does not reach it.
+    student = teach(model, config.distil, seed=config.training.seed)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
         model.embeddings.tables.check_room(TableUse.TRAINING)
@@ -522,7 +539,7 @@ def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, r
             tables.draw(config.training.seed)
     if parallel is None:
         model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
-    return Built(model=model, parallel=parallel, facts=facts, starts_at=starts_at)
+    return Built(model=model, parallel=parallel, facts=facts, starts_at=starts_at, student=student)
 
 
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
@@ -579,6 +596,8 @@ def report_of_start(
     if rung_lines:
         report.sections["Formats of tables"] = rung_lines
     training = report.sections["Training"]
+    if built.student is not None:
+        training["distillation"] = built.student.line()
     if built.starts_at:
         training["scores start at"] = built.starts_at
     report.sections["Machine"]["ziggurat"] = ziggurat.__version__

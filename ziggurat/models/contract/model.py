@@ -162,6 +162,22 @@ class PooledFields(Protocol):
         ...
 
 
+class Student(Protocol):
+    """Computes in training what a model learns beside its logits; it is a submodule of the model (`Model.student`)."""
+
+    def inputs_of(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what it reads of a batch, by names of its own: a part of `Embedded.named`."""
+        ...
+
+    def outputs_beside(self, outputs: Outputs, embedded: Embedded) -> Outputs:
+        """Return the outputs of the dense network with its own among `named`."""
+        ...
+
+    def facts(self) -> dict[str, object]:
+        """Return numbers for a line of the training log, of the steps since the last call."""
+        ...
+
+
 @dataclass
 class Slots:
     """Stand-ins for parts of a model, on many ranks; a model of one device leaves all of them empty.
@@ -206,6 +222,8 @@ class Model(nn.Module, ABC):
         looks_up_drawn_rows: True for a model whose training looks up rows that its batch does not name.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
         slots: what stands in for parts of it.
+        student: what training computes of the final representation beside the logits (`training/distillation.py`), a
+            submodule; None: nothing. Scores, exports and counted FLOPs know nothing of it.
     """
 
     observes: ClassVar[bool] = False
@@ -216,6 +234,7 @@ class Model(nn.Module, ABC):
     joined_lists: tuple[tuple[str, ...], ...] = ()
     looks_up_drawn_rows: ClassVar[bool] = False
     draws: NegativesConfig | None = None
+    student: Student | None
     embeddings: Embeddings
 
     def __init__(self, inputs: InputSpec, *, embeddings: Embeddings, towers: TowerLayer | None = None) -> None:
@@ -224,6 +243,8 @@ class Model(nn.Module, ABC):
         self.embeddings = embeddings
         self.towers = towers
         self.slots = Slots()
+        # Not of the class: a submodule that is assigned later would stand behind it.
+        self.student = None
 
     @property
     def field_dims(self) -> tuple[int, ...]:
@@ -296,7 +317,17 @@ class Model(nn.Module, ABC):
 
         Whoever calls a model that may be parallel calls this, and not `forward_dense`.
         """
-        return self.forward_dense(embedded) if self.slots.network is None else self.slots.network(embedded)
+        return self.trained_dense(embedded) if self.slots.network is None else self.slots.network(embedded)
+
+    def trained_dense(self, embedded: Embedded) -> Outputs:
+        """Run `forward_dense`, and in training what a student computes beside it.
+
+        What compiles, copies or shards the dense network for training takes this.
+        """
+        outputs = self.forward_dense(embedded)
+        if self.student is None or not self.training:
+            return outputs
+        return self.student.outputs_beside(outputs, embedded)
 
     def embed(self, batch: Batch) -> Embedded:
         """Everything below the dense network: pooled fields, through towers if there are any, and un-pooled lists."""
@@ -306,8 +337,11 @@ class Model(nn.Module, ABC):
             fields=fields_BX,
             sequences={spec.name: self.unpooled(batch, spec.name) for spec in self.inputs.sequences},
             vectors=batch.vectors,
-            named=self.further(batch),
+            named=self.further(batch) | self._inputs_of_student(batch),
         )
+
+    def _inputs_of_student(self, batch: Batch) -> dict[str, Tensor]:
+        return {} if self.student is None or not self.training else self.student.inputs_of(batch)
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """Return inputs of the dense network beside a batch's features, by names of the model's own; mostly none."""
@@ -349,6 +383,14 @@ class Model(nn.Module, ABC):
 
         A new run starts at the share of positives by them (`TrainingConfig.start_at_base_rate`). () where there are
         none, or nobody knows them: the run then starts at 50 %, and says so.
+        """
+        return ()
+
+    def closing_maps(self) -> Sequence[nn.Linear]:
+        """Return the linear maps from the final representation to the logits of the labels, in their order.
+
+        What trains beside the logits reads their input; see `blocks/closing_maps.py`. () where there are none, or
+        several add up to one logit: such a model learns from a teacher by its own logits alone.
         """
         return ()
 

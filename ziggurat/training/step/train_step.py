@@ -147,9 +147,9 @@ class TrainStep:
             self._compile = Compile.DEFAULT  # one graph holds the whole step, and graphs do not nest
         model.slots.expands_lists = config.compile is not Compile.OFF
         if parallel is None:
-            self._forward_dense = compiled_dense(model.forward_dense, self._compile, device=self.device)
+            self._forward_dense = compiled_dense(model.trained_dense, self._compile, device=self.device)
         elif config.compile is not Compile.OFF:
-            eager = model.forward_dense
+            eager = model.trained_dense
             compiled = compiled_dense(eager, config.compile, device=self.device)
             compute_copies(model.slots.network, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
@@ -241,9 +241,10 @@ class TrainStep:
         self.model.embeddings.settle()
 
     def facts(self) -> dict[str, object]:
-        """Return what the exchange between ranks and the embeddings did since the last call, for the log."""
+        """Return what the exchange between ranks, the embeddings and a student did since the last call, for the log."""
         found = self.exchange.since_last() if self.exchange is not None else {}
-        return found | self.model.embeddings.facts()
+        student = self.model.student
+        return found | self.model.embeddings.facts() | ({} if student is None else student.facts())
 
     def take_news(self) -> list[str]:
         """Return what has been decided about steps since the last call, for people."""
