@@ -292,6 +292,11 @@ def _refuse_another(known: type, other: type, *, name: str, what: str, where: st
     )
 
 
+def origin_of(cls: type[object]) -> str:
+    """Return the origin of a class, as `--model` takes it."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
 def _path_of(cls: type) -> str:
     """Return the module and the name of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -37,6 +37,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, overload
 from ziggurat.errors import ConfigError, ZigguratError, nearest_names
 from ziggurat.specification import Family, Specification
 
+# Beside `kind` in a file: the module and the class that wrote it. No setting is called by a keyword of Python.
+CLASS = "class"
 T = TypeVar("T")
 # An annotation as it stands at run time: a class, or one of the many forms of `typing`, which have no class in common.
 Hint: TypeAlias = object
@@ -333,20 +335,39 @@ class Reader:
         """Build the member of a family that the `kind` of a dict names."""
         known = family.kinds()
         kind = data.get("kind") if isinstance(data, dict) else data
+        origin = ""
+        if isinstance(data, dict) and CLASS in data:
+            origin = str(data[CLASS])
+            data = {name: value for name, value in data.items() if name != CLASS}
         if isinstance(kind, str) and kind in known:
             return self.build(known[kind], data, path)
-        raise self.wrong(
-            f"{path}.kind".lstrip("."),
-            "one of " + ", ".join(sorted(known)),
-            kind,
-            *nearest(str(kind), list(known), instead="name the kind"),
-            extension_way(family.family),
+        path = f"{path}.kind".lstrip(".")
+        expected = "one of " + ", ".join(sorted(known))
+        if not isinstance(kind, str) or not kind:
+            raise self.wrong(path, expected, kind, "name the kind", extension_way(family.family))
+        # The file is whole, so no other copy of it helps: a module is missing, or a letter is wrong.
+        raise self.error(
+            expected=expected,
+            found=quoted(kind) + (f", written by {origin}" if origin else ""),
+            where=self.place(path),
+            ways_out=(
+                *(f"did you mean {quoted(near)}?" for near in nearest_names(kind, known)),
+                extension_way(family.family, origin=origin),
+            ),
         )
 
 
-def extension_way(what: str) -> str:
-    """Say how a name becomes known that a module of the user's own adds."""
-    return f"ziggurat --extension MODULE …, or import MODULE, if that adds a {what} of this name"
+def extension_way(what: str, *, origin: str = "") -> str:
+    """Say how a name becomes known that a module of the user's own adds.
+
+    Args:
+        what: the kind of thing.
+        origin: module and class that wrote the name, where a file tells.
+    """
+    module = origin.partition(":")[0]
+    if module in ("", "__main__"):
+        return f"ziggurat --extension MODULE …, or import MODULE, if that adds a {what} of this name"
+    return f"ziggurat --extension {module} …, or in Python import {module}, which adds this {what}"
 
 
 def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +13,14 @@ import pytest
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.errors import CheckpointError, ConfigError, SchemaError
 from ziggurat.features.inputs import SingleSpec, VectorSpec
 from ziggurat.features.kinds import Cells, Feature, IdLists, Parsed, RequestReader
 from ziggurat.features.kinds.feature import Encoded, Fitted
 from ziggurat.features.labels import Label
-from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Table, table_of
+from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Table, schema_to_json, table_of
 from ziggurat.features.schema_io import schema_from_toml, schema_to_toml
 
 
@@ -65,6 +67,30 @@ def test_a_kind_that_nobody_imported_is_refused_with_the_way_to_import_it(pair: 
     for read in (lambda: schema_from_toml(text, "test"), lambda: from_json(Schema, data, where="test")):
         with pytest.raises((SchemaError, ConfigError), match="ziggurat --extension MODULE"):
             read()
+    Feature.add(pair)
+
+
+def test_a_file_names_the_module_of_a_kind_that_nobody_imported(pair: type[Pair], tmp_path: Path) -> None:
+    schema = Schema(features=(Dense(name="x"), pair(name="at")))
+    data = schema_to_json(schema)
+    assert data["features"][0] == to_json(schema.features[0]), "a kind of the package is known to everybody"
+    assert from_json(Schema, data, where="test") == schema
+    chunk = RawChunk.of(pl.DataFrame({"x": [1.0], "at": [[1.0, 2.0]]}))
+    fitted = Preprocessing.fit(schema, [chunk])
+    save_preprocessing(fitted, tmp_path / "fitted")
+    assert load_preprocessing(tmp_path / "fitted").fingerprint == fitted.fingerprint
+    del Feature._kinds["pair"]
+    for read in (
+        lambda: from_json(Schema, data, where="test"),
+        lambda: load_preprocessing(tmp_path / "fitted"),
+    ):
+        with pytest.raises(
+            (ConfigError, CheckpointError), match=r"'pair', written by tests.features.test_kinds:Pair"
+        ) as refused:
+            read()
+        assert refused.value.ways_out == (
+            f"ziggurat --extension {__name__} …, or in Python import {__name__}, which adds this kind of feature",
+        )
     Feature.add(pair)
 
 

@@ -52,7 +52,8 @@ from ziggurat.features.tables import OutOfRange as OutOfRange
 from ziggurat.features.tables import Table as Table
 from ziggurat.features.tasks import Task as Task
 from ziggurat.plain import JSON
-from ziggurat.typed import checked
+from ziggurat.specification import origin_of
+from ziggurat.typed import CLASS, checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
 # say otherwise (`missing = [...]`); a Schema made in Python names its own.
@@ -243,6 +244,21 @@ class Schema:
 def column_of(item: Feature | Label | Extra) -> str:
     """The raw column of a feature, label or extra: its own name if none is given."""
     return item.column or item.name
+
+
+def schema_to_json(schema: Schema) -> dict[str, JSON]:
+    """Return a schema as plain data; kinds from outside the package have their class beside their kind.
+
+    So a program that has not imported their module can name it.
+    """
+    data: dict[str, JSON] = to_json(schema)
+    features = [
+        to_json(feature)
+        if type(feature).__module__.startswith("ziggurat.")
+        else {"kind": feature.kind, CLASS: origin_of(type(feature)), **to_json(feature)}
+        for feature in schema.features
+    ]
+    return {**data, "features": features}
 
 
 def table_of(feature: Feature) -> str:

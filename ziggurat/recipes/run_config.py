@@ -14,7 +14,7 @@ from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.embeddings.config import PooledDtype
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Schema, table_of
+from ziggurat.features.schema import Schema, schema_to_json, table_of
 from ziggurat.models import MODEL_CONFIGS, ModelConfig, TowerModelConfig
 from ziggurat.models.build import check_config_class, check_towers, kind_of
 from ziggurat.models.contract.reads import finds_items
@@ -29,15 +29,14 @@ from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
 from ziggurat.recipes.events_check import check_events
 from ziggurat.recipes.growing_check import check_growing
+from ziggurat.specification import origin_of
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.distillation import DistilConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
 from ziggurat.training.metrics.full_ranking import full_ranking_names
 from ziggurat.training.records.run_folder import CONFIG, RunFolder
-from ziggurat.typed import Count, CountOrNone, Kinds, PositiveFloat, checked
-
-_CLASS = "class"  # a keyword of Python, so no setting is called this
+from ziggurat.typed import CLASS, Count, CountOrNone, Kinds, PositiveFloat, checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +247,11 @@ def with_model(config: RunConfig, models: Sequence[type[ModelConfig]]) -> RunCon
 
 
 def run_config_to_json(config: RunConfig) -> dict[str, Any]:
-    """Return the content of `config.json`; a user's own model has its class beside its kind, for people to read."""
+    """Return the content of `config.json`; the user's own model and kinds of feature have their class beside theirs."""
     data = to_json(config)
+    data["table_schema"] = schema_to_json(config.table_schema)
     if type(config.model) not in MODEL_CONFIGS:
-        data["model"] = {"kind": config.model.kind, _CLASS: origin_of(type(config.model)), **data["model"]}
+        data["model"] = {"kind": config.model.kind, CLASS: origin_of(type(config.model)), **data["model"]}
     return data
 
 
@@ -274,11 +274,11 @@ def load_config(path: str | Path, *, models: Sequence[type[ModelConfig]] = ()) -
         check_config_class(each)
     data = CONFIG.read(file)
     model = data.get("model")
-    if isinstance(model, dict) and _CLASS in model:
+    if isinstance(model, dict) and CLASS in model:
         known = {kind_of(each) for each in (*MODEL_CONFIGS, *models)}
         if model.get("kind") not in known:
             raise _unknown_model(model, file)
-        data = {**data, "model": {name: value for name, value in model.items() if name != _CLASS}}
+        data = {**data, "model": {name: value for name, value in model.items() if name != CLASS}}
     data = _with_fp32_where_unsaid(data)
     return _with_own_rows(from_json(RunConfig, data, where=str(file), kinds=models), folder=file.parent)
 
@@ -312,13 +312,8 @@ def _with_own_rows(config: RunConfig, *, folder: Path) -> RunConfig:
     return replace(config, data=replace(config.data, **files))
 
 
-def origin_of(cls: type[object]) -> str:
-    """Return the origin of a class, as `--model` takes it."""
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def _unknown_model(model: dict[str, object], file: Path) -> ConfigError:
-    origin = str(model[_CLASS])
+    origin = str(model[CLASS])
     name = origin.rpartition(":")[2].rpartition(".")[2]
     return ConfigError(
         expected="the class of the model's config: code is loaded only when you name it, never because a file does",

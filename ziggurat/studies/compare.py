@@ -51,8 +51,9 @@ from ziggurat.recipes.protocols import (
     scale_model,
     scale_training,
 )
-from ziggurat.recipes.run_config import RunConfig, origin_of, run_config_to_json
+from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.execute import prepare_run
+from ziggurat.specification import origin_of
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_metric
 from ziggurat.studies.compare_questions import Question, questions_of

@@ -28,7 +28,7 @@ from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.errors import CheckpointError, SchemaError
 from ziggurat.features.kinds.feature import ColumnType
 from ziggurat.features.labels import with_outcomes
-from ziggurat.features.schema import Schema
+from ziggurat.features.schema import Schema, schema_to_json
 from ziggurat.files import Format, read_bytes, replacing_folder, sha256_of
 from ziggurat.plain import JSON, as_group, as_list, as_text
 from ziggurat.typed import CountOrNone, Reader
@@ -194,7 +194,7 @@ def _write_all(preprocessing: Preprocessing, folder: Path) -> None:
         grown[table] = {"file": name, "bytes": len(content), "sha256": sha256_of(content)}
     payload = {
         "fingerprint": preprocessing.fingerprint,
-        "schema": to_json(preprocessing.schema),
+        "schema": schema_to_json(preprocessing.schema),
         "numbers": {name: to_json(state) for name, state in preprocessing.numbers.items()},
         "vocabularies": vocabularies,
     } | ({"grown": grown} if grown else {})
