@@ -45,6 +45,8 @@ from ziggurat.files.reading import (
 from ziggurat.files.writing import (
     left_behind,
     make_room,
+    naming_file,
+    place_of,
     publish,
     refuse_url,
     replacing,
@@ -82,6 +84,8 @@ __all__ = [
     "sha256_of",
     "sync",
     "temporary_beside",
+    "naming_file",
+    "place_of",
     "ways_to_write",
     "write_bytes",
     "write_figure",
