@@ -5,23 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from ziggurat.errors import ConfigError, DataError, FileError, MissingFileError, ZigguratError
 from ziggurat.files import (
     MAX_DEPTH,
     Format,
     Seal,
-    naming_file,
     parse_json,
     parse_toml,
     read_bytes,
@@ -264,38 +258,3 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
         half_written()
     assert (tmp_path / "deep" / "data" / "part").read_text() == "second"
     assert len(list((tmp_path / "deep").iterdir())) == 1
-
-
-@contextlib.contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """Let no file become larger, as `ulimit -f` does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "ipc"])
-def test_a_limit_on_file_sizes_is_told_from_a_full_disk_whichever_library_writes(tmp_path: Path, suffix: str) -> None:
-    frame = pl.DataFrame({"n": pl.int_range(20_000, eager=True).shuffle(seed=0)})
-    with pytest.raises(FileError) as refused, files_of_at_most(4096), replacing(tmp_path / f"x.{suffix}") as temporary:
-        getattr(frame, f"write_{suffix}")(temporary)
-    assert refused.value.ways_out == ("raise the limit on file sizes (ulimit -f)",)
-    assert refused.value.where == str(tmp_path / f"x.{suffix}")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_of_a_folder_that_the_system_refuses_is_named_by_the_name_of_the_folder(tmp_path: Path) -> None:
-    def write(folder: Path, *, num_numbers: int) -> None:
-        with replacing_folder(folder) as temporary, naming_file(temporary / "weights.safetensors"):
-            save_file({"x": torch.zeros(num_numbers)}, str(temporary / "weights.safetensors"))
-
-    with pytest.raises(FileError) as refused, files_of_at_most(4096):
-        write(tmp_path / "export", num_numbers=10_000)
-    assert refused.value.where == str(tmp_path / "export" / "weights.safetensors")
-    assert refused.value.found == "File too large"
-    assert refused.value.ways_out == ("raise the limit on file sizes (ulimit -f)",)
-    assert not list(tmp_path.iterdir())
-    write(tmp_path / "export", num_numbers=10_000)

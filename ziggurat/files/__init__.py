@@ -45,8 +45,6 @@ from ziggurat.files.reading import (
 from ziggurat.files.writing import (
     left_behind,
     make_room,
-    naming_file,
-    place_of,
     publish,
     refuse_url,
     replacing,
@@ -84,8 +82,6 @@ __all__ = [
     "sha256_of",
     "sync",
     "temporary_beside",
-    "naming_file",
-    "place_of",
     "ways_to_write",
     "write_bytes",
     "write_figure",

@@ -16,15 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ziggurat.errors import FileError, ZigguratError
-from ziggurat.files.system_text import WAYS_OUT_OF_PROCESS, text_of
+from ziggurat.files.system_text import text_of
 
 # A process of another machine that shares the disk cannot be seen from here; one that lives writes within an hour.
 _LEFT_S = 3600.0
 # Polars and safetensors say what the system refused in errors of their own.
 _WRITERS = ("polars", "safetensors", "safetensors_rust")
 _REFUSED = re.compile(r"I/?O error|os error \d+", re.IGNORECASE)
-# Rust's text of what the system refused, in errors without a number of their own: "File too large (os error 27)".
-_NUMBER = re.compile(r"\(os error (\d+)\)")
 # Of Linux's fcntl.h and fs.h; Python has no names for them.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -83,7 +81,7 @@ def replacing_folder(path: str | os.PathLike[str], *, error: type[ZigguratError]
     refuse_url(folder, error=error)
     temporary = temporary_beside(folder)
     try:
-        with writing_to(folder, error, temporary=temporary):
+        with writing_to(folder, error):
             folder.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
             yield temporary
@@ -213,14 +211,8 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def writing_to(path: Path, error: type[ZigguratError], *, temporary: Path | None = None) -> Iterator[None]:
-    """Raise what the system says against writing inside the block as an error that names the path.
-
-    Args:
-        path: of a file, or of a folder.
-        error: the kind of error.
-        temporary: the folder that becomes `path`: a file in it that the system names is named in its place.
-    """
+def writing_to(path: Path, error: type[ZigguratError]) -> Iterator[None]:
+    """Raise what the system says against writing inside the block as an error that names the path."""
     try:
         yield
     except ZigguratError:
@@ -228,41 +220,12 @@ def writing_to(path: Path, error: type[ZigguratError], *, temporary: Path | None
     except Exception as problem:
         if not isinstance(problem, OSError) and not _is_of_a_writer(problem):
             raise
-        place = path if temporary is None else place_of(problem, path, temporary=temporary)
         raise error(
-            expected=f"to write {place.name}",
+            expected=f"to write {path.name}",
             found=_found(problem, path),
-            where=str(place),
+            where=str(path),
             ways_out=ways_to_write(problem, path),
         ) from problem
-
-
-@contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """Raise what polars or safetensors say that the system refused as the `OSError` that it was, and name the file."""
-    try:
-        yield
-    except Exception as problem:
-        number = _number_of(problem)
-        if number is None or (isinstance(problem, OSError) and problem.filename):
-            raise
-        raise OSError(number, os.strerror(number), str(path)) from problem
-
-
-def place_of(problem: Exception, folder: Path, *, temporary: Path) -> Path:
-    """Return the file of a folder that a problem names by the folder's temporary name; the folder if it names none."""
-    name = problem.filename if isinstance(problem, OSError) else None
-    if isinstance(name, str) and Path(name).is_relative_to(temporary):
-        return folder / Path(name).relative_to(temporary)
-    return folder
-
-
-def _number_of(problem: Exception) -> int | None:
-    """Return the system's number of a problem, which Rust's libraries write into their texts."""
-    if isinstance(problem, OSError) and problem.errno is not None:
-        return problem.errno
-    written = _NUMBER.search(str(problem))
-    return int(written[1]) if written else None
 
 
 def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
@@ -272,7 +235,7 @@ def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
         problem: an `OSError`, or an error of a library that writes.
         path: of the file or folder that was to be written.
     """
-    number = _number_of(problem)
+    number = problem.errno if isinstance(problem, OSError) else None
     if number == errno.EISDIR:
         return (f"it is a folder: name a file in it, {path / 'FILE'}", "choose another path")
     if number in (errno.EEXIST, errno.ENOTDIR):
@@ -286,8 +249,6 @@ def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
         return ("correct the permissions of the folder", "choose another path")
     if number in (errno.ENOENT, errno.ENOTSUP, errno.EINVAL):
         return (f"choose a path in another folder: {path.parent} takes no new files",)
-    if number in WAYS_OUT_OF_PROCESS:
-        return WAYS_OUT_OF_PROCESS[number]
     return ("free space on this disk, or correct the permissions of the folder", "choose another path")
 
 

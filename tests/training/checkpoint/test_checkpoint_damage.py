@@ -207,21 +207,6 @@ def test_damage_in_several_checkpoints_falls_back_further(tmp_path: Path) -> Non
     assert_same(checkpoint.tensors, tensors_of(1))
 
 
-def test_a_step_is_left_out_as_a_way_out_only_where_one_was_named(tmp_path: Path) -> None:
-    save_steps(tmp_path, range(1, 3))
-    (tmp_path / f"step-{2:012d}" / "state.json").write_bytes(b"x")
-    store = CheckpointStore(tmp_path)
-    (skipped,) = store.load().skipped
-    assert not any("without naming a step" in way for way in skipped.ways_out)
-    (preferred,) = store.load(prefer=7).skipped[:1]
-    assert not any("without naming a step" in way for way in preferred.ways_out)
-    for step in (2, 7):
-        with pytest.raises(CheckpointError) as refused:
-            store.load(step)
-        assert "load without naming a step" in refused.value.ways_out[0]
-    assert store.load().step == 1
-
-
 def test_a_run_goes_on_behind_damaged_checkpoints(tmp_path: Path) -> None:
     save_steps(tmp_path, range(1, 5))
     for step in (3, 4):

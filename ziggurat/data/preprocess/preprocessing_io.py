@@ -34,10 +34,7 @@ from ziggurat.plain import JSON, as_group, as_list, as_text
 from ziggurat.typed import CountOrNone, Reader
 
 _MAIN_FILE = "preprocessing.json"
-_WAYS_OUT = (
-    "restore the file from a copy of its folder",
-    "make anew what it is part of, in another folder: the run (ziggurat train) or the export (ziggurat export)",
-)
+_WAYS_OUT = ("use an older checkpoint", "copy the file again", "fit the preprocessing again")
 
 
 def _unwrapped(data: JSON) -> JSON:

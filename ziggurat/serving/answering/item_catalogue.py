@@ -30,7 +30,7 @@ from ziggurat.data.preprocess.values.vocabulary import Ids, Vocabulary
 from ziggurat.errors import ExportError, RequestError
 from ziggurat.features.events import HISTORY, HISTORY_TIMES
 from ziggurat.features.schema import NUM_RESERVED_ROWS
-from ziggurat.files import Format, naming_file
+from ziggurat.files import Format
 from ziggurat.files.tensors import load_tensors
 from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.plain import as_group
@@ -220,8 +220,7 @@ class ItemCatalogue:
         """Write it into the folder of an export."""
         (folder / "items").mkdir(parents=True, exist_ok=True)
         more = [pl.Series(EVENTS, self.events), *([pl.Series(GONE, self.gone)] if self.gone.any() else [])]
-        with naming_file(folder / CATALOGUE_FILE):
-            self.frame.with_columns(more).write_parquet(folder / CATALOGUE_FILE)
+        self.frame.with_columns(more).write_parquet(folder / CATALOGUE_FILE)
         ITEMS.write(folder / ITEMS_FILE, to_json(self.columns))
 
     @staticmethod
@@ -292,10 +291,8 @@ class KnownUsers:
     def save(self, folder: Path) -> None:
         """Write it into the folder of an export."""
         (folder / "users").mkdir(parents=True, exist_ok=True)
-        with naming_file(folder / USERS_FILE):
-            self.frame.write_parquet(folder / USERS_FILE)
-        with naming_file(folder / SEEN_FILE):
-            save_file({"offsets": self.offsets, "items": self.items}, str(folder / SEEN_FILE), {"id": self.id_column})
+        self.frame.write_parquet(folder / USERS_FILE)
+        save_file({"offsets": self.offsets, "items": self.items}, str(folder / SEEN_FILE), {"id": self.id_column})
 
     @staticmethod
     def load(export: ExportFolder, *, id_column: str, num_items: int) -> KnownUsers:

@@ -43,9 +43,8 @@ from safetensors import SafetensorError
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
-from ziggurat.files import Format, digest_of, left_behind, place_of, replacing_folder, ways_to_write
+from ziggurat.files import Format, digest_of, left_behind, replacing_folder, ways_to_write
 from ziggurat.files.formats import Content
-from ziggurat.files.system_text import text_of
 from ziggurat.serving.export.other_folders import is_damaged_export, no_export
 from ziggurat.typed import CountOrNone
 
@@ -177,8 +176,8 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
                 raise
             raise FileError(
                 expected="room and permission to write the export",
-                found=text_of(error)[:300],
-                where=str(place_of(error, folder, temporary=temporary)),
+                found=str(error)[:300],
+                where=str(folder),
                 ways_out=(*ways_to_write(error, folder)[:1], "choose another folder: --out FOLDER"),
             ) from error
         assert (temporary / MANIFEST_NAME).exists(), "sealed"

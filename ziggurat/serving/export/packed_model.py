@@ -43,7 +43,7 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.features.schema import PADDING_ROW
-from ziggurat.files import Format, naming_file
+from ziggurat.files import Format
 from ziggurat.files.tensors import open_tensors
 from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
@@ -166,8 +166,7 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> No
             tensor = tensor.clone()  # two names of one weight: the format has no such thing
         known.add(tensor.data_ptr())
         tensors[name] = tensor.contiguous()
-    with naming_file(folder / WEIGHTS_FILE):
-        save_file(tensors, str(folder / WEIGHTS_FILE))
+    save_file(tensors, str(folder / WEIGHTS_FILE))
 
 
 def _packed(table: Tensor, row_format: RowFormat) -> Tensor:

@@ -38,17 +38,10 @@ def damaged(path: Path | str, *, expected: str, found: str) -> DamagedCheckpoint
         expected=expected,
         found=found,
         where=str(path),
-        ways_out="restore the file from a copy, then run `sha256sum --check SHA256SUMS` in its folder",
-    )
-
-
-def of_named_step(error: DamagedCheckpointError) -> DamagedCheckpointError:
-    """Return the error of a checkpoint whose step was asked for: without a step another one would be loaded."""
-    return DamagedCheckpointError(
-        expected=error.expected,
-        found=error.found,
-        where=error.where,
-        ways_out=("load without naming a step: the newest intact checkpoint is used", *error.ways_out),
+        ways_out=(
+            "load without naming a step: the newest intact checkpoint is used",
+            "restore the file from a copy, then run `sha256sum --check SHA256SUMS` in its folder",
+        ),
     )
 
 

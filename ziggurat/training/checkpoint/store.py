@@ -31,7 +31,7 @@ from torch import Tensor
 from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import retention
-from ziggurat.training.checkpoint.errors import DamagedCheckpointError, of_named_step
+from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 from ziggurat.training.checkpoint.files import why_no_links
 from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, CheckpointRanks
 from ziggurat.training.checkpoint.restore import Match, check_fit, fresh_tensors, read_tensors
@@ -231,7 +231,7 @@ class CheckpointStore:
                 state = self._ranks.agree_on_coordinator(reader.state)
             except DamagedCheckpointError as error:
                 if step is not None:
-                    raise of_named_step(error) from error
+                    raise
                 _log.warning("checkpoint of step %d is damaged and was skipped:\n%s", candidate, error)
                 skipped.append(error)
                 self._damaged.add(candidate)
@@ -380,15 +380,14 @@ class CheckpointStore:
     def _require_step(self, step: int) -> None:
         steps = self.steps()
         if step not in steps:
-            absent = self._absent(step, steps)
-            raise of_named_step(absent) if steps else absent
+            raise self._absent(step, steps)
 
     def _absent(self, step: int, steps: list[int]) -> DamagedCheckpointError:
         return DamagedCheckpointError(
             expected=f"one of the steps {sorted(steps)}" if steps else "a checkpoint",
             found=f"no checkpoint of step {step}",
             where=str(self.folder),
-            ways_out=("look into the folder", "restore the checkpoint from a copy of the folder"),
+            ways_out=("load without naming a step to get the newest", "check the folder"),
         )
 
     def _reader(self, step: int) -> CheckpointReader:
