@@ -13,6 +13,7 @@ from ziggurat.features.labels import Task
 from ziggurat.training.metrics import accumulator as module
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.metrics.full_ranking import FullRankingSums
+from ziggurat.training.metrics.jackknife import BLOCKS, blocks_for
 
 
 def filled(
@@ -55,6 +56,26 @@ def test_the_interval_holds_the_true_value_about_as_often_as_it_says() -> None:
         found = filled(*binary(600, seed=seed))
         held += abs(found.compute()["auc"] - truth) <= found.half_width("auc")
     assert 88 <= held <= 99
+
+
+def test_the_order_of_the_samples_which_ranks_change_makes_no_difference() -> None:
+    labels, scores = binary(2000, seed=5)
+    scores = scores.round(2)  # with ties
+    order = np.random.default_rng(6).permutation(2000)
+    for groups in (None, np.arange(2000) % 4):  # 0 is nobody's
+        first = filled(labels, scores, groups=groups)
+        second = filled(labels[order], scores[order], groups=None if groups is None else groups[order])
+        for name in ("auc", "log_loss", "calibration"):
+            assert first.half_width(name) == pytest.approx(second.half_width(name), rel=1e-9)
+
+
+def test_an_error_bar_of_many_samples_is_hardly_a_matter_of_chance() -> None:
+    widths = [filled(*binary(2000, seed=seed)).half_width("auc") for seed in range(25)]
+    assert np.std(widths) < 0.11 * np.mean(widths), "twenty blocks alone are off by 16 %"
+    few = np.repeat(np.arange(1, 41), 50)
+    assert blocks_for(few) == BLOCKS, "forty users are no hundred blocks"
+    assert blocks_for(np.arange(5000)) == 100
+    assert blocks_for(np.arange(400_000)) == BLOCKS
 
 
 def test_rows_of_a_group_are_left_out_together() -> None:

@@ -49,7 +49,7 @@ from ziggurat.training.metrics.functions import mae as mae
 from ziggurat.training.metrics.functions import normalised_entropy as normalised_entropy
 from ziggurat.training.metrics.functions import r2 as r2
 from ziggurat.training.metrics.functions import rmse as rmse
-from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
+from ziggurat.training.metrics.jackknife import blocks_for, blocks_of, half_width
 from ziggurat.training.metrics.metric import (
     Judged,
     Metric,
@@ -142,6 +142,17 @@ class _Columns:
             weights=self.weights[keep] if self.weights.size else self.weights,
             groups=self.groups[keep] if self.groups.size else self.groups,
         )
+
+    def places(self) -> NDArray[np.int64]:
+        """Return the place of each sample in an order of their numbers: the same on any number of ranks.
+
+        Samples that are alike in all numbers may take each other's place.
+        """
+        keys = [*self.labels.T, *self.scores.T]
+        keys += [column for column in (self.weights, self.groups) if column.size]
+        places = np.empty(len(self.scores), dtype=np.int64)
+        places[np.lexsort(keys)] = np.arange(len(places))
+        return places
 
 
 class MetricAccumulator:
@@ -251,17 +262,20 @@ class MetricAccumulator:
         # Other ranks have no samples, and a function of the user's no known error.
         if not num_rows or name not in names:
             return math.nan
-        unit_N = np.arange(num_rows)
-        if columns.groups.size:
-            unit_N = np.where(columns.groups == NO_GROUP, unit_N, columns.groups)
+        unit_N = columns.groups
+        if not columns.groups.size or (columns.groups == NO_GROUP).any():
+            unit_N = columns.places()
+            if columns.groups.size:
+                unit_N = np.where(columns.groups == NO_GROUP, unit_N, columns.groups)
         share = 1.0
         if num_rows > _MOST_FOR_ERROR:
             kept = mix(~unit_N.astype(np.uint64)) % np.uint64(-(-num_rows // _MOST_FOR_ERROR)) == 0
             share = float(kept.mean())
             columns = columns.where(kept)
             unit_N = unit_N[kept]
-        block_N = blocks_of(unit_N)
-        without_B = np.array([self._one(columns.where(block_N != block), name) for block in range(BLOCKS)])
+        num_blocks = blocks_for(unit_N)
+        block_N = blocks_of(unit_N, num=num_blocks)
+        without_B = np.array([self._one(columns.where(block_N != block), name) for block in range(num_blocks)])
         return half_width(without_B) * math.sqrt(share)
 
     def _one(self, columns: _Columns, name: str) -> float:
