@@ -64,6 +64,19 @@ def test_between_bf16_activations_a_kernel_has_to_beat_bf16(found: dict[str, Ker
     assert choose(found, activations="bf16").kernel == wanted
 
 
+def test_a_reason_says_why_this_kernel_and_what_the_others_would_do() -> None:
+    slower = choose(measured(fp32=(0.0, 0.5), bf16=(0.01, 1.0)), activations="bf16")
+    assert slower.reason == (
+        "the activations are in bf16, and no kernel with an error below 0.2 is more than 1.05 times as fast as its own "
+        "(fp32: error 0, 0.50 times as fast)"
+    )
+    faster = choose(measured(fp32=(0.0, 1.2), bf16=(0.01, 1.0)), activations="bf16")
+    assert faster.reason == (
+        "1.20 times as fast as bf16, which the activations are in, with an error of 0; the fastest whose error is "
+        "below 0.2 (no other could be measured)"
+    )
+
+
 def test_an_overflow_is_told_in_words() -> None:
     rows, weight = torch.full((64, 16), 1e15), torch.full((16, 8), 3.2e25)
     found = measure_errors(product_of(rows, weight), Direction.FORWARD, [ProductKernel.named("bf16")], device=CPU)

@@ -35,6 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format
 from ziggurat.numerics.probe import Direction, ProbeRecord
@@ -397,18 +398,31 @@ def choose(measured: Mapping[str, KernelMeasured], *, activations: str = "fp32")
     """
     fp32 = ProductKernel.FP32.name
     safe = {name: each for name, each in measured.items() if each.error < MAX_ERROR and each.speedup > MIN_SPEEDUP}
-    told = ", ".join(f"{name}: {each.text()}" for name, each in measured.items() if name not in (fp32, activations))
-    told = told or "none is here"
     if safe:
         best = max(safe, key=lambda name: safe[name].speedup)
-        reason = f"the fastest with an error below {MAX_ERROR} ({told})"
+        reason = (
+            f"{safe[best].speedup:.2f} times as fast as {activations}, which the activations are in, with an error of "
+            f"{safe[best].error:.2g}; the fastest whose error is below {MAX_ERROR} "
+            f"({_told(measured, best, activations)})"
+        )
         return Choice(kernel=best, reason=reason, error=_finite(safe[best].error))
     own = measured.get(activations)
     if activations != fp32 and own is not None and own.error >= MAX_ERROR:
+        told = _told(measured, fp32, activations)
         reason = f"the error of {activations} is not below {MAX_ERROR} ({own.why or f'{own.error:.2g}'}; {told})"
         return Choice(kernel=fp32, reason=reason, error=0.0)
     error = 0.0 if own is None else _finite(own.error)
-    return Choice(kernel=activations, reason=f"no kernel is safe and faster ({told})", error=error)
+    reason = (
+        f"the activations are in {activations}, and no kernel with an error below {MAX_ERROR} is more than "
+        f"{MIN_SPEEDUP} times as fast as its own ({_told(measured, activations)})"
+    )
+    return Choice(kernel=activations, reason=reason, error=error)
+
+
+def _told(measured: Mapping[str, KernelMeasured], *known: str) -> str:
+    """Say error and time of all kernels but those that a reason names already."""
+    others = [f"{name}: {each.text()}" for name, each in measured.items() if name not in known]
+    return ", ".join(others) or "no other could be measured"
 
 
 def _finite(error: float) -> float | None:
@@ -422,6 +436,7 @@ def plan_dispatch(
     seed: int = 0,
     seconds_of: Callable[[Sequence[DispatchPlan]], Sequence[float]] | None = None,
     shapes: Shapes | None = None,
+    folder: str | Path = "RUN",
 ) -> DispatchPlan:
     """Measure fast kernels in all products of a record, and choose.
 
@@ -431,6 +446,7 @@ def plan_dispatch(
         seed: of the draws.
         seconds_of: times the whole network by each of a few plans; None: activations stay FP32.
         shapes: of the weights of the model, which models that are to compute by the plan are compared with.
+        folder: of the run that the record is of, for errors.
 
     Raises:
         ConfigError: the record is of no product: there is nothing to choose.
@@ -441,8 +457,9 @@ def plan_dispatch(
             found=f"none: {record.num_passes} batches were looked at until step {record.step:,}",
             where=f"the probe of a run of {record.model}",
             ways_out=(
-                "take them now: ziggurat numerics dispatch RUN --measure --out dispatch.json",
-                "train with ProbeProducts(every=10): the hook looks at every 100th step by default",
+                f"take them now: ziggurat numerics dispatch {pasted(folder)} --measure --out dispatch.json",
+                "train for more steps: the hook probe_products looks at every 100th; in Python, fewer: "
+                "zg.fit(…, hooks=[ProbeProducts(every=10)])",
             ),
         )
     fast = [kernel for kernel in ProductKernel if kernel.is_fast]

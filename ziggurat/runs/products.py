@@ -118,6 +118,7 @@ def dispatch_of_run(
         device=_device_of(run),
         seconds_of=lambda plans: seconds_of_plans(run.model, plans, batches=timed),
         shapes=shapes_of_products(run.model),
+        folder=folder,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.hooks.test_hooks import log_of, same, trainer_in, weights_of
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.numerics.probe.record import newest_probe, probes_of
 from ziggurat.precision.dispatch import plan_dispatch
 from ziggurat.training.hooks.hook import hooks_named
@@ -50,8 +50,14 @@ def test_a_run_that_is_too_short_for_the_interval_says_that_nothing_was_kept(tmp
     trainer.fit(hooks=[ProbeProducts(every=100)])
     (line,) = [line for line in said if "probe_products" in line]
     assert "every 100th step, and there were 8" in line
-    with pytest.raises(ConfigError, match="none: 0 batches were looked at"):
-        plan_dispatch(newest_probe(tmp_path / "short" / "probe"), device=torch.device("cpu"))
+    assert f"ziggurat numerics probe {tmp_path / 'short'} --measure" in line
+    record = newest_probe(tmp_path / "short" / "probe")
+    with pytest.raises(ConfigError, match="none: 0 batches were looked at") as caught:
+        plan_dispatch(record, device=torch.device("cpu"), folder=tmp_path / "short")
+    assert f"ziggurat numerics dispatch {tmp_path / 'short'} --measure" in caught.value.ways_out[0]
+    with pytest.raises(MissingFileError) as missing:
+        newest_probe(tmp_path / "none" / "probe")
+    assert f"ziggurat numerics probe {tmp_path / 'none'} --measure" in missing.value.ways_out[1]
 
 
 def test_hook_is_found_by_its_name_and_refuses_no_interval() -> None:

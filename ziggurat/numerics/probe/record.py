@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ziggurat.commands import pasted
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.files import Format, read_bytes, sha256_of, write_bytes
 from ziggurat.numerics.probe.matrix_normal import MatrixNormal
@@ -137,7 +138,10 @@ def newest_probe(folder: Path) -> ProbeRecord:
             expected="the probe of a run: step_….json and step_….safetensors",
             found="none",
             where=str(folder),
-            ways_out=_WAYS_OUT,
+            ways_out=(
+                "train with the probe: ziggurat train RECIPE --hook probe_products",
+                f"measure a finished run anew: ziggurat numerics probe {pasted(folder.parent)} --measure",
+            ),
         )
     return ProbeRecord.read(found[max(found)])
 

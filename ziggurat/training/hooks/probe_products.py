@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics.probe import ProbeRecord
@@ -85,10 +86,12 @@ class ProbeProducts(Hook):
         """Say that nothing was looked at, where a run is too short for its interval."""
         del result
         if not self._begun.record.num_passes:
+            run = pasted(trainer.folder.path)
+            interval = max(1, trainer.position.step // 10)
             trainer.progress.say(
                 f"warning: the hook {self.name} looked at no batch: it looks at every {self.every:,}th step, and there "
-                f"were {trainer.position.step:,}. Of the finished run: ziggurat numerics probe RUN --measure; while it "
-                f"trains: ProbeProducts(every={max(1, trainer.position.step // 10)})"
+                f"were {trainer.position.step:,}. Of the finished run: ziggurat numerics probe {run} --measure; while "
+                f"it trains, in Python: hooks=[ProbeProducts(every={interval})]"
             )
 
     def on_checkpoint(self, trainer: Trainer) -> None:
