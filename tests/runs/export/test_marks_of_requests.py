@@ -129,6 +129,28 @@ def test_a_text_that_the_files_could_not_have_is_refused(exported: tuple[Path, z
     assert rec.rank({"user_id": 1, "income": ""}, ["i3"]).items, "missing, as ever"
 
 
+def test_a_truth_value_is_one_or_zero_in_a_column_of_numbers(
+    exported: tuple[Path, zg.Recommender, pl.DataFrame],
+) -> None:
+    _, rec, _ = exported
+    asked = [rec.rank({"user_id": 1, "income": income}, ["i3"]).items[0].score for income in (True, 1, "true", 0)]
+    assert asked[0] == asked[1] == asked[2] != asked[3]
+
+
+def test_a_zero_before_a_mark_between_thousands_is_refused_by_a_run_and_its_export(
+    exported: tuple[Path, zg.Recommender, pl.DataFrame],
+) -> None:
+    place, rec, rows = exported
+    run = zg.load_run(place / "run")
+    for text in ("0.500", "00.500", "000.500", "1.12.345"):
+        with pytest.raises(RequestError, match="'price'"):
+            rec.rank({"user_id": 1}, [{"item": "i3", "price": text}])
+        texts = rows.head(1).with_columns(price=pl.lit(text), income=pl.lit("1.200"))
+        for ask in (run.scores, rec.scores):
+            with pytest.raises(DataError, match="column 'price'"):
+                ask(texts)
+
+
 def test_texts_of_other_files_than_the_runs_are_numbers_by_their_own_marks(
     exported: tuple[Path, zg.Recommender, pl.DataFrame],
 ) -> None:

@@ -16,6 +16,7 @@ from tests.serving.server.fake import FakeAnswerer
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
+from ziggurat.serving.server.hosts import Hosts
 from ziggurat.serving.server.serve import bind
 
 BODY = b'{"user": {"user_id": "u1"}, "k": 2}'
@@ -101,6 +102,41 @@ def test_idle_connections_end() -> None:
         return rest
 
     assert serving(body, receive_timeout_s=5, keep_alive_s=0.2) == b""
+
+
+def test_ways_out_of_a_wrong_head_are_about_what_is_wrong() -> None:
+    hosts = Hosts(names=None)
+    gzip = hosts.wrong_head("1.1", b"/rank", [(b"host", b"a"), (b"transfer-encoding", b"gzip")], is_admin=False)
+    assert gzip is not None
+    assert "Host" not in " ".join(gzip.ways_out)
+    no_host = hosts.wrong_head("1.1", b"/rank", [], is_admin=False)
+    assert no_host is not None
+    assert no_host.ways_out == ("send one header Host, as HTTP/1.1 demands",)
+
+
+@pytest.mark.parametrize("parameters", ["limit=-1", "limit=99999999999999999999", "k"])
+@pytest.mark.parametrize(
+    "request_line", [b"GET /users", b"GET /info", b"GET /items/7", b"POST /items", b"POST /recommend"]
+)
+def test_parameters_that_nothing_reads_are_refused(request_line: bytes, parameters: str) -> None:
+    content = request_line + f"?{parameters} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    content += b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY if b"POST" in request_line else b"\r\n"
+
+    async def body(port: int, server: DrainingServer) -> Any:
+        return await send(port, content)
+
+    status, _, answer = serving(body)
+    assert status == 400
+    assert json.loads(answer)["error"]["found"] == f"?{parameters}"
+
+
+def test_another_method_is_shown_the_port_that_was_asked() -> None:
+    async def body(port: int, server: DrainingServer) -> Any:
+        return port, await send(port, b"DELETE /rank HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+    port, (status, _, answer) = serving(body)
+    assert status == 405
+    assert f"curl -s localhost:{port}/rank" in json.loads(answer)["error"]["ways_out"][0]
 
 
 @pytest.mark.parametrize(

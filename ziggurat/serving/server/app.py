@@ -47,6 +47,7 @@ from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.arrivals import arrival
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.guidance import Examples, curl, shown
+from ziggurat.serving.server.hosts import is_local
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.openapi import description
 from ziggurat.serving.server.pages import page_routes
@@ -56,6 +57,7 @@ from ziggurat.serving.server.reading import (
     ClientDisconnected,
     RefusedRequestError,
     check_admin,
+    check_query,
     header,
     read_body,
     read_deadline,
@@ -215,6 +217,7 @@ class ServerApp:
             raise _no_key()  # before anything that shows what the export knows, such as the id of a user
         if scope["method"] != "POST":
             raise self._wrong_method(path, scope)
+        check_query(scope)
         deadline = read_deadline(scope, config=self.config)
         body = await read_body(scope, receive, config=self.config)
         arrived = arrival(scope)
@@ -232,7 +235,12 @@ class ServerApp:
         return answer, content
 
     def _wrong_method(self, path: str, scope: Scope) -> RefusedRequestError:
-        ways = curl(path, host=header(scope, b"host"), body=self._examples[path])
+        host = header(scope, b"host")
+        server = scope.get("server")
+        # A client on this machine that names no port has still asked one; a proxy elsewhere has a port of its own.
+        if server and server[1] and is_local(host):
+            host = f"{host}:{server[1]}"
+        ways = curl(path, host=host, body=self._examples[path])
         found = f"{scope['method']:.20} {path}"
         return refused(405, expected=f"POST {path}", found=found, where="request line", ways_out=ways)
 

@@ -21,7 +21,10 @@ import httptools
 from ziggurat.serving.server.config import ServerConfig
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._~-]{1,253})(:[0-9]{0,5})?")
-_WAYS = ("send one header Host, as HTTP/1.1 demands", "send Transfer-Encoding: chunked, or Content-Length")
+_HOST_WAYS = ("send one header Host, as HTTP/1.1 demands",)
+_CODING_WAYS = ("send Transfer-Encoding: chunked, and the body as it is", "send Content-Length, and the body as it is")
+_OLD_CODING_WAYS = ("send Content-Length", "send Transfer-Encoding: chunked by HTTP/1.1")
+_VERSION_WAYS = ("ask by HTTP/1.1",)
 _VERSIONS = ("1.0", "1.1")
 
 
@@ -37,7 +40,7 @@ class WrongHead:
 
     status: bytes
     found: str
-    ways_out: tuple[str, ...] = _WAYS
+    ways_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +78,24 @@ class Hosts:
             is_admin: it came through the admin socket, which no page reaches.
         """
         if version not in _VERSIONS:
-            return WrongHead(status=b"400 Bad Request", found=f"HTTP/{version}, which is neither 1.0 nor 1.1")
+            found = f"HTTP/{version}, which is neither 1.0 nor 1.1"
+            return WrongHead(status=b"400 Bad Request", found=found, ways_out=_VERSION_WAYS)
         codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
         if codings and version == "1.0":
-            return WrongHead(status=b"400 Bad Request", found="Transfer-Encoding with HTTP/1.0")
+            found = "Transfer-Encoding with HTTP/1.0"
+            return WrongHead(status=b"400 Bad Request", found=found, ways_out=_OLD_CODING_WAYS)
         if codings not in ([], [b"chunked"]):
-            return WrongHead(status=b"501 Not Implemented", found=f"Transfer-Encoding {shown(b', '.join(codings))}")
+            found = f"Transfer-Encoding {shown(b', '.join(codings))}"
+            return WrongHead(status=b"501 Not Implemented", found=found, ways_out=_CODING_WAYS)
         given = [value.strip() for name, value in headers if name == b"host"]
         if len(given) > 1 or (not given and version == "1.1"):
-            return WrongHead(status=b"400 Bad Request", found=f"{len(given) or 'no'} headers Host")
+            found = f"{len(given) or 'no'} headers Host"
+            return WrongHead(status=b"400 Bad Request", found=found, ways_out=_HOST_WAYS)
         if authority := httptools.parse_url(url).host:  # "GET http://name/path": the name counts (RFC 9112, 3.2.2)
             given.append(authority)
         for each in given:
             if (match := _HOST.fullmatch(each)) is None:
-                return WrongHead(status=b"400 Bad Request", found=f"Host {shown(each)}")
+                return WrongHead(status=b"400 Bad Request", found=f"Host {shown(each)}", ways_out=_HOST_WAYS)
             if not is_admin and not self._knows(match[1].decode()):
                 return _not_ours(match[1].decode())
         return None

@@ -22,7 +22,7 @@ from ziggurat.plain import JSON, as_group
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.reading import read_body, read_json, recommend_of, refused_as
+from ziggurat.serving.server.reading import check_query, read_body, read_json, recommend_of, refused_as
 from ziggurat.serving.server.responses import json_response
 
 _FILES = {
@@ -51,13 +51,23 @@ def page_routes(*, answerer: Answerer, config: ServerConfig) -> list[Route]:
     pages = _Pages(answerer=answerer, config=config)
     return [
         *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
-        Route("/info", pages.info),
-        Route("/users", pages.users),
-        Route("/items", pages.items, methods=["POST"]),
-        _any_text(Route("/items/{id:path}", pages.item)),
-        Route("/history", pages.history, methods=["POST"]),
-        Route("/explain", pages.explain, methods=["POST"]),
+        Route("/info", _alone(pages.info)),
+        Route("/users", _alone(pages.users)),
+        Route("/items", _alone(pages.items), methods=["POST"]),
+        _any_text(Route("/items/{id:path}", _alone(pages.item))),
+        Route("/history", _alone(pages.history), methods=["POST"]),
+        Route("/explain", _alone(pages.explain), methods=["POST"]),
     ]
+
+
+def _alone(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Let a route refuse parameters in the address, which it would not read."""
+
+    async def answered(request: Request) -> Response:
+        check_query(request.scope)
+        return await answer(request)
+
+    return answered
 
 
 def _any_text(route: Route) -> Route:

@@ -73,6 +73,26 @@ def check_admin(request: Request) -> None:
         )
 
 
+def check_query(scope: Scope) -> None:
+    """Refuse what stands behind a question mark, which nothing reads: `/users?limit=5`, or `/items/what?` for an id.
+
+    Raises:
+        RefusedRequestError: there is something.
+    """
+    query = scope["query_string"].decode("latin-1")
+    if query:
+        raise refused(
+            400,
+            expected=f"{scope['path']:.80} alone, without parameters in the address",
+            found=f"?{query:.80}",
+            where="request line",
+            ways_out=(
+                "leave it out; settings of a request stand in its body: see /openapi.json",
+                "in an id, write %3F for a question mark",
+            ),
+        )
+
+
 class ClientDisconnected(Exception):  # noqa: N818 - not an error: no client is left to read one
     """A client closed its connection before its request had arrived."""
 
