@@ -296,6 +296,18 @@ def test_a_role_without_a_column_names_the_schema_file(
     assert where[0].startswith("where:    my.toml, [roles] time of the schema, in ")
 
 
+def test_a_schema_that_was_cut_before_its_label_is_named_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text("user,like\n1,1\n2,0\n")
+    Path("my.toml").write_text('[[feature]]\nname = "user"\nkind = "categorical"\n')
+    assert main(["train", "table_dlrm", "--data.train", "log.csv", "--schema", "my.toml"]) == 2
+    said = capsys.readouterr().err
+    assert "at least one label" in said
+    assert "where:    my.toml\n" in said
+
+
 def test_settings_of_a_table_recipe_need_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "table_dlrm", "--data.train", "absent.parquet", "--settings"]) == 0  # rows are not needed
     assert main(["train", "table_dlrm", "--settings"]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -123,6 +123,53 @@ def list_of_my_own() -> Any:
         kind: Literal["mine"] = "mine"
 
     return Words
+
+
+@pytest.mark.parametrize(
+    ("parse", "found", "way"),
+    [
+        (
+            lambda self, cells: np.ma.masked_less(np.array([1, 5]), 3),
+            "a masked array (2,) of int64",
+            "return np.ma.filled(values.astype(np.float64), np.nan)",
+        ),
+        (
+            lambda self, cells: np.ma.masked_less(np.array([[1.0], [5.0]], dtype=np.float32), 3),
+            "a masked array (2, 1) of float32",
+            "return np.ma.filled(values.astype(np.float64), np.nan)",
+        ),
+        (lambda self, cells: None, "a NoneType", "return values.astype(np.float64)"),
+    ],
+)
+def test_a_kind_that_parses_another_form_is_named_and_told_what_to_return(parse: Any, found: str, way: str) -> None:
+    chunk = RawChunk.of(pl.DataFrame({"at": [[1.0, 2.0], [3.0, 4.0]]}))
+    with pytest.raises(SchemaError, match=r"Mine\.parse, feature 'at'") as refused:
+        Preprocessing.fit(Schema(features=(kind_of_my_own(parse=parse)(name="at"),)), [chunk])
+    assert refused.value.found == found
+    assert refused.value.ways_out[0].startswith(way)
+
+
+def test_a_kind_of_lists_that_parses_nothing_is_told_of_lists_and_the_way_out_parses_them() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Words(IdLists):
+        kind: Literal["mine"] = "mine"
+        is_ordered: ClassVar[bool] = False
+
+        def parse(self, cells: Cells) -> Parsed:
+            del cells
+            return None  # type: ignore[return-value]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mended(Words):
+        def parse(self, cells: Cells) -> Parsed:
+            return cells.id_lists(self, keep_last=False)
+
+    frame = pl.DataFrame({"at": [["a"], ["a", "b"]]})
+    with pytest.raises(SchemaError, match=r"Words\.parse, feature 'at'") as refused:
+        Preprocessing.fit(Schema(features=(Words(name="at"),)), [RawChunk.of(frame)])
+    assert refused.value.ways_out[0] == "return cells.id_lists(self, keep_last=False) for the lists of the column"
+    fitted = Preprocessing.fit(Schema(features=(Mended(name="at"),)), [RawChunk.of(frame)])
+    assert fitted.batch(frame).jagged.offsets.tolist() == [0, 1, 3]
 
 
 def test_no_cell_is_to_blame_for_a_kind_that_calls_its_cells_wrongly() -> None:

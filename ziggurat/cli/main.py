@@ -128,14 +128,21 @@ def _of_system(problem: OSError, arguments: Sequence[str] | None) -> FileError:
     )
 
 
+# Where errors in a schema are that was made in Python, or read from a file by somebody else.
+_IN_A_SCHEMA = ("schema", "the inputs of the model")
+
+
 def _run(verb: Verb, options: argparse.Namespace, rest: list[str], *, interrupts: Interrupts) -> int:
-    """Run a verb; an error in a role of a schema names the file too, which whoever reads the data does not know."""
+    """Run a verb; an error in a schema names its file too, which what reads data and builds models does not know."""
     try:
         with refusing_exits(), replacing_is_said(options, rest):
             return verb.run(options, rest)
     except SchemaError as error:
-        if error.where.startswith("[roles]") and getattr(options, "schema", None):
-            error.where = f"{options.schema}, {error.where}"
+        file = getattr(options, "schema", None)
+        if file and error.where.startswith("[roles]"):
+            error.where = f"{file}, {error.where}"
+        elif file and error.where in _IN_A_SCHEMA:
+            error.where = str(file)
         raise
     except (ZigguratError, OSError):
         raise

@@ -268,6 +268,12 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
     """
     fit = feature.fitted_numbers
     ways = ["return values.astype(np.float64) for numbers, with NaN where one is missing"]
+    if isinstance(values, np.ma.MaskedArray):
+        ways = ["return np.ma.filled(values.astype(np.float64), np.nan): a number that is missing is NaN"]
+    elif values is None and isinstance(feature, IdLists):
+        ways = [f"return cells.id_lists(self, keep_last={feature.is_ordered}) for the lists of the column"]
+    elif values is None and feature.is_id:
+        ways = ["return cells.ids() for the ids of the column"]
     if isinstance(values, list | tuple | pl.Series):
         settings = "self" if isinstance(feature, IdLists) else "zg.MultiHot(name=self.name)"
         ways.append(
@@ -275,9 +281,10 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
             "lists of ids that the kind made itself"
         )
     if isinstance(values, np.ndarray):
-        is_numbers = values.ndim == 1 and values.dtype == np.float64
-        is_known = is_numbers or (values.ndim == 2 and values.dtype == np.float32)
-        found = f"an array {values.shape} of {values.dtype}"
+        is_plain = not isinstance(values, np.ma.MaskedArray)
+        is_numbers = is_plain and values.ndim == 1 and values.dtype == np.float64
+        is_known = is_numbers or (is_plain and values.ndim == 2 and values.dtype == np.float32)
+        found = f"{'an' if is_plain else 'a masked'} array {values.shape} of {values.dtype}"
         size = len(values)
     else:
         is_numbers = fit is None or fit.transform.makes_ids
