@@ -47,6 +47,7 @@ SHORT_NAMES: dict[str, tuple[str, ...]] = {
     "threads": ("training.threads",),
     "patience": ("training.early-stop.patience",),
     "distil": ("distil.head",),
+    "self-distil": ("training.self-distil.method",),
 }
 _IN_A_FILE = "table-schema."  # a schema is a file of its own
 _SETTINGS = ("see all settings with `ziggurat train RECIPE --settings`",)

@@ -40,6 +40,7 @@ _SHORT_ABOUT = {
     "threads": "CPU threads; 0: torch's own choice",
     "patience": "evaluations without improvement before it stops; 0: never",
     "distil": "learn from logged scores of a teacher too: single-head, aux-head",
+    "self-distil": "learn from the model's own weights of earlier steps too: smc2, smc3, smc4",
 }
 FLAGS = {
     "parallel.dense": "--dense",

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.models import Model, Outputs
+from ziggurat.models import Embedded, Model, Outputs
 from ziggurat.parallel.dense import unreduced
 from ziggurat.parallel.exchange.in_flight import InFlight
 from ziggurat.parallel.parallelize import Parallel
@@ -88,6 +88,7 @@ class Pipeline:
         loss_of: Callable[[Outputs, Batch], Tensor],
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         upcoming: Batch | None = None,
+        look: Callable[[Embedded, Batch], None] | None = None,
     ) -> Tensor:
         """Forward and backward passes of one batch; collective.
 
@@ -98,6 +99,7 @@ class Pipeline:
                 is left; one context around all parts would take the first part's weights for the second, and FSDP has
                 gathered others by then.
             upcoming: the next batch, whose ids are sent now.
+            look: called with what was looked up, before the dense network reads it; for batches in one part.
 
         Returns:
             This rank's share of the loss, without a graph.
@@ -106,11 +108,15 @@ class Pipeline:
         self._announce(upcoming)
         if self.num_parts == 1:
             with autocast():
-                outputs = self._model.dense_outputs(self._model.embed(parts[0]))
+                embedded = self._model.embed(parts[0])
+                if look is not None:
+                    look(embedded, parts[0])
+                outputs = self._model.dense_outputs(embedded)
             loss = loss_of(outputs, parts[0])
             self._embeddings.send_ahead(None if self._ahead is None else self._ahead[1][0])
             loss.backward()
             return loss.detach()
+        assert look is None, "batches in one part"
         with autocast():
             started = [_Part(part, self._fields.start(part)) for part in parts]
         self._embeddings.send_ids()

@@ -125,6 +125,45 @@ class EarlyStopConfig:
     better: Better = Better.AUTO
 
 
+class SelfDistil(StrEnum):
+    """Ways in which a model learns from itself, one step ago; see `step/self_distillation.py`."""
+
+    NONE = "none"
+    SMC2 = "smc2"  # one second view, by the weights of one step ago
+    SMC3 = "smc3"  # two, by those of one and two steps ago
+    SMC4 = "smc4"
+
+    @property
+    def num_teachers(self) -> int:
+        """Second views of a batch."""
+        return {"none": 0, "smc2": 1, "smc3": 2, "smc4": 3}[self.value]
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class SelfDistilConfig:
+    """How much a model learns from its own earlier weights, and how its second views differ from the first.
+
+    Args:
+        method: smc2 and so on; none: labels alone.
+        alpha: the largest weight of the second views; labels have the rest.
+        temperature: T, by which logits of both are divided; other than 1 it biases probabilities.
+        field_dropout: share of pooled fields that a second view does without, drawn for each sample.
+        ramp_steps: steps in which the weight of the second views rises from 0, by half a cosine; 0: those of the run.
+
+    Example:
+        >>> from ziggurat.training.config import SelfDistilConfig
+        >>> SelfDistilConfig(method="smc3").method.num_teachers
+        2
+    """
+
+    method: SelfDistil = SelfDistil.NONE
+    alpha: Fraction = 0.9
+    temperature: PositiveFloat = 1.0
+    field_dropout: Fraction = 0.1
+    ramp_steps: CountOrNone = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class TrainingConfig:
@@ -165,6 +204,8 @@ class TrainingConfig:
             validation rows have unknown ids; none: never. See `unknown_ids.py`.
         start_at_base_rate: whether a new model starts at the share of positives among the training rows, by the bias of
             its output, and not at 50 %; published protocols start at 50 %.
+        self_distil: whether the model also learns from what its weights of one step ago say of a second view of the
+            batch; see `SelfDistilConfig`.
 
     Example:
         >>> zg.TrainingConfig(epochs=2, learning_rate=1e-3).epochs
@@ -200,6 +241,7 @@ class TrainingConfig:
     damaged_records: DamagedRecords = DamagedRecords.STOP
     unknown_ids: tuple[str, ...] = ()
     start_at_base_rate: bool = False
+    self_distil: SelfDistilConfig = field(default_factory=SelfDistilConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)

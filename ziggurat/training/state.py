@@ -4,6 +4,7 @@
     live.<name>, average_count        with `weight_average`: what training goes on with (`model.…` is the average)
     dense_optimizer.<weight>.<part>   Adam's moments and step, …
     table_optimizer.<table>.<part>    row-wise sums, …
+    self_distil.<age>.<weight>        weights of so many steps ago, with `self_distil`
     negatives.mined                   what was found for each user, where negatives are mined
     growing.<table>.<part>            ids with their rows, and sightings, of vocabularies that grow
     rng.<generator>                   random state, as bytes; on many ranks rng.rank<r>.<generator>
@@ -117,6 +118,8 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
             for part, value in parts.items():
                 if isinstance(value, Tensor):
                     tensors[f"dense_optimizer.{names[parameter]}.{part}"] = value
+    if step.self_distillation is not None:
+        tensors |= step.self_distillation.tensors()
     if step.table_optimizer is not None:
         tensors |= {f"table_optimizer.{name}": value for name, value in step.table_optimizer.state_dict().items()}
     return tensors

@@ -687,6 +687,8 @@ class Trainer:
         """
         position = self.position
         factor = self._factor()
+        if self.step.self_distillation is not None:
+            self.step.self_distillation.begin(step=position.step, total_steps=self.total_steps)
         result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming)
         position.step += 1
         position.step_in_epoch += 1
@@ -736,6 +738,8 @@ class Trainer:
         line: dict[str, object] = {"kind": "train", "step": position.step, "epoch": position.epoch}
         # The loss follows when the step is judged: on a GPU the host does not know it yet.
         line |= {"rows": position.rows, "loss": None, "lr": self.config.learning_rate * factor}
+        if self.step.self_distillation is not None:
+            line |= self.step.self_distillation.report()
         return line | ({} if self.growing is None else self.growing.report())
 
     def _timing(self) -> dict[str, object]:

@@ -24,7 +24,6 @@ import torch
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.features.hashing import mix
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import UNKNOWN_ROW
 from ziggurat.models.contract.step_draw import StepDraw
@@ -54,13 +53,11 @@ class UnknownIds:
         if not self.shares or not batch.batch_size:
             return batch
         batch = batch.expanded()
-        step = mix(np.array([draw.seed & (2**63 - 1)], dtype=np.uint64)) ^ np.uint64(draw.step)
         single_SB = batch.single.clone()
         for index, spec in enumerate(self.inputs.single):
             if spec.name not in self.shares:
                 continue
-            of_feature = mix(step + np.uint64(index))
-            hashes_B = mix(batch.row_ids.numpy().astype(np.uint64) ^ of_feature)
+            hashes_B = draw.hashes(batch.row_ids.numpy(), purpose=index)
             chosen_B = hashes_B < np.uint64(int(self.shares[spec.name] * 2.0**64))
             single_SB[index, torch.from_numpy(chosen_B)] = UNKNOWN_ROW
         return replace(batch, single=single_SB)

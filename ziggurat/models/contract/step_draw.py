@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int64, UInt64
+
+from ziggurat.features.hashing import mix
 
 
 class StepDraw(NamedTuple):
@@ -28,3 +31,14 @@ class StepDraw(NamedTuple):
             row_id: of the sample (`Batch.row_ids`), or what else names it on any number of ranks.
         """
         return np.random.default_rng([self.seed, self.step, row_id & (2**63 - 1)])
+
+    def hashes(self, row_ids_B: Int64[np.ndarray, "B"], *, purpose: int) -> UInt64[np.ndarray, "B"]:
+        """Return 64 random bits for each sample.
+
+        Args:
+            row_ids_B: of the samples (`Batch.row_ids`).
+            purpose: numbers of another purpose are others.
+        """
+        of_step = mix(np.array([self.seed & (2**63 - 1)], dtype=np.uint64)) ^ np.uint64(self.step)
+        of_purpose = mix(of_step + np.uint64(purpose))
+        return mix(row_ids_B.astype(np.uint64) ^ of_purpose)

@@ -13,7 +13,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding, Schema, Table, table_of
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.training.config import AS_VALIDATION, Decay
+from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
 
 
 def for_stream(config: RunConfig) -> RunConfig:
@@ -38,6 +38,14 @@ def for_stream(config: RunConfig) -> RunConfig:
             found=f"schedule.decay = {decay.value}",
             where="training settings, schedule",
             ways_out=("--training.schedule.decay constant",),
+        )
+    self_distil = training.self_distil
+    if self_distil.method is not SelfDistil.NONE and not self_distil.ramp_steps:
+        raise ConfigError(
+            expected="a number of steps in which the weight of second views rises: a stream has no end to rise to",
+            found=f"self_distil.method = {self_distil.method.value}, ramp_steps = 0",
+            where="training settings, self-distil",
+            ways_out=("--training.self-distil.ramp-steps 1000", "--self-distil none"),
         )
     for name, value, way in (
         ("training.max-steps", training.max_steps, "--until ends a stream"),

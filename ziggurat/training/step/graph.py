@@ -38,7 +38,7 @@ from ziggurat.embeddings.sorted_ahead import SortedAhead
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.models import Model
-from ziggurat.training.config import StepGraphs, TrainingConfig
+from ziggurat.training.config import SelfDistil, StepGraphs, TrainingConfig
 
 _FIRST_STEPS = 2  # eager ones of a shape before the graph is prepared
 _TIMED_STEPS = 5  # of each kind, where both are timed
@@ -65,6 +65,8 @@ def why_no_graph(model: Model, config: TrainingConfig, *, waits: str, has_own_lo
         return "step_graph is off"
     if waits:
         return waits
+    if config.self_distil.method is not SelfDistil.NONE:
+        return "the weight of second views differs from step to step (self-distillation)"
     inputs = model.inputs
     if any(table.growing is not None for table in inputs.tables):
         return "ids take their rows between two steps"

@@ -62,6 +62,7 @@ from ziggurat.training.step.graph import StepGraph, why_no_graph
 from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction, checked_sums, loss_name, refuse_unweighted
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
+from ziggurat.training.step.self_distillation import SelfDistillation
 from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import WorldSums, local
 
@@ -82,6 +83,8 @@ class TrainStep:
         activations: precision of what lies between products: that of the run, or of the file of a dispatch.
         late: what decides on the device, on one GPU.
         graph: makes steps of full batches by one CUDA graph; None where `no_graph` says why not.
+        self_distillation: teaches the model by its earlier weights; its `begin` comes before each step. None: labels
+            alone do.
 
     On the CPU the process keeps freed memory from here on (`ops/machine/allocator.py`; `memory` says what was done).
     On one GPU the host does not wait for a step, and its result is read later (`late.py`); `waits` says why it does.
@@ -135,6 +138,7 @@ class TrainStep:
                 where="training settings, embedding-l2",
                 ways_out=("--model.embedding.optimizer adam_dense", "--training.embedding-l2 0"),
             )
+        self.self_distillation = SelfDistillation.of(model, config, parallel=parallel)
         self.average = weight_average(model, config, fused=fused, is_spread=parallel is not None)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
@@ -190,6 +194,8 @@ class TrainStep:
             upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile, and a disk
                 reads its rows.
         """
+        if self.self_distillation is not None:
+            self.self_distillation.require_begun()
         if self.late is not None:
             return self._step_late(self.late, batch, factor=factor, upcoming=upcoming)
         with communicating("gradients of the dense network"):  # torch raises its own errors there
@@ -292,6 +298,8 @@ class TrainStep:
         full = batch.batch_size == self._full_size
         with self._autocast():  # of the tower modules too; `embed` leaves the lookup out
             embedded = self.model.embed(batch)
+            if self.self_distillation is not None:
+                self.self_distillation.look(embedded, batch)
             if not full or self.config.compile is Compile.OFF:
                 return self.model.dense_outputs(embedded)
             for sequence in embedded.sequences.values():
@@ -336,7 +344,8 @@ class TrainStep:
                 self._check_weight(sums, part)
                 return sums.mean(weight.wait())  # this part's share of the global loss
 
-            return self._pipeline.step(batch, loss_of=loss_of, autocast=self._autocast, upcoming=upcoming)
+            look = None if self.self_distillation is None else self.self_distillation.look
+            return self._pipeline.step(batch, loss_of=loss_of, autocast=self._autocast, upcoming=upcoming, look=look)
         self.model.embeddings.begin(batch)
         outputs = self.outputs(batch)
         if upcoming is not None:
@@ -353,7 +362,12 @@ class TrainStep:
         return loss
 
     def _sums(self, outputs: Outputs, batch: Batch) -> LossSums:
-        """Return the loss sums to minimise; the first time, check that network and loss give what a step can use."""
+        """Return the loss sums to minimise, with second views of the batch where there are any."""
+        sums = self._sums_of_labels(outputs, batch)
+        return sums if self.self_distillation is None else self.self_distillation.mixed(sums, outputs, batch)
+
+    def _sums_of_labels(self, outputs: Outputs, batch: Batch) -> LossSums:
+        """Return the loss sums of the labels; the first time, check that network and loss give what a step can use."""
         if not self._is_first or not batch.batch_size:
             return self._loss(outputs, batch)
         where = f"forward_dense of {type(self.model).__name__}"
