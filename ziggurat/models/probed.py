@@ -31,7 +31,7 @@ from ziggurat.models.converted import unreached_products
 from ziggurat.numerics.probe import ProbeRecord, ProductStatistics
 from ziggurat.numerics.probe.product import Shape
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
-from ziggurat.precision.precision import Precision
+from ziggurat.precision.precision import PLAIN, Precision
 from ziggurat.precision.products import exchanged, products_of
 
 # A prime: of the dims of an operand, the multiple of it is the one that grows with the batch.
@@ -92,7 +92,7 @@ class ModelProbe:
 
 
 def dense_pass(
-    model: Model, embedded: Embedded, batch: Batch, *, loss: Loss, activations: Precision = Precision.FP32
+    model: Model, embedded: Embedded, batch: Batch, *, loss: Loss, activations: Precision = PLAIN
 ) -> None:
     """Run the dense network forward and backward, and leave gradients of weights alone.
 

@@ -52,7 +52,7 @@ from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
-from ziggurat.precision import DenseProducts, Precision
+from ziggurat.precision import PLAIN, DenseProducts, Precision
 from ziggurat.precision.choice import resolve_precision
 from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
@@ -280,7 +280,7 @@ class TrainStep:
         for each in gone:
             each.send_back()
         if ACTIVATIONS in names:
-            self.activations = Precision.FP32
+            self.activations = PLAIN
         if self.late is not None and self.graph is not None and names:
             self.graph = self._new_graph(self.late)  # the one that was recorded has the kernels of before
 
