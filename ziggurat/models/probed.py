@@ -91,9 +91,7 @@ class ModelProbe:
         self.record.num_passes += 1
 
 
-def dense_pass(
-    model: Model, embedded: Embedded, batch: Batch, *, loss: Loss, activations: Precision = PLAIN
-) -> None:
+def dense_pass(model: Model, embedded: Embedded, batch: Batch, *, loss: Loss, activations: Precision = PLAIN) -> None:
     """Run the dense network forward and backward, and leave gradients of weights alone.
 
     Args:

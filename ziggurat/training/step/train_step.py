@@ -52,7 +52,7 @@ from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
-from ziggurat.precision import PLAIN, DenseProducts, Precision
+from ziggurat.precision import PLAIN, DenseProducts
 from ziggurat.precision.choice import resolve_precision
 from ziggurat.precision.dispatch import DispatchPlan
 from ziggurat.training.config import Compile, DenseOptimizer, StepGraphs, TrainingConfig
