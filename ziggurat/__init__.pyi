@@ -8,6 +8,10 @@ from ziggurat.data.preprocess.prepare import prepare as prepare
 from ziggurat.data.preprocess.splits import SplitBy as SplitBy
 from ziggurat.data.preprocess.splits import SplitConfig as SplitConfig
 from ziggurat.data.source import DataSource as DataSource
+from ziggurat.data.synthetic.drift import DriftConfig as DriftConfig
+from ziggurat.data.synthetic.drift import DriftingTeacher as DriftingTeacher
+from ziggurat.data.synthetic.teacher import SyntheticConfig as SyntheticConfig
+from ziggurat.data.synthetic.teacher import SyntheticTeacher as SyntheticTeacher
 from ziggurat.embeddings import EmbeddingConfig as EmbeddingConfig
 from ziggurat.embeddings import EmbeddingTables as EmbeddingTables
 from ziggurat.errors import ZigguratError as ZigguratError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.data.preprocess.test_instruction_sets import AVX2, SSE
+from ziggurat.data.synthetic.drift import DriftConfig, DriftingTeacher
 from ziggurat.data.synthetic.rows import BlockMaker, SyntheticConfig
 
 CONFIG = SyntheticConfig(
@@ -21,16 +23,31 @@ CONFIG = SyntheticConfig(
     conversion_rate=0.1,
     missing_share=0.1,
 )
+DRIFT = DriftConfig(
+    teacher=dataclasses.replace(CONFIG, cardinalities=(50_000, 100)),
+    window_rows=20_000,
+    preference_rate=0.1,
+    lifetime=5.0,
+    popularity_decay=2.0,
+    season_windows=7.0,
+    season_logit=0.5,
+    season_angle=0.4,
+    covariate_rate=0.05,
+    delay_s=3600.0,
+)
 
 
 def digest() -> str:
-    """Of all that a file gets of one block."""
+    """Of all that files get of one block, and of one window of a teacher that drifts."""
     block = BlockMaker(CONFIG).block(3)
     found = hashlib.sha256()
     for values in block.columns.values():
         plain = values if isinstance(values, np.ndarray) else values.values.to_numpy()
         found.update(np.ascontiguousarray(plain).tobytes())
     found.update(block.labels.tobytes())
+    for column in DriftingTeacher(DRIFT).frame(5).fill_null(-1.0).iter_columns():
+        plain = column.explode() if column.dtype.is_nested() else column
+        found.update(plain.fill_null(-1).to_numpy().tobytes())
     return found.hexdigest()
 
 

@@ -104,10 +104,28 @@ class SyntheticConfig:
         return (self.dense_share, self.first_order_share, self.second_order_share, self.third_order_share)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What rows are drawn from at one moment: all of the teacher that can drift.
+
+    Args:
+        tables: w, h (and w of the second label) of each feature's ids, the most popular id first.
+        ids: ids of each feature in the order of its table; None where they are 0, 1, 2 …
+        dense_means: mean of each z_d.
+        bias_shift: what is added to the bias of the logit.
+    """
+
+    tables: tuple[_Floats, ...]
+    ids: tuple[NDArray[np.int64] | None, ...]
+    dense_means: _Floats
+    bias_shift: float = 0.0
+
+
 @dataclass(frozen=True)
 class RowBlock:
     """A block of 32,768 consecutive rows: what the file has, and the probabilities behind the labels."""
 
+    number: int
     columns: dict[str, pa.Array | NDArray]
     labels: NDArray[np.int8]  # (labels, rows)
     probabilities: NDArray[np.float64]  # (labels, rows)
@@ -120,8 +138,10 @@ class BlockMaker:
         config: as given.
         names: categorical features C1 …, then list features L1 …
         cardinalities: ids of each of `names`.
+        columns: of a table of ids.
         labels: label columns.
         groups: for each group, the indices into `names` of the features that interact.
+        still: the moment at which nothing has drifted.
     """
 
     def __init__(self, config: SyntheticConfig) -> None:
@@ -131,8 +151,10 @@ class BlockMaker:
         self.names = [f"C{number}" for number in range(1, len(config.cardinalities) + 1)]
         self.names += [f"L{number}" for number in range(1, len(config.list_cardinalities) + 1)]
         self.cardinalities = counts = (*config.cardinalities, *config.list_cardinalities)
-        columns = 1 + config.hidden_dim + len(self.labels) - 1  # w, h, and w of the second label
-        self._tables = [_centred(rng, count, columns, config.zipf_exponent) for count in counts]
+        self.columns = 1 + config.hidden_dim + len(self.labels) - 1  # w, h, and w of the second label
+        tables = tuple(centred(rng, count, self.columns, config.zipf_exponent) for count in counts)
+        no_means = np.zeros(config.num_dense, dtype=np.float32)
+        self.still = Moment(tables=tables, ids=(None,) * len(counts), dense_means=no_means)
         cut = np.array_split(rng.permutation(len(counts)), config.num_groups)
         self.groups = tuple(tuple(sorted(int(index) for index in part)) for part in cut)
         angle = rng.uniform(0.0, np.pi / 3, config.num_dense)
@@ -141,38 +163,41 @@ class BlockMaker:
         self._dense_scale = rng.uniform([[2.0], [0.5]], [[4.0], [1.2]], (2, config.num_dense)).astype(np.float32)
         self._calibrate()
 
-    def block(self, number: int) -> RowBlock:
-        """Block `number`: rows number·32,768 … +32,767."""
-        columns, parts, rng = self._draw(number)
-        logit = self._bias + parts[:4].T.astype(np.float64) @ self._factors
+    def block(self, number: int, moment: Moment | None = None) -> RowBlock:
+        """Return block `number`, rows number·32,768 … +32,767, as drawn at a moment; None: nothing has drifted."""
+        moment = moment or self.still
+        columns, parts, rng = self._draw(number, moment)
+        bias = self._bias + moment.bias_shift
+        logit = bias + parts[:4].T.astype(np.float64) @ self._factors
         probabilities = [_sigmoid(logit)]
         uniform = rng.random((len(self.labels), BLOCK_ROWS))
         if len(self.labels) == 2:
-            standard = (logit - self._bias) / self.config.logit_sd
+            standard = (logit - bias) / self.config.logit_sd
             second = self._second[0] + self._second[1] * (0.6 * standard + 0.8 * parts[4] / self._second[2])
             probabilities.append(probabilities[0] * _sigmoid(second))
         labels = uniform[:1] < probabilities[0]
         if len(self.labels) == 2:
             # The second probability is that of click and conversion together; among clicks it is their ratio.
             labels = np.concatenate([labels, labels & (uniform[1:] < probabilities[1] / probabilities[0])])
-        return RowBlock(columns, labels.astype(np.int8), np.stack(probabilities))
+        return RowBlock(number, columns, labels.astype(np.int8), np.stack(probabilities))
 
-    def _draw(self, number: int) -> tuple[dict[str, pa.Array | NDArray], _Floats, np.random.Generator]:
+    def _draw(self, number: int, moment: Moment) -> tuple[dict[str, pa.Array | NDArray], _Floats, np.random.Generator]:
         """The columns of a block, its parts D, F, S, T (and F of the second label), and the generator for labels."""
         config = self.config
         rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence((config.seed, number))))
         columns: dict[str, pa.Array | NDArray] = {}
         parts = np.zeros((3 + len(self.labels), BLOCK_ROWS), dtype=np.float32)
         for index in range(config.num_dense):
-            columns[f"I{index + 1}"], contribution = self._draw_dense(rng, index)
+            columns[f"I{index + 1}"], contribution = self._draw_dense(rng, index, mean_shift=moment.dense_means[index])
             parts[0] += contribution
         vectors: list[_Floats] = []
-        for index, (name, table) in enumerate(zip(self.names, self._tables, strict=True)):
+        for index, (name, table, ids) in enumerate(zip(self.names, moment.tables, moment.ids, strict=True)):
             if index < len(config.cardinalities):
-                columns[name] = ids = _draw_ids(rng, len(table), BLOCK_ROWS, config.zipf_exponent)
-                vectors.append(table.take(ids, axis=0))
+                places = _draw_ids(rng, len(table), BLOCK_ROWS, config.zipf_exponent)
+                columns[name] = places if ids is None else ids.take(places)
+                vectors.append(table.take(places, axis=0))
             else:
-                columns[name], mean = self._draw_list(rng, table)
+                columns[name], mean = self._draw_list(rng, table, ids)
                 vectors.append(mean)
         for vector in vectors:
             parts[1] += vector[:, 0]
@@ -184,8 +209,8 @@ class BlockMaker:
             parts[3] += triples
         return columns, parts, rng
 
-    def _draw_dense(self, rng: np.random.Generator, index: int) -> tuple[_Floats, _Floats]:
-        normal = rng.standard_normal(BLOCK_ROWS, dtype=np.float32)
+    def _draw_dense(self, rng: np.random.Generator, index: int, *, mean_shift: np.float32) -> tuple[_Floats, _Floats]:
+        normal = rng.standard_normal(BLOCK_ROWS, dtype=np.float32) + mean_shift
         linear, square = self._dense_weights[:, index]
         mean, sd = self._dense_scale[:, index]
         values = np.exp((mean + sd * normal).astype(np.float64)).astype(np.float32)
@@ -196,22 +221,25 @@ class BlockMaker:
             contribution[missing] = 0.0
         return values, contribution
 
-    def _draw_list(self, rng: np.random.Generator, table: _Floats) -> tuple[pa.Array, _Floats]:
+    def _draw_list(
+        self, rng: np.random.Generator, table: _Floats, ids: NDArray[np.int64] | None
+    ) -> tuple[pa.Array, _Floats]:
         """A list column and the mean vector of each list (zero for an empty one)."""
         lengths = np.minimum(rng.poisson(self.config.list_mean_length, BLOCK_ROWS), self.config.list_max_length)
         offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
-        ids = _draw_ids(rng, len(table), int(offsets[-1]), self.config.zipf_exponent)
+        places = _draw_ids(rng, len(table), int(offsets[-1]), self.config.zipf_exponent)
         mean = np.zeros((BLOCK_ROWS, table.shape[1]), dtype=np.float32)
         filled = lengths > 0
         if filled.any():
-            sums = np.add.reduceat(table.take(ids, axis=0), offsets[:-1][filled], axis=0)
+            sums = np.add.reduceat(table.take(places, axis=0), offsets[:-1][filled], axis=0)
             mean[filled] = sums / lengths[filled, None]
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)), mean
+        values = places if ids is None else ids.take(places)
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)), mean
 
     def _calibrate(self) -> None:
         """Set the factors of the parts and the bias, from rows that are no part of the data."""
         config = self.config
-        draws = [self._draw(_CALIBRATION_STREAM + number)[1] for number in range(_CALIBRATION_BLOCKS)]
+        draws = [self._draw(_CALIBRATION_STREAM + number, self.still)[1] for number in range(_CALIBRATION_BLOCKS)]
         parts = np.concatenate(draws, axis=1).astype(np.float64)
         sds = parts.std(axis=1)
         shares = np.where(sds[:4] > 1e-9, config.shares, 0.0)  # a part that does not exist has no share
@@ -250,8 +278,8 @@ def id_probabilities(cardinality: int, exponent: float) -> NDArray[np.float64]:
     return np.diff(distribution) / distribution[-1]
 
 
-def _centred(rng: np.random.Generator, cardinality: int, columns: int, exponent: float) -> _Floats:
-    """(cardinality, columns) normal numbers with mean 0 under the distribution of the ids."""
+def centred(rng: np.random.Generator, cardinality: int, columns: int, exponent: float) -> _Floats:
+    """Return (cardinality, columns) normal numbers with mean 0 under the distribution of the ids."""
     table = rng.standard_normal((cardinality, columns), dtype=np.float32)
     return table - (id_probabilities(cardinality, exponent) @ table).astype(np.float32)
 

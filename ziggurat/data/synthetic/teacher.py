@@ -30,7 +30,7 @@ seeded by (seed, block). Same NumPy and same processor, same bytes; elsewhere a 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.data.synthetic.best_metrics import BestMetrics, best_metrics
-from ziggurat.data.synthetic.rows import BLOCK_ROWS, BlockMaker, RowBlock, SyntheticConfig
+from ziggurat.data.synthetic.rows import BLOCK_ROWS, BlockMaker, Moment, RowBlock, SyntheticConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Categorical, Dense, Encoding, Feature, Label, MultiHot, Schema, Table
 from ziggurat.files import replacing
@@ -94,13 +94,14 @@ class SyntheticTeacher:
 
     Attributes:
         config: as given.
+        maker: makes the blocks of rows.
         groups: names of the features that interact, group by group.
         labels: names of the label columns.
     """
 
     def __init__(self, config: SyntheticConfig | None = None) -> None:
         self.config = config or SyntheticConfig()
-        self._maker = maker = BlockMaker(self.config)
+        self.maker = maker = BlockMaker(self.config)
         self.labels = maker.labels
         self.groups = tuple(tuple(maker.names[index] for index in group) for group in maker.groups)
 
@@ -109,8 +110,8 @@ class SyntheticTeacher:
     def schema(self, *, encoding: Encoding = Encoding.IDENTITY) -> Schema:
         """The schema of the rows. Ids are 0 … cardinality−1, so `identity` tables have exactly the true ids."""
         config = self.config
-        names = self._maker.names
-        counts = self._maker.cardinalities
+        names = self.maker.names
+        counts = self.maker.cardinalities
         tables = ()
         if encoding is not Encoding.VOCABULARY:
             tables = tuple(
@@ -130,15 +131,15 @@ class SyntheticTeacher:
         Raises:
             ConfigError: the range has a step or a negative start.
         """
-        return pl.concat(list(self.frames(rows, chunk_rows=1 << 20)) or [self._frame(self._maker.block(0), 0, 0)])
+        return pl.concat(list(self.frames(rows, chunk_rows=1 << 20)) or [self.frame_of(self.maker.block(0), 0, 0)])
 
     def frames(self, rows: int | range, *, chunk_rows: int = 131_072) -> Iterator[pl.DataFrame]:
         """The given rows in frames of `chunk_rows` (the last may be shorter); bounded memory."""
         pending: list[pl.DataFrame] = []
         height = 0
-        for block, first, last in self._blocks(rows):
+        for block, first, last in self.blocks(rows):
             while first < last:
-                part = self._frame(block, first, min(last, first + chunk_rows - height))
+                part = self.frame_of(block, first, min(last, first + chunk_rows - height))
                 first += part.height
                 height += part.height
                 pending.append(part)
@@ -151,13 +152,13 @@ class SyntheticTeacher:
 
     def probabilities(self, rows: int | range) -> NDArray[np.float64]:
         """(labels, rows) true probabilities."""
-        parts = [block.probabilities[:, first:last] for block, first, last in self._blocks(rows)]
+        parts = [block.probabilities[:, first:last] for block, first, last in self.blocks(rows)]
         return np.concatenate(parts or [np.empty((len(self.labels), 0))], axis=1)
 
     def best_metrics(self, rows: int | range, *, label: str = "label") -> BestMetrics:
         """Return what the best possible model scores on the given rows (at least two); see `best_metrics.py`."""
         index = self.labels.index(label)
-        parts = [(b.probabilities[index, i:j], b.labels[index, i:j]) for b, i, j in self._blocks(rows)]
+        parts = [(b.probabilities[index, i:j], b.labels[index, i:j]) for b, i, j in self.blocks(rows)]
         return best_metrics(np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts]))
 
     def write_parquet(self, path: str | os.PathLike[str], rows: int | range) -> Path:
@@ -166,26 +167,18 @@ class SyntheticTeacher:
         Raises:
             DataError: the file cannot be written.
         """
-        empty = self._frame(self._maker.block(0), 0, 0).to_arrow()
-        # Floats are nearly all different: a dictionary of them would save nothing.
-        in_dictionaries = [field.name for field in empty.schema if not pa.types.is_floating(field.type)]
-        options: dict[str, Any] = {
-            "compression": "zstd",
-            "compression_level": 1,
-            "write_page_checksum": True,
-            "use_dictionary": in_dictionaries,
-        }
-        with replacing(path, error=DataError) as temporary:
-            with ParquetFile(temporary, empty.schema, **options) as writer:
-                for frame in self.frames(rows):
-                    writer.write_table(frame.to_arrow())
-            seal_parquet(temporary)
-        return Path(path)
+        empty = self.frame_of(self.maker.block(0), 0, 0)
+        return write_frames(path, self.frames(rows), empty=empty)
 
     # ------------------------------------------------------------------------------------------------------ the rows
 
-    def _blocks(self, rows: int | range) -> Iterator[tuple[RowBlock, int, int]]:
-        """Each block that holds some of the rows, with the first and last+1 row wanted of it."""
+    def blocks(self, rows: int | range, *, moment: Moment | None = None) -> Iterator[tuple[RowBlock, int, int]]:
+        """Yield each block that holds some of the rows, with the first and last+1 row wanted of it.
+
+        Args:
+            rows: as in `frame`.
+            moment: at which they are drawn; None: nothing has drifted.
+        """
         wanted = range(rows) if isinstance(rows, int) else rows
         if wanted.step != 1 or wanted.start < 0:
             raise ConfigError(
@@ -198,10 +191,11 @@ class SyntheticTeacher:
         while start < wanted.stop:
             number, first = divmod(start, BLOCK_ROWS)
             last = min(BLOCK_ROWS, wanted.stop - number * BLOCK_ROWS)
-            yield self._maker.block(number), first, last
+            yield self.maker.block(number, moment), first, last
             start += last - first
 
-    def _frame(self, block: RowBlock, first: int, last: int) -> pl.DataFrame:
+    def frame_of(self, block: RowBlock, first: int, last: int) -> pl.DataFrame:
+        """Return rows first … last−1 of a block as a frame."""
         columns: dict[str, pl.Series | NDArray] = {
             name: label[first:last] for name, label in zip(self.labels, block.labels, strict=True)
         }
@@ -209,3 +203,31 @@ class SyntheticTeacher:
             part = column[first:last]
             columns[name] = pl.Series(name, part, nan_to_null=name.startswith("I"))
         return pl.DataFrame(columns)
+
+
+def write_frames(path: str | os.PathLike[str], frames: Iterable[pl.DataFrame], *, empty: pl.DataFrame) -> Path:
+    """Write frames to one sealed Parquet file (`parquet_seal.py`), all or nothing.
+
+    Args:
+        path: of the file.
+        frames: one after the other.
+        empty: a frame with their columns.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    columns = empty.to_arrow().schema
+    # Floats are nearly all different: a dictionary of them would save nothing.
+    in_dictionaries = [field.name for field in columns if not pa.types.is_floating(field.type)]
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 1,
+        "write_page_checksum": True,
+        "use_dictionary": in_dictionaries,
+    }
+    with replacing(path, error=DataError) as temporary:
+        with ParquetFile(temporary, columns, **options) as writer:
+            for frame in frames:
+                writer.write_table(frame.to_arrow())
+        seal_parquet(temporary)
+    return Path(path)
