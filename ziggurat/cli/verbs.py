@@ -147,12 +147,16 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     stored, folder = run_to_train(options)
     stored = with_model(stored, own_models(options))
     changes = settings_from(options, rest) | _rank_overrides(options)
+    if options.warm_start:
+        changes["warm-start.run"] = options.warm_start
     if options.resume and not options.config and "device" not in changes:
         stored = _on_this_machine(stored)
     if not options.resume and not options.config:
         # Settings are listed without the files too; those that would fit their rows are then not known.
         with contextlib.suppress(MissingFileError) if options.settings else contextlib.nullcontext():
             stored = fitted(stored, changes)
+        if options.warm_start:
+            stored = _with_model_of(stored, parent_config(options))
     config = _with_towers(apply_settings(stored, changes), options)
     if options.settings:
         print_settings(stored, config)
@@ -248,7 +252,7 @@ def _print_result(result: RunResult, *, verbose: bool) -> None:
 
 def _names_no_recipe(options: argparse.Namespace) -> bool:
     """Return whether a schema is given and nothing that says which model; `auto` says so in a word."""
-    if options.resume or options.config or not options.schema or options.settings:
+    if options.resume or options.config or not options.schema or options.settings or options.warm_start:
         return False
     return options.recipe in (None, AUTO)
 
@@ -525,9 +529,32 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
         from ziggurat.features.schema_io import read_schema
 
         schema = read_schema(options.schema)
+    elif getattr(options, "warm_start", "") and options.recipe.startswith("table_"):
+        schema = parent_config(options).table_schema
     elif options.settings and options.recipe.startswith("table_"):
         schema = any_schema()  # settings do not depend on it
     return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
+
+
+def parent_config(options: argparse.Namespace) -> RunConfig:
+    """Return the config of the run that `--warm-start` names.
+
+    Raises:
+        MissingFileError: there is no run.
+    """
+    from ziggurat.recipes.run_config import load_config
+    from ziggurat.runs.warm_start.parent import require_run
+
+    require_run(Path(options.warm_start))
+    return load_config(options.warm_start, models=own_models(options))
+
+
+def _with_model_of(config: RunConfig, parent: RunConfig) -> RunConfig:
+    """The config with the sizes of the parent's model, where it is of the same kind; the kernel stays its own."""
+    if type(config.model) is not type(parent.model):
+        return config
+    embedding = dataclasses.replace(parent.model.embedding, kernel=config.model.embedding.kernel)
+    return dataclasses.replace(config, model=dataclasses.replace(parent.model, embedding=embedding))
 
 
 def to_go_on(options: argparse.Namespace) -> str:
@@ -683,6 +710,13 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     _rank_arguments(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     parser.add_argument(
+        "--warm-start",
+        metavar="RUN",
+        default="",
+        help="begin from the weights of another run: its schema and model settings too, unless others are named; "
+        "more: --warm-start.optimizers true, .step N, .dims cut",
+    )
+    parser.add_argument(
         "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
@@ -769,6 +803,7 @@ TRAIN = Verb(
         "  ziggurat train auto --data.train ratings.parquet --schema my.toml\n"
         "  ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml\n"
         "  ziggurat train runs/movielens_dlrm --resume\n"
+        "  ziggurat train table_dlrm --data.train new.parquet --warm-start runs/last\n"
         "  ziggurat train movielens_dcn_v2 --training.seed 1 --out runs/dcn_v2_seed1\n"
         "  ziggurat train --config runs/demo/dlrm/config.json --out runs/again"
     ),

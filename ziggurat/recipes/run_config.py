@@ -29,6 +29,7 @@ from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
 from ziggurat.recipes.events_check import check_events
 from ziggurat.recipes.growing_check import check_growing
+from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.specification import origin_of
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.distillation import DistilConfig
@@ -133,6 +134,7 @@ class RunConfig:
         tables: what the rows of embedding tables are kept as.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
+        warm_start: another run whose weights it begins from.
         device: what it computes on; belongs to the machine, so that a run moves between GPUs and CPUs.
 
     Example:
@@ -152,6 +154,7 @@ class RunConfig:
     tables: TablesConfig = field(default_factory=TablesConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     device: Device = Device.AUTO
 
     def summary(self) -> str:

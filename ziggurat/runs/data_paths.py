@@ -40,7 +40,10 @@ def with_absolute_paths(config: RunConfig, *, base: Path | None = None) -> RunCo
     dataset = dataclasses.replace(config.dataset, source=absolute(config.dataset.source))
     tables = dataclasses.replace(config.tables, disk=absolute(config.tables.disk))
     training = dataclasses.replace(config.training, dispatch=absolute(config.training.dispatch))
-    return dataclasses.replace(config, data=moved, dataset=dataset, tables=tables, training=training)
+    warm_start = dataclasses.replace(config.warm_start, run=absolute(config.warm_start.run))
+    return dataclasses.replace(
+        config, data=moved, dataset=dataset, tables=tables, training=training, warm_start=warm_start
+    )
 
 
 def located(config: RunConfig, *, folder: Path) -> RunConfig:

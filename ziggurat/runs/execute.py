@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -64,6 +65,14 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
+from ziggurat.runs.warm_start.parent import (
+    Parent,
+    checkpoint_to_take,
+    open_parent,
+    refuse_another_parent,
+    refuse_other_models,
+)
+from ziggurat.runs.warm_start.take import WarmStartRecord, take_weights
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.distillation import DistilHead, Student, teach
@@ -75,7 +84,7 @@ from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import has_repeats, repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.records.log import read_records
-from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, WARM_START, RunFolder
 from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.records.said import KeptProgress
 from ziggurat.training.report.page import write_report
@@ -84,6 +93,9 @@ from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_
 from ziggurat.training.step.own_loss import LossFunction, loss_name
 from ziggurat.training.trainer import FitResult, Trainer
 from ziggurat.training.unknown_ids import with_unknown_shares
+
+if TYPE_CHECKING:
+    from ziggurat.runs.load import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +236,7 @@ def train_run(
     loss: LossFunction | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
     data: object = None,
+    warm_start: Run | RunResult | str | Path | None = None,
 ) -> RunResult:
     """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
 
@@ -241,6 +254,8 @@ def train_run(
         data: a table in memory (polars, pandas, Arrow, a dict of columns) in the place of `config.data.train`; or a
             dict of such tables by split: train, valid, test. Its rows are kept in the folder (`raw/`), so that the
             run can be resumed, verified and evaluated.
+        warm_start: a run whose weights this one begins from, in the place of `config.warm_start.run`; see
+            `runs/warm_start/take.py`.
 
     Raises:
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
@@ -260,6 +275,9 @@ def train_run(
             where="train_run, config",
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
+    if warm_start is not None:
+        parent = str(warm_start if isinstance(warm_start, str | Path) else warm_start.folder)
+        config = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, run=parent))
     # What can be refused before ranks meet and files are read is refused here.
     own_hooks = check_hooks(hooks, where="train_run, argument 'hooks'")
     run = RunFolder(Path(folder))
@@ -300,6 +318,8 @@ def train_run(
         given_dispatch = config.training.dispatch
         config = by_kept_dispatch(config, run)
         ranks.first_then_all(lambda _: config.tables.check_folder(), progress=progress)
+        # The parent: a run with a checkpoint of its own needs it no more.
+        parent = parent_of(config, ranks=ranks, run=run)
         if changes is not None:
             progress.say(sources_text(run, changes))
         # The data, and what settings left to it.
@@ -325,6 +345,7 @@ def train_run(
             metrics=metrics,
             lock=lock,
         )
+        warm = None if parent is None else take_weights(parent, trainer, config=config, prepared=prepared)
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
         if trainer.growing is not None:
@@ -338,11 +359,16 @@ def train_run(
             report = report_of_start(
                 asked, config, trainer=trainer, prepared=prepared, ranks=ranks, built=built, rung_lines=rung_lines
             )
+            if warm is None and run.warm_start.exists() and config.warm_start.run:
+                report.sections["Warm start"] = WARM_START.read(run.warm_start)["lines"]
+            elif warm is not None:
+                report.sections["Warm start"] = warm["lines"]
             named = ", ".join(map(repr, own_hooks))
             other_hooks = ranks.on_first(lambda: _other_hooks(run, named)) if has_begun else ""
             if named:
                 report.sections["Training"]["hooks"] = named
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
+            ranks.on_first(lambda: _write_warm_start(run, warm, config=config))
             if ranks.is_first:
                 progress.open()
             if built.parallel is not None:
@@ -350,6 +376,8 @@ def train_run(
             for line in report.brief:
                 progress.say(line)
             progress.detail(report.text())
+            for name, line in ({} if warm is None else warm["lines"]).items():
+                progress.say(f"warm start, {name}: {line}")
             if other_hooks:
                 progress.say(other_hooks)
             if built.parallel is None and not trainer.position.step:
@@ -358,6 +386,8 @@ def train_run(
                     progress.say(f"warning: {line}")
         # The training, and what came of it.
         with progress.keeping_error(rank=ranks.rank if ranks.are_many else None):
+            if warm is not None:
+                trainer.save()  # at step 0: a run that is killed goes on without its parent
             fit = trainer.fit(resume=resume, hooks=own_hooks, callbacks=callbacks)
             evaluations = {
                 split: trainer.evaluate(dataset, split=split)
@@ -632,6 +662,33 @@ def _write_start(
             path.unlink(missing_ok=True)
     record.save(run.data)
     STARTUP.write(run.startup, report.sections)
+
+
+def parent_of(config: RunConfig, *, ranks: Ranks, run: RunFolder) -> Parent | None:
+    """Open the run that this one begins from; None where it names none, or goes on from a checkpoint of its own.
+
+    Raises:
+        MissingFileError, CheckpointError: it cannot be read, or is not what it was when this run first began from it.
+        ConfigError: its model is of another kind.
+    """
+    settings = config.warm_start
+    if not settings.run or ranks.on_first(lambda: complete_steps(run.checkpoints)):
+        return None
+    step = ranks.on_first(lambda: checkpoint_to_take(settings))
+    own = () if type(config.model) in MODEL_CONFIGS else (type(config.model),)
+    parent = open_parent(settings, step=step, models=own)
+    refuse_other_models(parent, config)
+    recorded = ranks.on_first(lambda: WARM_START.read(run.warm_start) if run.warm_start.exists() else None)
+    if recorded is not None and run.has_begun():
+        refuse_another_parent(parent, recorded["ancestors"][0])
+    return parent
+
+
+def _write_warm_start(run: RunFolder, warm: WarmStartRecord | None, *, config: RunConfig) -> None:
+    if warm is not None:
+        WARM_START.write(run.warm_start, warm)
+    elif not config.warm_start.run:  # that of a start that died before its log
+        run.warm_start.unlink(missing_ok=True)
 
 
 def _other_hooks(run: RunFolder, named: str) -> str:

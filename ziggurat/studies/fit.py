@@ -32,10 +32,11 @@ from ziggurat.errors import ConfigError, SchemaError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.models import MODEL_CONFIGS, ModelConfig, NextItemConfig
 from ziggurat.recipes.catalogue import fit_to_rows, table_run, with_soft_start
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.kept_frames import SPLITS, frames_by_split, keep_frames, with_kept_frames
 from ziggurat.runs.load import Run, load_run
+from ziggurat.runs.warm_start.parent import require_run
 from ziggurat.studies.first_model import candidates_of, settings_of_models, train_first_model
 from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.records.run_folder import RunFolder
@@ -74,6 +75,7 @@ def fit(
     settings: Mapping[str, object] | None = None,
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
+    warm_start: Run | str | Path | None = None,
 ) -> Run:
     """Train a first model of a table, and return its run.
 
@@ -90,6 +92,7 @@ def fit(
         settings: as those of `ziggurat train`, without the dashes: {"data.thousands": "comma", "training.epochs": 5}.
         progress: where to show progress; None: a bar, or lines, on standard error. `NoProgress()` shows nothing.
         hooks: take part in every training; see `training/hooks/hook.py`.
+        warm_start: a run whose weights this one begins from; its model and schema too, unless others are given.
 
     Raises:
         ConfigError: `out` holds a run; or data that is neither a frame nor files.
@@ -107,6 +110,13 @@ def fit(
     texts = {} if settings is None else {name: str(value) for name, value in settings.items()}
     given = {split: each for split, each in zip(SPLITS, (data, valid, test), strict=True) if each is not None}
     _check(given)
+    if warm_start is not None:
+        folder = Path(warm_start.folder if isinstance(warm_start, Run) else warm_start)
+        require_run(folder)
+        parent = warm_start.config if isinstance(warm_start, Run) else load_config(folder, models=_kinds(model))
+        warm_start = folder
+        model = parent.model if model is None else model
+        schema = parent.table_schema if schema is None else schema
     if model is None and (of_model := settings_of_models(texts)):
         raise ConfigError(
             expected="settings that all models have, where the best of several is looked for",
@@ -180,8 +190,14 @@ def fit(
         candidates = candidates_of(table_schema, change=with_data)
         train_first_model(candidates, folder=run.path, progress=progress, hooks=own_hooks)
         return load_run(run.path)
-    train_run(with_data(table_run(model, table_schema)), folder=run.path, progress=progress, hooks=own_hooks)
-    return load_run(run.path, models=() if type(model) in MODEL_CONFIGS else (type(model),))
+    config = with_data(table_run(model, table_schema))
+    train_run(config, folder=run.path, progress=progress, hooks=own_hooks, warm_start=warm_start)
+    return load_run(run.path, models=_kinds(model))
+
+
+def _kinds(model: ModelConfig | None) -> tuple[type[ModelConfig], ...]:
+    """Return the class of a model of the user's own."""
+    return () if model is None or type(model) in MODEL_CONFIGS else (type(model),)
 
 
 def _in_python(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
@@ -95,6 +95,16 @@ class GrowingBatches:
             for part, array in ids.state.arrays().items()
             if len(array)
         }
+
+    def begin_with(self, table: str, numbers: Ids, *, frequency: UInt8[np.ndarray, " K"]) -> None:
+        """Give ids the first rows of a table that has none yet.
+
+        Args:
+            table: its name.
+            numbers: of the ids, in the order of their rows; at most as many as the table has rows for.
+            frequency: how often each counts as used.
+        """
+        self.ids[table].begin_with(numbers.view(np.uint64), frequency=frequency)
 
     def rebuild(self) -> None:
         """The state was loaded."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int64, UInt8, UInt64
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.features.growing import Counting, Evict, Growing
@@ -121,6 +121,21 @@ class GrowingIds:
         found = {name.name.lower(): int(numbers[name]) for name in names} | {"ids": len(self)}
         numbers[list(names)] = 0
         return found
+
+    def begin_with(self, ids: UInt64[np.ndarray, " K"], *, frequency: UInt8[np.ndarray, " K"]) -> None:
+        """Give ids the rows 0, 1, 2 … of a vocabulary that has none yet, as if they had been used before step 1.
+
+        Args:
+            ids: each once, at most `num_ids`.
+            frequency: how often each counts as used.
+        """
+        assert not self.state.used
+        assert len(ids) <= self.growing.num_ids
+        self.state.keys[: len(ids)] = ids
+        self.state.last[: len(ids)] = 0
+        self.state.frequency[: len(ids)] = frequency
+        self.state.numbers[Number.USED] = len(ids)
+        self._index.rebuild()
 
     def rebuild(self) -> None:
         """The arrays of the state have been filled from elsewhere: go on from them."""

@@ -40,6 +40,7 @@ from ziggurat.models.build import ModelConfig
 from ziggurat.models.contract.reads import finds_items, is_linear
 from ziggurat.recipes.catalogue import logistic_run
 from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.runs.data_record import refuse_other_data, refuse_splits_of_stream
 from ziggurat.runs.execute import prepare_run, raw_files, train_run
 from ziggurat.runs.load import load_run
@@ -286,6 +287,7 @@ def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
         model=LogisticRegressionConfig(),
         towers=None,
         training=dataclasses.replace(training, early_stop=stop),
+        warm_start=WarmStartConfig(),
     )
     epochs = _EPOCHS if data.valid is not None else _WITHOUT_VALIDATION
     return logistic_run(linear, rows=data.train.num_rows, epochs=epochs)

@@ -31,6 +31,13 @@ def for_stream(config: RunConfig) -> RunConfig:
             where="ziggurat stream",
             ways_out=("stream a ranker: ziggurat stream table_dlrm", "train it on all rows: ziggurat train"),
         )
+    if config.warm_start.run:
+        raise ConfigError(
+            expected="no parent of a stream, whose tables are not there before its first window",
+            found=f"--warm-start.run {config.warm_start.run}",
+            where="ziggurat stream",
+            ways_out=("leave --warm-start.run out", "begin a batch run from it: ziggurat train … --warm-start RUN"),
+        )
     decay = training.schedule.decay
     if decay in (Decay.LINEAR, Decay.COSINE):
         raise ConfigError(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
@@ -78,6 +79,10 @@ class GrowingTables:
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint keeps, sharing memory: equal on all ranks."""
         return self._batches.state()
+
+    def begin_with(self, table: str, numbers: Int64[np.ndarray, " K"], *, frequency: UInt8[np.ndarray, " K"]) -> None:
+        """Give ids the first rows of a table that has none yet; see `GrowingBatches.begin_with`."""
+        self._batches.begin_with(table, numbers, frequency=frequency)
 
     def rebuild(self) -> None:
         """The state was loaded."""

@@ -88,11 +88,20 @@ TRAFFIC = Format(
     migrations={1: _words_of_version_2},
     ways_out=_WAYS_OUT,
 )
+WARM_START = Format(name="ziggurat.warm_start", what="the warm start of a run", ways_out=_WAYS_OUT)
 VERSUS = Format(
     name="ziggurat.versus_baseline", what="how far a run and its baseline differ by chance", ways_out=_WAYS_OUT
 )
 TREES = Format(name="ziggurat.trees", what="what gradient-boosted trees reach on the rows of a run", ways_out=_WAYS_OUT)
 EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
+
+
+class Ancestor(TypedDict):
+    """A run that another one began from: its folder at that time, and the checkpoint by step and digest."""
+
+    run: str
+    step: int
+    digest: str
 
 
 class EvaluatedSlice(TypedDict):
@@ -152,12 +161,12 @@ _NAMES = {
     *("dispatch.json", "products.json"),
     *("metrics.jsonl", "ledger.bin", "checkpoints", "baseline", "evaluations", "tensorboard", "report.html"),
     *("quarantine", "non_finite", ".lock", "run.log", "raw", "probe"),
-    *("versus_baseline.json", "trees.json", "windows.jsonl", "stream"),
+    *("versus_baseline.json", "trees.json", "windows.jsonl", "stream", "warm_start.json"),
 }  # all that a run writes
 
 _REPLACED = (
     *("config.json", "inputs.json", "preprocessing", "plan.json", "traffic.json", "data.json", "startup.json"),
-    *("evaluations", "report.html"),
+    *("evaluations", "report.html", "warm_start.json"),
 )
 """What a start replaces or removes. All of it but plan.json is written after config.json, which says whose it is."""
 
@@ -231,6 +240,11 @@ class RunFolder:
     def ledger(self) -> Path:
         """The file of the sample ledger."""
         return self.path / "ledger.bin"
+
+    @property
+    def warm_start(self) -> Path:
+        """The file on the runs that this one began from, and on what was taken."""
+        return self.path / "warm_start.json"
 
     @property
     def windows(self) -> Path:
