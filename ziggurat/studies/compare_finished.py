@@ -204,7 +204,7 @@ def _finished(folder: Path, models: Sequence[type[ModelConfig]]) -> FinishedRun:
     valid = read_evaluation(run.evaluation("valid")) if run.evaluation("valid").exists() else {"metrics": {}}
     records = [record for record in read_records(run.metrics) if record["kind"] == "valid"]
     metric = config.training.early_stop.metric
-    known = [record for record in records if metric in record]
+    known = [record for record in records if record.get(metric) is not None]
     best = best_of(((record["step"], record[metric]) for record in known), stop=config.training.early_stop)
     return FinishedRun(
         name=str(folder),

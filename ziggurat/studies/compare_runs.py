@@ -14,7 +14,6 @@ its metrics are in the record.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from ziggurat.runs.data_record import rows_of_split
 from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator
+from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
 from ziggurat.training.report.progress import Progress
 from ziggurat.training.report.startup import startup_report
@@ -280,8 +280,8 @@ def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> 
 
 def _logged_rate(run: RunFolder) -> float:
     """Median training rate by the log, for a run that an earlier process has trained; 0 if the log has none."""
-    lines = (json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines())
-    rates = [line["timing"]["samples_per_s"] for line in lines if line["kind"] == "train"]
+    lines = [line for line in read_records(run.metrics) if line["kind"] == "train"]
+    rates = [line["timing"]["samples_per_s"] for line in lines if "samples_per_s" in line.get("timing", {})]
     return statistics.median(rates) if rates else 0.0
 
 

@@ -120,7 +120,7 @@ def target_table(found: Sequence[SamplesToTarget]) -> tuple[tuple[str, ...], lis
 def _needed(run: Path, *, metric: str, target: float, ranks: int) -> SamplesToTarget:
     config = load_config(run)
     records = [each for each in read_records(RunFolder(run).metrics) if each.get("kind") == "valid"]
-    values = [(int(each["step"]), float(each[metric])) for each in records if metric in each]
+    values = [(int(each["step"]), float(each[metric])) for each in records if each.get(metric) is not None]
     if not values:
         raise ConfigError(
             expected=f"evaluations of validation data with {metric!r}",

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from ziggurat.errors import ConfigError, FileError
 from ziggurat.files import write_text, writing_to
+from ziggurat.plain import JSON
 
 _SHOWN_EVERY_S = 30.0
 _OUR_KINDS = ("train", "valid", "skipped", "products")  # of lines whose numbers reports and studies rely on
@@ -221,6 +222,15 @@ def read_records(path: Path) -> list[LogRecord]:
     return _records_and_rest(path)[0]
 
 
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file of JSON lines.
+
+    Not by `splitlines`: text in a record may hold other ends of lines, such as U+2028, as they are.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def num_lost_lines(path: Path) -> int:
     """Return how many lines `read_records` leaves out, but for one that was torn at the end (kill -9)."""
     num_left_out = _records_and_rest(path)[1]
@@ -233,16 +243,36 @@ def _records_and_rest(path: Path) -> tuple[list[LogRecord], int]:
     records: list[LogRecord] = []
     if not path.is_file():
         return records, 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = lines_of(path)
     for line in lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             break
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "kind" not in record:
+        if not isinstance(record, dict) or not _is_readable(record):
             break
         records.append(record)
     return records, len(lines) - len(records)
+
+
+def _is_readable(record: dict[str, JSON]) -> bool:
+    """Return whether a line has what reports and studies read in lines of its kind without a further look."""
+    kind = record.get("kind")
+    if not _is_number(record.get("step")) or isinstance(record["step"], float) or not isinstance(kind, str):
+        return False
+    if not isinstance(record.get("timing", {}), dict):
+        return False
+    if kind == "products":
+        return isinstance(record.get("sent_back"), str)
+    if kind not in ("train", "valid"):
+        return True
+    # Earlier versions wrote null for a metric that is undefined.
+    numbers = [value for name, value in record.items() if name not in ("kind", "timing")]
+    return all(_is_number(value) or (value is None and kind == "valid") for value in numbers)
+
+
+def _is_number(value: JSON) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _cut(path: Path, *, last_step: int) -> None:

@@ -22,6 +22,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import CheckpointError, FileError
 from ziggurat.files import digest_of, write_text, writing_to
 from ziggurat.plain import as_group
+from ziggurat.training.records.log import lines_of
 
 _CHECK = "check"
 _CHECK_DIGITS = 16
@@ -66,7 +67,7 @@ def read_windows(path: Path) -> list[WindowRecord]:
     """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = lines_of(path)
     found: list[WindowRecord] = []
     for number, line in enumerate(lines, start=1):
         content = _checked(line)

@@ -99,7 +99,8 @@ def axis_limits(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _points(records: Sequence[LogRecord], name: str) -> list[tuple[int, float]]:
-    return [(record["step"], record[name]) for record in records if name in record and math.isfinite(record[name])]
+    known = [record for record in records if record.get(name) is not None]
+    return [(record["step"], record[name]) for record in known if math.isfinite(record[name])]
 
 
 def _label(name: str, all_names: Sequence[str], split: str) -> str:
