@@ -95,6 +95,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         self._split = SplitLookups(self._layouts)
         self._facts = StorageFacts()
         self._chosen: ChosenKernel | None = None
+        # Tables are no parameters, so a lookup would have no input that requires a gradient, and no backward pass.
         self._anchor = torch.zeros((), requires_grad=True)
         if config.kernel is not KernelChoice.AUTO:
             self.choose_kernel(BatchShape())
@@ -113,11 +114,13 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         Raises:
             BoundsError: a row is outside its table.
         """
+        # `_DenseLookup` knows no slices: each sample gets a row of its own.
         if batch.repeated and self.has_dense_gradients:
             batch = batch.expanded()
         lookups = Lookups.of(batch)
         if self._chosen is None:
             num_lists = max(lookups.offsets.numel() - 1, 1)
+            # Rounded, so that almost equal batches ask for the same measurement.
             length = round(lookups.values.numel() / num_lists, 1)
             self.choose_kernel(BatchShape(batch_size=lookups.batch_size, list_length=length))
         if batch.repeated:
@@ -182,6 +185,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         """Rows as a single field."""
         nothing = rows_N.new_empty(0)
         single = rows_N.view(1, -1)
+        # A list of no values is described by the one offset 0.
         return Lookups(batch_size=rows_N.numel(), single=single, values=nothing, offsets=rows_N.new_zeros(1))
 
     def table_layouts(self, table: str) -> list[LookupLayout]:
@@ -190,6 +194,7 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
             place = self.tables.places[table]
             flat = field_slot(SingleSpec(name=table, table=table), index=0, column=0, tables=self.tables)
             self._single_layouts[table] = [
+                # One layout a storage, as everywhere: without slots it reads and writes nothing.
                 LookupLayout(dim=place.dim, width=place.dim, slots=(flat,) if index == place.storage else ())
                 for index in range(self.tables.num_storages)
             ]
@@ -438,6 +443,7 @@ class _RepeatedLookup(torch.autograd.Function):
             except BoundsError:
                 tables(batch.expanded())  # names the sample instead of the slice
                 raise
+            # Neighbouring fields of a group are copied as one run of columns.
             for column, own, width in parts.runs:
                 out[:, column : column + width] = pooled[:, own : own + width].index_select(0, group.inverse)
         return out
@@ -445,12 +451,15 @@ class _RepeatedLookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _RepeatedCtx, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         tables, batch, split, plain, groups = ctx.saved
+        # In the order of `reads_of`, which sorting ahead counts on.
         tables.record(grad, plain, split.plain)
         grad = grad.float() if grad.dtype == torch.bfloat16 and split.groups else grad  # sums of slices are FP32
         for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
             if parts.runs:
                 pieces = [grad[:, column : column + width] for column, _, width in parts.runs]
                 whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+                # Samples with the same slice add up before the lookup's own sum: as many rows as slices, not as
+                # samples.
                 summed = sum_slices(whole, group.inverse, num_slices=group.num_slices)
                 tables.record(summed, lookups, parts.layouts)
         return (None,) * 5
@@ -482,6 +491,7 @@ class _DenseLookup(torch.autograd.Function):
             if part is not None:
                 is_late = part.lookups.are_checked
                 summed = sums_without_waiting(tables.kernel, [part]) if is_late else tables.kernel.sum_gradients([part])
+                # Rows are distinct, or row 0 with zeros: a copy is enough, and has one order.
                 dense[index].index_copy_(0, summed.rows, summed.sums)
         gradients = [dense[place.storage][place.rows] for place in weights.places.values()]
         return (None, None, None, None, *gradients)

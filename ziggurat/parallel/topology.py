@@ -315,6 +315,7 @@ class Topology:
         # Hosts in the order of their first ranks, so that rank 0, which writes, stays at the first place.
         order = tuple(order) or tuple(sorted(range(world_size), key=lambda rank: (first_rank[host_of[rank]], rank)))
         _check_order(order, world_size)
+        # Reported hosts have any numbers; from here on they are counted from 0 in the order of the places.
         numbers = {host: number for number, host in enumerate(dict.fromkeys(host_of[rank] for rank in order))}
         places = tuple(numbers[host_of[rank]] for rank in order)
         by_host = [[p for p, host in enumerate(places) if host == number] for number in range(len(numbers))]
@@ -324,6 +325,7 @@ class Topology:
             Axis.CONTEXT: [list(range(first, first + context_size)) for first in range(0, world_size, context_size)],
             Axis.PEER: [list(range(place, world_size, tower_size)) for place in range(tower_size)],
             Axis.HOST: by_host,
+            # `strict`: hosts have equally many ranks, which `_agree` has checked.
             Axis.REPLICA: [list(column) for column in zip(*by_host, strict=True)],
         }
         rank = order.index(dist.get_rank())
@@ -349,6 +351,7 @@ def _lanes(topology: Topology) -> dict[tuple[Axis, Lane], RankGroup]:
         for lane in (Lane.IDS, Lane.DENSE)
     }
     tower = topology.tower
+    # Groups of all ranks, or of one, need no second process group: the world's serves, or none is wanted.
     is_world = tower.size in (1, topology.world_size)
     of_tower = lanes[Axis.WORLD, Lane.DENSE] if is_world else own_group(topology, Axis.TOWER, what="exchange dense")
     return lanes | {(Axis.TOWER, Lane.DENSE): of_tower if tower.size > 1 else tower}
@@ -368,6 +371,7 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
         if rank in ranks:
             joined.append(RankGroup(tuple(ranks), list(ranks).index(rank), group))
     mine = joined[0]  # each rank is in one group along an axis
+    # Shared memory is for ranks of one host alone.
     if mine.process_group is None or len({hosts[place] for place in mine.ranks}) > 1:
         return mine
     # Ranks that exchange from GPU to GPU have no use for the host's memory.
@@ -401,6 +405,7 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
     with communicating(f"meeting of ranks, to {what}"):
         for places in _groups_along(topology, axis):
             group = make_group([topology.order[place] for place in places], backend=backend)
+            # Ranks outside of a group get None of it.
             joined += [] if group is None else [group]
         made = joined[0]  # each rank is in one group along an axis
         mine = RankGroup(mine.ranks, mine.position, made)

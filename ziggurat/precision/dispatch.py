@@ -164,6 +164,7 @@ class DispatchPlan:
             is_scored: the network runs without autocast, so that BF16 products of a network in BF16 need their kernel.
         """
         kernels = {each: ProductKernel.named(choice.kernel) for each, choice in self.choices.get(module, {}).items()}
+        # A score is computed without autocast: products see FP32 operands whatever the plan's activations are.
         of_activations = ProductKernel.FP32.name if is_scored else self.whole.precision
         if all(kernel.name == of_activations for kernel in kernels.values()):
             return NATIVE
@@ -224,6 +225,7 @@ class DispatchPlan:
         where = f"{path}"
         if not plan.choices:
             raise _refusal(f"kernels for products of {model}", "none: nothing would be computed otherwise", where)
+        # A subset: modules without a choice keep the product of their activations.
         if plan.model != model or not plan.choices.keys() <= shapes.keys():
             unknown = ", ".join(sorted(plan.choices.keys() - shapes.keys())[:3])
             raise _refusal(f"a dispatch of {model}", f"of {plan.model}" + (f", with {unknown}" * bool(unknown)), where)
@@ -358,6 +360,8 @@ class DispatchedArithmetic(ArithmeticByDirection):
     def prepared(self, operand: Tensor, first: Direction, second: Direction) -> Tensor:
         """Return an operand as the kernel of both directions takes it, converted once; as it is where they differ."""
         kernel = self._kernels[first]
+        # A kernel that may refuse a shape would leave an operand converted for nothing, and FP32 could not take it
+        # back.
         takes_all_shapes = type(kernel).refuses is ProductKernel.refuses
         return kernel.prepared(operand) if kernel is self._kernels[second] and takes_all_shapes else operand
 
@@ -380,6 +384,7 @@ class DispatchedArithmetic(ArithmeticByDirection):
 @torch.library.custom_op("ziggurat::dispatched_product", mutates_args=())
 def _product_when_compiled(left: Tensor, right: Tensor, kernel: str, dtype: torch.dtype) -> Tensor:
     """Multiply by a kernel; one operation to torch.compile, which would sum small products in another order."""
+    # `contiguous`: the strides must be those that the fake below promises.
     return ProductKernel.named(kernel).product(left, right, dtype=dtype).contiguous()
 
 
@@ -405,8 +410,10 @@ def choose(measured: Mapping[str, KernelMeasured], *, activations: str = "fp32")
             f"{safe[best].error:.2g}; the fastest whose error is below {MAX_ERROR} "
             f"({_told(measured, best, activations)})"
         )
+        # JSON has no infinity: an error that is not finite is written as null.
         return Choice(kernel=best, reason=reason, error=_finite(safe[best].error))
     own = measured.get(activations)
+    # BF16 is what these activations are multiplied in if nothing is done, so its error must be low, too.
     if activations != fp32 and own is not None and own.error >= MAX_ERROR:
         told = _told(measured, fp32, activations)
         reason = f"the error of {activations} is not below {MAX_ERROR} ({own.why or f'{own.error:.2g}'}; {told})"
@@ -476,6 +483,7 @@ def plan_dispatch(
             for activations, measured in by_activations.items():
                 dtype = Precision(activations).dtype
                 speedups = measure_speedups(operands, here, device=device, dtype=dtype)
+                # Several products of a module are told apart by what stands behind #.
                 module = measured.setdefault(product.name.partition("#")[0], {each: {} for each in Direction})
                 found = module[direction]
                 for kernel in here:
@@ -485,6 +493,7 @@ def plan_dispatch(
                         speedup=speedups.get(kernel.name, 0.0),
                         why=kernel.refuses(*operands) or of_kernel.why,
                     )
+                    # The first product of a module is compared with itself, which changes nothing.
                     found[kernel.name] = found.get(kernel.name, now).and_worse(now)
     plans = [
         DispatchPlan(
@@ -498,6 +507,7 @@ def plan_dispatch(
         for activations, measured in by_activations.items()
     ]
     if "bf16" in by_activations:
+        # The third plan: what other kernels save in a product, conversions may cost between products.
         alone = _without_others(plans[-1], by_activations["bf16"])
         if alone.choices != plans[-1].choices:
             plans.append(alone)

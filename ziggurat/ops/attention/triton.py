@@ -122,6 +122,7 @@ def triton_inputs(
     is_timed = bias.w_time is not None
     return (
         layout.offsets,
+        # None where every event is a query: the operation is given no second copy of the offsets.
         layout.query_offsets,
         layout.num_targets,
         bias.w_pos,
@@ -134,6 +135,7 @@ def triton_inputs(
         form.value,
         layout.rule.context,
         layout.rule.max_attention_length,
+        # −1 stands for None: "ask the device".
         -1 if layout.longest is None else layout.longest,
     )
 
@@ -175,6 +177,7 @@ def attention_triton_op(
     q, k, v = (_last_is_dense(each) for each in (q, k, v))
     call = _Call(q, v, layout=layout, bias=bias, form=form, scale=scale, divisor=divisor, spans=spans)
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+    # Pointwise forms have no sums, but the operation has to return as many tensors.
     lse = q.new_empty(q.shape[:2] if form == AttentionForm.SOFTMAX else (0, 0), dtype=torch.float32)
     launch = call.launch(AttentionPart.FORWARD)
     tiles = call.tiles(launch.rows)
@@ -220,6 +223,7 @@ def attention_triton_backward_op(
         longest=None if longest < 0 else longest,
     )
     bias = AttentionBias(w_pos=w_pos, w_time=w_time, query_times=query_times, key_times=key_times)
+    # Operands of a tensor core's product have one dtype, and autograd may hand over another one.
     grad = grad.to(q.dtype)
     lse = lse.contiguous()
     q, k, v, grad, out = (_last_is_dense(each) for each in (q, k, v, grad, out))
@@ -283,6 +287,7 @@ class _Call:
             places if spans is None else spans,
         )
         self.biases = (
+            # In FP32, since `_read` of the kernels loads 4 bytes a number.
             weights if bias.w_pos is None else bias.w_pos.detach().float().contiguous(),
             weights if bias.w_time is None else bias.w_time.detach().float().contiguous(),
             places if bias.query_times is None else bias.query_times.contiguous(),
@@ -300,6 +305,7 @@ class _Call:
             "heads": self.heads,
             "dim": q.shape[2],
             "value_dim": v.shape[2],
+            # Triton's ranges are powers of two; the columns behind `dim` are masked.
             "padded": power_of_two(q.shape[2]),
             "padded_value": power_of_two(v.shape[2]),
             "has_targets": self.has_targets,
@@ -321,6 +327,7 @@ class _Call:
 
     def bounds(self, tile: int) -> tuple[Tensor, int]:
         """Return the earliest and latest times of tiles of queries and keys, computed once, and how many tiles."""
+        # A pointer that is not read, and no tiles.
         if not self.buckets:
             return self.places[0], 0
         if tile not in self._bounds:
@@ -377,6 +384,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
     # Few, short sequences would leave most of a GPU idle with one program a diagonal.
     pieces = min(_MOST_PIECES, max(1, _PROGRAMS // (tiles * call.sequences)), tiles)
     shares = call.sequences * pieces
+    # Zeros, not empty: programs without a tile return before they write.
     of_places = torch.zeros(shares * bands * 2 * tile if call.positions else 1, device=device)
     of_columns = torch.zeros(shares * tiles * tile if call.positions and call.has_targets else 1, device=device)
     of_own = torch.zeros(shares * tiles if call.positions and call.has_targets else 1, device=device)
@@ -385,6 +393,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
     # Gradients of targets are sums of columns, those of other rows sums of diagonals: a launch for each.
     for of_targets in (False, True) if call.positions and call.has_targets else (False,):
         programs = (tiles if of_targets else bands) * shares
+        # A slot for each program, added up below in one order: atomics would add in any order.
         of_time = torch.zeros(programs if call.buckets else 0, max(1, call.buckets), device=device)
         kernels.biases_kernel[(programs,)](
             *inputs,
@@ -436,6 +445,7 @@ def _shared_bytes(device: torch.device) -> int:
     """Return the shared memory that a program may have on a device."""
     if device.type != "cuda":
         return HOPPER_BYTES
+    # What a kernel may ask for (`optin`), which is more than the 48 KB that it gets unasked.
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
@@ -453,6 +463,7 @@ def _last_is_dense(tensor: Tensor) -> Tensor:
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    # Of rows and heads; the last dimension is dense (`_last_is_dense`).
     return tuple(tensor.stride(dim) for tensor in tensors for dim in (0, 1))
 
 
@@ -470,6 +481,7 @@ def _longest(layout: JaggedLayout) -> int:
     """The most rows of a sequence, of keys or queries; asks the device where the host was not told."""
     if layout.longest is not None:
         return layout.longest
+    # One transfer for both instead of two.
     lengths = torch.stack([layout.offsets.diff(), layout.of_queries.diff()])
     return int(lengths.max())
 
@@ -521,6 +533,7 @@ def _(
 def _differentiate(ctx: AttentionCtx, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, out, lse = ctx.saved_tensors
     dq, dk, dv, d_pos, d_time = attention_triton_backward_op(grad, out, lse, *inputs, *ctx.options)
+    # Inputs are in the order of the operation: q, k, v, two offsets, targets, w_pos, w_time.
     w_pos = inputs[6]
     w_time = inputs[7]
     of_biases = (None if w_pos is None else d_pos.to(w_pos.dtype), None if w_time is None else d_time.to(w_time.dtype))

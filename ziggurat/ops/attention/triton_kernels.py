@@ -44,12 +44,14 @@ def _sequence(
     offsets, query_offsets, targets, spans, b, sequences, has_targets: tl.constexpr, has_spans: tl.constexpr
 ):  # fmt: skip
     """First key and query in memory, how many there are, where they stand in their sequence, its length and history."""
+    # Offsets stay in 64 bits, since they are multiplied by strides; within one sequence 32 bits are enough.
     first_key = tl.load(offsets + b)
     first_query = tl.load(query_offsets + b)
     num_keys = (tl.load(offsets + b + 1) - first_key).to(tl.int32)
     num_queries = (tl.load(query_offsets + b + 1) - first_query).to(tl.int32)
     # Without spans the queries are the last events of their sequence.
     query_start = num_keys - num_queries
+    # A zero of the dtype of the branch below: Triton wants the same type on both sides of an `if`.
     key_start = num_keys * 0
     length = num_keys
     if has_spans:
@@ -67,6 +69,7 @@ def _rows_seen(rows, history, context, reach):
     """The interval of columns that each row sees besides itself."""
     shift = tl.maximum(context - 1, 0)
     first = tl.minimum(rows, history) - reach
+    # Rows of the context see the whole history, later ones too; a target's own column is no part of the interval.
     high = tl.where(rows < context, history, tl.minimum(rows + 1, history))
     low = tl.where((reach > 0) & (rows >= context) & (first > shift), first, 0)
     return low, high
@@ -81,13 +84,16 @@ def _columns_of_rows(first_row, last_row, history, context, reach, key_start, nu
     """
     first_low, _first_high = _rows_seen(first_row, history, context, reach)
     last_low, last_high = _rows_seen(last_row, history, context, reach)
+    # A tile may begin in the context and end behind it: the furthest end is then that of its first rows.
     most = tl.where(first_row < context, history, last_high)
+    # Of the rows behind the context, the first sees least.
     least = tl.where(last_row < context, history, tl.minimum(tl.maximum(first_row, context) + 1, history))
     left = _clip(first_low - key_start, 0, num_keys)
     whole = _clip(last_low - key_start, 0, num_keys)
     whole_end = _clip(least - key_start, 0, num_keys)
     end = _clip(most - key_start, 0, num_keys)
     num_left = tl.cdiv(whole - left, tile)
+    # Rounded up to tiles, so that whole ones begin where the left ones end and no column is read twice.
     whole = left + num_left * tile
     num_whole = tl.maximum(whole_end - whole, 0) // tile
     right = whole + num_whole * tile
@@ -111,13 +117,16 @@ def _rows_of_columns(
     shift = tl.maximum(context - 1, 0)
     of_targets, _all_of_history = _rows_seen(history, history, context, reach)  # all targets stand at one position
     is_history = first < history
+    # A target's column is seen by that target alone, so its rows begin and end at itself.
     begin = tl.where(is_history, tl.where(first < context, 0, tl.maximum(first, context)), first)
     end = tl.minimum(history, reach + tl.maximum(shift, last) + 1)
+    # Without a reach, or where targets still reach these columns, the rows that see some of them go on to the end.
     end = tl.where((reach == 0) | (of_targets <= last), length, end)
     end = tl.where(is_history, end, last + 1)
     whole_end = tl.minimum(history, reach + tl.maximum(shift, first) + 1)
     whole_end = tl.where((reach == 0) | (of_targets <= first), length, whole_end)
     whole_end = tl.where(last < history, whole_end, 0)
+    # Columns in the context are seen from row 0 on, so the tiles below have its rows already.
     of_context = tl.where(is_history & (first >= context), _clip(context - query_start, 0, num_queries), 0)
     num_context = tl.cdiv(of_context, tile)
     left = _clip(begin - query_start, 0, num_queries)
@@ -213,6 +222,7 @@ def _zeros_like(numbers):
 @triton.jit(do_not_specialize=SIZES)
 def bounds_kernel(query_times, key_times, bounds, offsets, query_offsets, sequences, tiles, tile: tl.constexpr):
     """Store the earliest and the latest time of one tile of a sequence: of its queries, then of its keys."""
+    # Tiles of one sequence lie side by side, which `_bounds_of` counts on.
     pid = tl.program_id(0)
     at = pid % tiles * tile
     b = pid // tiles
@@ -228,6 +238,7 @@ def bounds_kernel(query_times, key_times, bounds, offsets, query_offsets, sequen
         tl.store(bounds + pid * 2 + 1, tl.max(times, axis=0))
     if at < num_keys:
         times = tl.load(key_times + first_key + tl.minimum(index, num_keys - 1))
+        # Bounds of all tiles of keys lie behind those of all tiles of queries.
         bounds += sequences * tiles * 2
         tl.store(bounds + pid * 2, tl.min(times, axis=0))
         tl.store(bounds + pid * 2 + 1, tl.max(times, axis=0))
@@ -249,6 +260,7 @@ def _bounds_of(bounds, at, num, tile: tl.constexpr, size: tl.constexpr):
 @triton.jit
 def _bucket_of(duration, limits, buckets: tl.constexpr):
     """The bucket of one duration, by the shortest duration of each."""
+    # 0 has no logarithm; 0 and 1 are told apart by the border below.
     size = tl.maximum(duration.to(tl.float32), 1.0)
     nearest = tl.minimum((_log2(size) * BUCKETS_AN_OCTAVE + 0.5).to(tl.int32), buckets - 1)
     # The logarithm is approximate: the border itself decides, in whole numbers.
@@ -263,12 +275,14 @@ def _durations(first_asked, last_asked, first_time, last_time, limits, buckets: 
         what is taken from keys' times, and from all durations by that; the lowest and the highest bucket; whether
         durations less that fit in 32 bits; whether durations do.
     """
+    # Where all keys are earlier than all queries, even the shortest duration is at least this long.
     shift = tl.maximum(first_asked - last_time, 0)
     shortest = tl.maximum(shift, first_time - last_asked)
     longest = tl.maximum(last_asked - first_time, last_time - first_asked)
     lowest = _bucket_of(shortest, limits, buckets)
     highest = _bucket_of(longest, limits, buckets)
     base = first_asked - shift
+    # Both summands bound a difference that kernels form in 32 bits (`_apart`).
     far = tl.maximum(tl.abs(first_time - base), tl.abs(last_time - base))
     fits = (last_asked - first_asked) + far < MOST
     return base, shift, lowest, highest, fits, longest < 2 * MOST
@@ -314,8 +328,10 @@ def _ladder(
     """Biases of durations in the bucket `lowest` or in one of the next `steps`; no key is later than a query."""
     asked = (_read(asked_at) - first_asked).to(tl.int32)
     times = (_read(times_at) - base).to(tl.int32)
+    # One of the two is a column and one a row: only their sum has the shape of the tile.
     added = tl.zeros((asked + times).shape, dtype=tl.float32) + _read(w_time + lowest)
     for step in tl.static_range(1, steps + 1):
+        # Steps behind the last bucket read its weight again, and no duration reaches their limit.
         weight = _read(w_time + tl.minimum(lowest + step, buckets - 1))
         added = tl.where(_are_apart(asked, times, _limit(lowest + step, shift, limits)), weight, added)
     return added
@@ -418,11 +434,13 @@ def _weights_and_slopes(s, g, lse, delta, form: tl.constexpr):
     if form == "silu":
         gate = _gate(s)
         weights = s * gate
+        # d silu = σ + s·σ·(1 − σ), with s·σ at hand as the weight.
         slopes = g * (gate + weights * (1.0 - gate))
     elif form == "relu":
         weights = tl.maximum(s, 0.0)
         slopes = tl.where(s > 0.0, g, 0.0)
     else:
+        # The sum of the row is in `lse`: one exponential gives the normalised weight, without a maximum.
         weights = _exp2((s - lse) * LOG2_E)
         slopes = weights * (g - delta)
     return weights, slopes
@@ -441,6 +459,7 @@ def forward_kernel(
 ):  # fmt: skip
     """Results of `rows_tile` queries of one head of one sequence; late queries, which see most, are taken first."""
     pid = tl.program_id(0)
+    # Programs start about in the order of their numbers: with the long ones first there is less of a tail.
     tile = tiles - 1 - pid // (sequences * heads)
     b = (pid // heads) % sequences
     head = pid % heads
@@ -463,6 +482,7 @@ def forward_kernel(
     left, num_left, whole, num_whole, right, num_right, own, num_own = _columns_of_rows(
         query_start + begin, last_row, history, context, reach, key_start, num_keys, columns_tile
     )
+    # With biases all tiles are in one loop: those from here to `num_left` are whole, and go without a mask.
     first_whole = num_left
     if has_pos or has_time:
         num_left += num_whole
@@ -478,6 +498,8 @@ def forward_kernel(
             if masked == 0:
                 at = whole + i * columns_tile
             else:
+                # Left tiles, right ones and own columns have numbers one after the other, and gaps between them in
+                # memory.
                 at = tl.where(i < num_left, left, right - num_left * columns_tile) + i * columns_tile
                 at = tl.where(i < num_left + num_right, at, own + (i - num_left - num_right) * columns_tile)
             keys = _load_tile(k, at, across, num_keys, k_row, dim, padded, masked)
@@ -496,6 +518,7 @@ def forward_kernel(
                 if is_edge:
                     seen = _is_seen(rows, columns, history, context, reach) & (at + across < num_keys)[None, :]
                     s = tl.where(seen, s, float("-inf"))
+                # From here on in powers of 2, the unit's own; `logarithms` below goes back to e.
                 s *= LOG2_E
                 higher = tl.maximum(most, tl.max(s, axis=1))
                 base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that saw nothing yet
@@ -510,8 +533,10 @@ def forward_kernel(
                 if is_edge:
                     # Columns behind the last key need no mask: their values were loaded as zeros.
                     weights = tl.where(_is_seen(rows, columns, history, context, reach), weights, 0.0)
+            # Rounded to the dtype of the values, which tensor cores ask for; the sum stays FP32.
             sums = tl.dot(weights.to(values.dtype), values, sums, input_precision=precision)
     if form == "softmax":
+        # A row that sees nothing has a total of 0: zeros, not NaN.
         sums = sums / tl.where(total > 0.0, total, 1.0)[:, None]
         logarithms = tl.where(total > 0.0, most * LN_2 + tl.log(total), float("-inf"))
         tl.store(lse + (first_query + begin + index) * heads + head, logarithms, mask=begin + index < num_queries)
@@ -559,9 +584,11 @@ def queries_kernel(
     if form == "softmax":
         out += first_query * out_row + head * out_head
         results = _load_tile(out, begin, index, num_queries, out_row, value_dim, padded_value, True)
+        # δ = Σ dO·O equals Σ P·dP, so no second pass over the keys is needed (FlashAttention-2, algorithm 2).
         means = tl.sum(grads.to(tl.float32) * results.to(tl.float32), axis=1)
         of_rows = (first_query + begin + index) * heads + head
         tl.store(delta + of_rows, means, mask=is_there)
+        # e^(s − ∞) is 0: rows behind the last one weigh nothing.
         logarithms = tl.load(lse + of_rows, mask=is_there, other=float("inf"))
         logarithms = tl.where(logarithms == float("-inf"), float("inf"), logarithms)  # a row that sees nothing
         sums_of_row = logarithms[:, None]
@@ -604,6 +631,7 @@ def queries_kernel(
             _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
             if is_edge:
                 seen = _is_seen(rows, columns, history, context, reach)
+                # Pointwise forms need no such mask: keys behind the last were loaded as zeros, and add nothing to dQ.
                 if form == "softmax":
                     seen = seen & (at + across < num_keys)[None, :]
                 slopes = tl.where(seen, slopes, 0.0)
@@ -611,6 +639,7 @@ def queries_kernel(
                 # As in queries_kernel: before it is rounded to FP16.
                 slopes *= inverse  # before it is rounded: n times the gradient may be more than FP16 has
             sums = tl.dot(slopes.to(keys.dtype), keys, sums, input_precision=precision)
+    # Once a row, where rounding does not force it into the loop.
     if k.dtype.element_ty != tl.float16:
         sums *= inverse
     dq += (first_query * heads + head) * dim
@@ -638,6 +667,7 @@ def keys_kernel(
     first_key, num_keys, first_query, num_queries, query_start, key_start, length, history = _sequence(
         offsets, query_offsets, targets, spans, b, sequences, has_targets, has_spans
     )
+    # Counted from the end of each sequence, tiles may be negative: those sequences are shorter.
     tile = tl.cdiv(num_keys, columns_tile) - tiles + pid // (sequences * heads)
     if tile < 0:
         return
@@ -695,6 +725,7 @@ def keys_kernel(
                 g = tl.dot(values, tl.trans(grads), input_precision=precision)
             else:
                 s = _biased(
+                    # Rows and columns have changed places: here a column of the tile is a query.
                     s, at, begin, across[None, :], index[:, None], b, sequences,
                     first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
                     w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
@@ -708,6 +739,7 @@ def keys_kernel(
                 weights = tl.where(seen, weights, 0.0)
                 slopes = tl.where(seen, slopes, 0.0)
             if keys.dtype == tl.float16:
+                # Before slopes are rounded: n times the gradient may be more than FP16 has.
                 slopes *= inverse
             of_values = tl.dot(weights.to(grads.dtype), grads, of_values, input_precision=precision)
             of_keys = tl.dot(slopes.to(queries.dtype), queries, of_keys, input_precision=precision)
@@ -790,6 +822,7 @@ def biases_kernel(
         last_tile = tl.minimum(tl.cdiv(num_queries, tile), tl.cdiv(num_keys, tile) + behind)
         if has_pos and has_targets:
             last_tile = tl.minimum(last_tile, tl.cdiv(_clip(history + 1 - query_start, 0, num_queries), tile))
+    # Pieces divide the tiles of a diagonal; the last ones may get none, and their slots stay zeros.
     share = tl.cdiv(tl.maximum(last_tile - first_tile, 0), pieces)
     first_tile += piece * share
     last_tile = tl.minimum(last_tile, first_tile + share)
@@ -816,6 +849,7 @@ def biases_kernel(
         if is_any:
             # The same for all heads, so it is computed once and added to each head's products.
             added = _biased(
+                # Plain zeros would be folded away, and with them the layout in which biases are to be read.
                 _zeros_like(sums), row_at, at, index[:, None], index[None, :], b, sequences,
                 first_query, num_queries, query_start, first_key, num_keys, key_start, history, half,
                 w_pos, w_time, query_times, key_times, borders, limits, bounds, time_tiles,
@@ -846,6 +880,7 @@ def biases_kernel(
                 s = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale + added
                 g = tl.dot(grads, tl.trans(values), input_precision=precision)
                 _weights, slopes = _weights_and_slopes(s, g, sums_of_row, mean, form)
+                # Added before the mask: all heads have the same one, so it is applied to their sum.
                 slopes_of_heads += slopes
             least_high = tl.where(last_row < context, history, tl.minimum(tl.maximum(first_row, context) + 1, history))
             is_whole = (last_low <= first_column) & (first_column + tile <= least_high)
@@ -869,7 +904,10 @@ def biases_kernel(
                 )
                 asked_at = query_times + first_query + tl.minimum(row_at + index, num_queries - 1)[:, None]
                 times_at = key_times + first_key + tl.minimum(at + index, num_keys - 1)[None, :]
+                # The sum of all numbers of the tile is that of the lowest bucket or a later one.
                 at_least = tl.sum(slopes_of_heads)  # in the bucket `bucket` or a later one
+                # The condition of the ladder in `_plus_times`: only then durations are comparable without their
+                # absolute value.
                 if fits & (first_asked >= last_time):
                     asked = (_read(asked_at) - first_asked).to(tl.int32)
                     times = (_read(times_at) - base).to(tl.int32)
@@ -906,8 +944,10 @@ def biases_kernel(
         else:
             # Element (i, c) becomes (i, (i + c) mod tile): what lies on one diagonal lies in one column then.
             shifted = (index[:, None] + index[None, :]) % tile
+            # `tl.sum` cannot add along diagonals, so rows are turned until these are columns.
             turned = tl.gather(sums, shifted, axis=1)
             is_above = index[:, None] + index[None, :] < tile
+            # A band has 2 · tile numbers: one for each diagonal that its tiles have.
             to = d_places + ((b * pieces + piece).to(tl.int64) * (tiles + lead) + band) * (2 * tile)
             tl.store(to + tile + index, tl.sum(tl.where(is_above, turned, 0.0), axis=0) * inverse)
             tl.store(to + index, tl.sum(tl.where(is_above, 0.0, turned), axis=0) * inverse)

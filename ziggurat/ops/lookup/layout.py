@@ -202,6 +202,7 @@ class RowLimits:
         """The limits of the fields of some layouts."""
         # What no layout reads is below any limit, so it cannot be at fault.
         most = torch.iinfo(torch.int64).max
+        # An empty batch has the one offset 0, and no lists.
         num_lists = (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
         single = [most] * len(lookups.single)
         jagged = [most] * num_lists
@@ -243,6 +244,7 @@ class Lookups:
         """The rows of a batch (no copy)."""
         return Lookups(
             batch_size=batch.batch_size,
+            # `contiguous` copies nothing where rows lie so already; compiled kernels count on it.
             single=batch.single.contiguous(),
             values=batch.jagged.values.contiguous(),
             offsets=batch.jagged.offsets.contiguous(),
@@ -253,6 +255,7 @@ class Lookups:
     def lengths(self, slot: FieldSlot) -> Int64[Tensor, "B"]:
         """List lengths of one jagged field."""
         size = self.batch_size
+        # One offset more than lists, whose last one is the next feature's first.
         return self.offsets[slot.index * size : (slot.index + 1) * size + 1].diff()
 
     def rows(self, slot: FieldSlot) -> Int64[Tensor, "n"]:
@@ -298,8 +301,10 @@ def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, "
     if len(limits.jagged):
         filled = len(values) if lookups.filled is None else lookups.filled
         are_right = (offsets[0] == 0) & (offsets[-1] == filled) & (offsets.diff() >= 0).all()
+        # Even where offsets are wrong: `list_of_values` never points outside.
         wrong_N = (values < 0) | (values >= limits.jagged[list_of_values(lookups, step=lookups.batch_size)])
         faults |= ~are_right | wrong_N.any()
+        # Row 0 is padding: what is read of it is thrown away with the step, since the flag is up.
         values = values.masked_fill(wrong_N, 0)
         # All zeros where they are wrong: every list is then empty, and no kernel reads outside.
         offsets = offsets * are_right
@@ -329,6 +334,7 @@ def check_rows(layout: LookupLayout, lookups: Lookups) -> None:
         return
     if layout.single:
         indices = [slot.index for slot in layout.single]
+        # Selecting rows copies them, which the commonest case, all of them in order, is spared.
         rows_SB = lookups.single if indices == list(range(len(lookups.single))) else lookups.single[indices]
         limits = torch.tensor([slot.num_rows for slot in layout.single], device=rows_SB.device)
         # One pass tells right from wrong; which row is wrong is looked for only then.
@@ -359,6 +365,7 @@ def raise_out_of_bounds(layout: LookupLayout, lookups: Lookups) -> None:
             continue
         position = sample = int(wrong[0])
         if slot.kind is not FieldKind.SINGLE:
+            # `right`: a row at the end of one list belongs to the next, and empty lists are passed over.
             ends = lookups.lengths(slot).cumsum(0)
             sample = int(torch.searchsorted(ends, position, right=True))
         raise BoundsError(
@@ -386,5 +393,6 @@ def mean_scale(layout: LookupLayout, lookups: Lookups, *, dtype: torch.dtype) ->
 def padding_mask(layout: LookupLayout, rows_N: Int64[Tensor, "N"]) -> Bool[Tensor, "N"]:
     """True where a row of the storage is row 0 of a table of the layout."""
     first_rows = layout.numbers_on(rows_N.device).first_rows
+    # The first table that begins at or after the row: equal only where the row is a table's first.
     found = torch.searchsorted(first_rows, rows_N).clamp_(max=len(first_rows) - 1)
     return first_rows[found] == rows_N

@@ -108,6 +108,7 @@ def search_clusters(
     _refuse_without_triton(queries)
     if not len(queries) or not tables.num_rows:
         return empty_found(queries, k), queries.isfinite().all(dim=1)
+    # Two planes of half bytes lie in `upper` and `lower`: twice their width is the number of columns.
     asked = _Rounded.of(queries, row_bytes=2 * tables.rows.upper.shape[1])
     given = _Masks.of(masks, queries)
     spans = _chosen_clusters(
@@ -134,6 +135,7 @@ def scan_rows_triton(
     if not len(queries) or not num:
         return empty_found(queries, k)
     counts = [num if each is None else len(each) for each in rows]
+    # −1 says that a query has no list of its own and reads all rows.
     starts = []
     end = 0
     for each in rows:
@@ -143,6 +145,7 @@ def scan_rows_triton(
     spans = _Spans(
         totals=torch.tensor(counts, device=queries.device),
         longest=max(counts),
+        # A pointer has to be given; with no list it is not read.
         rows=torch.cat(lists) if lists else queries.new_zeros(1, dtype=torch.int64),
         row_starts=torch.tensor(starts, device=queries.device),
     )
@@ -219,6 +222,7 @@ class _Masks(NamedTuple):
         given = {id(mask): mask for mask in masks if mask is not None}  # one that several queries have is taken once
         if not given:
             return None
+        # Dictionaries keep the order in which masks came, which is that of the stack below.
         rows = {each: row for row, each in enumerate(given)}
         places = [-1 if mask is None else rows[id(mask)] for mask in masks]
         return _Masks(torch.stack(list(given.values())), torch.tensor(places, device=device))
@@ -252,8 +256,10 @@ def _chosen_clusters(
     num = len(asked.codes)
     device = asked.codes.device
     clusters = tables.num_clusters
+    # The first pass searches the centroids: each query looks at all of them.
     every = torch.full((num,), clusters, device=device)
     knows_sizes = False
+    # Unless the host knows better: under a mask, or with numbers by query, all clusters might be needed.
     needed = clusters
     bound = tables.num_rows
     if masks is None and isinstance(probes, int) and isinstance(least, int):
@@ -293,6 +299,7 @@ def _chosen_clusters(
         each_least=isinstance(least, Tensor),
         has_passing=passing is not None,
         padded=power_of_two(needed),
+        # Few clusters fit in one warp, which sorts and scans without barriers.
         num_warps=1 if needed <= _SMALL_BLOCK else 8,
     )
     is_bound = is_without_wait(num, knows_sizes=knows_sizes, most=most)
@@ -325,6 +332,7 @@ def _search(rows: Rows, asked: _Rounded, spans: _Spans, *, k: int, candidates: i
     if candidates:
         keys = _best_keys(rows, asked, spans, by_upper=True, most=max(candidates, k))
         num, width = keys.shape
+        # One program has all candidates of a query: no pass that lists them, none that merges.
         if num <= _FEW_QUERIES and max(width, k) <= _BLOCK:
             return _exact(rows, asked, keys, k=k)
         best = torch.empty_like(keys)
@@ -385,6 +393,7 @@ class _Sizes(NamedTuple):
     @staticmethod
     def of(num_queries: int, spans: _Spans, *, most: int) -> _Sizes:
         """Return the sizes by which `most` keys of each query are found."""
+        # Blocks are sorted in the kernel, which wants powers of two.
         longest = power_of_two(spans.longest)
         if num_queries <= _FEW_QUERIES:
             block = min(longest, _SMALL_BLOCK if num_queries <= _FEWEST_QUERIES else _BLOCK)
@@ -394,6 +403,7 @@ class _Sizes(NamedTuple):
                 block = max(block, power_of_two(most))
                 blocks = max(1, -(-spans.longest // block))
                 programs = min(programs, blocks)
+            # Where more keys are wanted than a block may have, lists cannot be merged, and `topk` chooses.
             if block <= _BLOCK:
                 return _Sizes(block, programs, min(block, power_of_two(most)), programs < blocks, is_merged=True)
         block = min(longest, _BLOCK)
@@ -482,6 +492,7 @@ def _launch(
         has_rows=spans.rows is not None,
         has_clusters=spans.order is not None,
         has_masks=masks is not None,
+        # Steps of a binary search among so many ends.
         steps=clusters.bit_length(),
         block=sizes.block,
         keep=sizes.keep,
@@ -497,6 +508,7 @@ def refuse_not_finite(queries: Float[Tensor, "Q D"], are_finite: Bool[Tensor, "Q
     Raises:
         DataError: names the first such number.
     """
+    # Here the host waits; callers that capture graphs read the flags themselves later.
     if not bool(are_finite.all()):
         raise not_finite(queries, int((~are_finite).nonzero()[0]))
 

@@ -9,6 +9,7 @@ import triton.language as tl
 @triton.jit
 def _places(number, ends, chosen, steps: tl.constexpr):
     """Find the chosen cluster that holds each number, counted through all of them; `ends` are ascending."""
+    # The number of clusters that end at or before the number; built from its highest bit down.
     place = tl.zeros(number.shape, dtype=tl.int32)
     for step in tl.static_range(steps):
         further = place + (1 << (steps - 1 - step))
@@ -26,6 +27,7 @@ def _dots(plane, positions, inside, codes, plane_bytes: tl.constexpr, columns: t
         column = first + tl.arange(0, columns)
         is_there = column < plane_bytes
         at = positions[:, None] * plane_bytes + column[None, :]
+        # Each byte has two numbers of 4 bits: column c in the low half, column c + plane_bytes in the high one.
         both = tl.load(plane + at, mask=inside[:, None] & is_there[None, :], other=0).to(tl.int32)
         low = tl.load(codes + column, mask=is_there, other=0)
         high = tl.load(codes + plane_bytes + column, mask=is_there, other=0)
@@ -39,6 +41,7 @@ def _keys(score, positions, inside):
     bits = score.to(tl.int32, bitcast=True)
     # The bits of a negative float fall as it rises: all but the sign are turned round.
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    # The complement puts the smaller position first among equal scores; the lowest int64 stands for no row.
     return tl.where(inside, (ordered << 32) | (0xFFFFFFFF - positions), -0x7FFFFFFFFFFFFFFF - 1)
 
 
@@ -57,6 +60,7 @@ def _keys_of_block(
         place = _places(number, ends + of_query, tl.load(chosen + query), steps)
         before = tl.load(ends + of_query + place - 1, mask=inside & (place > 0), other=0)
         cluster = tl.load(order + of_query + place, mask=inside, other=0)
+        # `before` rows of the query lie in the clusters in front of this one.
         positions = tl.load(offsets + cluster, mask=inside, other=0) + number - before
     if has_rows:
         start = tl.load(row_starts + query)
@@ -74,8 +78,10 @@ def _keys_of_block(
         # Twice (16 · upper + 15/2 − 128), as `upper_scores` has it: 15 − 256 = −241.
         exact = 32 * dots - 241 * code_sum
     else:
+        # Codes are stored with 128 added, so that halves have no sign; the query's sum takes it off again.
         exact = 16 * dots + _dots(lower, positions, inside, own, plane_bytes, columns) - 128 * code_sum
     score = exact.to(tl.float32) * tl.load(scales + positions, mask=inside, other=0.0) + 0.0  # −0 is 0
+    # Of centroids: what the best row of a cluster is expected to score above it, by the query's length.
     if has_reach:
         length = tl.load(lengths + query)
         if by_upper:
@@ -101,6 +107,7 @@ def best_kernel(
     table. A block is full wherever clusters begin and end. A program looks at one block, or with `has_more` at each
     block whose turn is its own: of a descending and an ascending list the larger ones, place by place, are the best.
     """
+    # In 64 bits: queries times rows of a table may pass 2³¹.
     query = tl.program_id(1).to(tl.int64)
     total = tl.load(totals + query)
     first = tl.program_id(0).to(tl.int64) * block
@@ -130,6 +137,7 @@ def best_kernel(
             tl.store(out + tl.arange(0, block), tl.sort(keys, descending=True))
         else:
             tl.store(out + tl.arange(0, block), keys)
+    # A sorted list without rows need not be written: `merge_kernel` counts the lists that are used.
     elif not is_sorted:
         tl.store(out + tl.arange(0, keep), tl.full([keep], -0x7FFFFFFFFFFFFFFF - 1, tl.int64))
 
@@ -152,6 +160,7 @@ def merge_kernel(
     none = -0x7FFFFFFFFFFFFFFF - 1
     first_list = lists + query * tl.num_programs(0) * keep
     out = merged + query * most
+    # One program fills what is behind all keys, which no key's place covers.
     if own == 0:
         for begin in range(used * keep, most, block):
             at = begin + tl.arange(0, block)
@@ -166,6 +175,7 @@ def merge_kernel(
         for begin in range(0, used, others):
             other = begin + tl.arange(0, others)
             is_other = (other < used) & (other != own)
+            # One before the list, since `further` counts from 1.
             ends = first_list + other * keep - 1
             before = tl.zeros([members, others], dtype=tl.int32)
             for step in tl.static_range(steps):
@@ -193,6 +203,7 @@ def round_kernel(
     d = tl.arange(0, padded)
     x = tl.load(queries + query * pitch + d, mask=d < dim, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30)
+    # `div_rn` rounds as IEEE does, Triton's own division need not; it takes tensors, not numbers.
     step = tl.div_rn(tl.full([1], 1.0, tl.float32), largest + tl.zeros([1], tl.float32)) * 127.0
     code = ((x * step + 12582912.0) - 12582912.0).to(tl.int32)  # to the nearest, ties to even: 1.5 · 2²³
     tl.store(codes + query * width + d, code, mask=d < width)
@@ -200,6 +211,7 @@ def round_kernel(
     one = tl.arange(0, 1)
     scale = tl.div_rn(largest + tl.zeros([1], tl.float32), tl.full([1], 127.0, tl.float32))
     tl.store(scales + query + one, scale)
+    # Exact in 32 bits: at most 127² a column.
     square = (tl.sum(code * code, axis=0) + tl.zeros([1], tl.int32)).to(tl.float32)
     tl.store(lengths + query + one, tl.sqrt_rn(square))
     is_finite = (x == x) & (tl.abs(x) < float("inf"))
@@ -216,6 +228,7 @@ def choose_kernel(
     rank = tl.arange(0, padded)
     there = rank < num_clusters
     at = query * num_clusters + rank
+    # The inverse of `_keys`: the lower half is the complement of the position.
     cluster = 0xFFFFFFFF - (tl.load(keys + at, mask=there, other=0xFFFFFFFF) & 0xFFFFFFFF)
     begin = tl.load(offsets + cluster, mask=there, other=0)
     size = tl.load(offsets + cluster + 1, mask=there, other=0) - begin
@@ -226,6 +239,7 @@ def choose_kernel(
         passed = tl.load(passing + tl.maximum(mask_row, 0) * num_clusters + cluster, mask=counted, other=0)
         passed = tl.where(mask_row >= 0, passed, size)
     before = tl.cumsum(passed, axis=0) - passed  # rows that passed when a cluster's turn comes
+    # At least one cluster, even where none was asked for.
     fewest = tl.maximum(tl.load(probes + query) if each_probes else probes, 1)
     wanted = tl.load(least + query) if each_least else least
     count = tl.sum((there & ((rank < fewest) | (before < wanted))).to(tl.int64), axis=0)
@@ -233,6 +247,7 @@ def choose_kernel(
     tl.store(order + at, cluster, mask=there)
     tl.store(ends + at, end, mask=there)
     tl.store(chosen + query, count)
+    # Ends rise, so the largest of the chosen ones is the sum of their sizes.
     tl.store(totals + query, tl.max(tl.where(rank < count, end, 0), axis=0))
 
 
@@ -253,6 +268,7 @@ def _write_found(key, m, scale, scores, positions, k):
     """Write scores and positions of sorted keys of a query; −∞ and −1 where there is none."""
     none = -0x7FFFFFFFFFFFFFFF - 1
     ordered = key >> 32
+    # The same exchange turns the order back into bits: it is its own inverse.
     bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.int32)
     score = bits.to(tl.float32, bitcast=True) * scale
     tl.store(scores + m, tl.where(key == none, float("-inf"), score), mask=m < k)
@@ -297,8 +313,10 @@ def passing_kernel(offsets, masks, words, passing, num_clusters, members: tl.con
     there = cluster < num_clusters
     begin = tl.load(offsets + cluster, mask=there, other=0)[:, None]
     end = tl.load(offsets + cluster + 1, mask=there, other=0)[:, None]
+    # A 1 of 64 bits: a plain one would be shifted in 32.
     one = begin * 0 + 1
     count = tl.zeros([members], dtype=tl.int64)
+    # As many words as the widest of these clusters covers, the words that it shares with neighbours included.
     for first in range(0, tl.max((end + 63) // 64 - begin // 64), block):
         word = begin // 64 + first + tl.arange(0, block)[None, :]
         bits = tl.load(masks + mask * words + word, mask=word * 64 < end, other=0)

@@ -100,9 +100,11 @@ class _Control:
     segments: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # C++ takes addresses; the buffer that ctypes holds here keeps the memory from being unmapped.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.used = np.ndarray((1,), np.uint32, self.memory, _USED)
         first_number = self.slot_at(0) + _LINE
+        # A view of one word in each slot: the slot's size is its stride, so no slot is unpacked to be searched.
         self.numbers = np.ndarray((_MOST_SLOTS,), np.uint32, self.memory, first_number, (self.slot_bytes,))
 
     def slot_at(self, slot: int) -> int:
@@ -111,10 +113,12 @@ class _Control:
 
     def slot_of(self, number: int) -> int | None:
         """The slot of a message that was sent and that this rank has not read; None: there is none."""
+        # As it was written: numbers of messages are kept in 32 bits, and go round.
         number &= 0xFFFFFFFF
         usual = number % _NUM_SLOTS
         if self.numbers[usual] == number:
             return usual
+        # Slots behind `used` were never written; reading them would make pages of the sparse file.
         found = np.flatnonzero(self.numbers[: int(self.used[0])] == number)
         return int(found[0]) if len(found) else None
 
@@ -136,6 +140,7 @@ class HostMemory:
         self._controls = list(controls)
         self._timeout_s = timeout_s
         self._own = controls[position]
+        # Two for each member, as `_slot_bytes` counts them.
         self._places = struct.Struct(f"<{2 * self.size}q")  # of a message: first byte and number of bytes, by member
         self._next = 0
         self._sent: list[_Sent] = []  # what somebody has not read yet
@@ -151,6 +156,7 @@ class HostMemory:
 
         The memory itself goes with the last object that holds it, here and on the other ranks.
         """
+        # Before files are closed: `_post` then refuses, where it would name a file that is another one by now.
         self._is_released = True
         for file in self._files:
             os.close(file)
@@ -174,6 +180,7 @@ class HostMemory:
         places = []
         at = begin
         for size in sizes:
+            # Bytes: the receiver views them in the dtype that it expects.
             places += [at, size * item]
             at += size * item
         return self._post(begin, places, purpose=purpose)
@@ -201,12 +208,15 @@ class HostMemory:
 
         The memory may be overwritten once the context is left.
         """
+        # All are waited for before any is handed out: a sum over members needs every one of them.
         peeked = [self._peek(ticket, member) for member in range(self.size)]
         found = [piece.view(dtype) for _, piece in peeked]
         came = [piece.numel() for piece in found]
         if came != list(sizes):
             raise self._differing(ticket.purpose, expected=f"{list(sizes)} numbers", found=f"{came} numbers")
         yield found
+        # Not reached where the context ends by an error: the writer then keeps the memory, and nobody reads other
+        # bytes.
         for control, (slot, _) in zip(self._controls, peeked, strict=True):
             self._words.ziggurat_word_add(control.address + control.slot_at(slot))
 
@@ -215,6 +225,7 @@ class HostMemory:
     def _peek(self, ticket: Ticket, member: int) -> tuple[int, Tensor]:
         """The slot of a member's message, and the bytes that it has sent here, in its memory; waits for it."""
         control = self._controls[member]
+        # Messages are counted from 0, so message n is there once n + 1 were sent.
         self._wait(control, control.address + _POSTED, ticket.number + 1, member=member, purpose=ticket.purpose)
         slot = control.slot_of(ticket.number)
         assert slot is not None, "a message keeps its slot until everybody has read it, once"
@@ -225,6 +236,7 @@ class HostMemory:
             raise self._differing(ticket.purpose, expected="all ranks to exchange the same, in one order", found=found)
         places = self._places.unpack_from(control.memory, at + _HEADER.size)
         if segment not in control.segments:
+            # Opened once a segment: messages name the file that the writer still holds.
             opened = _opened(control.pid, file)
             control.segments[segment] = _mapped(opened)
             os.close(opened)
@@ -233,6 +245,7 @@ class HostMemory:
 
     def _written(self, numbers: Tensor) -> int:
         """Return where a message lies in this rank's memory; put it there now unless it was made there (`outbox`)."""
+        # An outbox serves one message; whatever is sent, it is used up.
         ready = self._ready
         self._ready = None
         if ready is not None and ready[1].data_ptr() == numbers.data_ptr() and ready[1].numel() == numbers.numel():
@@ -273,12 +286,14 @@ class HostMemory:
         self._next += 1
         slot = self._free_slot(number)
         at = own.slot_at(slot)
+        # The order counts: everything of the slot is written before the number of messages rises, which wakes readers.
         self._words.ziggurat_word_set(own.address + at, 0)  # nobody has read it
         _HEADER.pack_into(own.memory, at + _HEADER_AT, code, self._segment, self._file)
         self._places.pack_into(own.memory, at + _HEADER_AT + _HEADER.size, *places)
         own.numbers[slot] = number & 0xFFFFFFFF
         own.used[0] = max(int(own.used[0]), slot + 1)
         self._words.ziggurat_word_set(own.address + _POSTED, (number + 1) & 0xFFFFFFFF)
+        # The last member's place ends the message; rounded up to a line, as `_room` gives it out.
         end = -(-(places[-2] + places[-1]) // _LINE) * _LINE
         self._sent.append(_Sent(slot, self._segment, begin, end))
         return Ticket(number, purpose, code)
@@ -303,6 +318,7 @@ class HostMemory:
         self._sent = [each for each in self._sent if not self._is_read(each)]
         num_bytes = -(-num_bytes // _LINE) * _LINE
         begin = self._gap(num_bytes)
+        # Not even the front has room: messages that are unread stay in the old segment.
         if begin is None:
             self._grow(num_bytes)
             begin = 0
@@ -328,6 +344,7 @@ class HostMemory:
         return None
 
     def _is_read(self, sent: _Sent) -> bool:
+        # Each member counts up once, this rank among them: it reads its own part, too.
         return self._words.ziggurat_word_get(self._own.address + self._own.slot_at(sent.slot)) == self.size
 
     def _grow(self, num_bytes: int) -> None:
@@ -376,6 +393,7 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
     position, size = group.rank(), group.size()
     made, reason = _attempt(lambda: _made(size))
     token, file = (0, -1) if made is None else made[2:]
+    # Ranks that could not make memory gather all the same, or the others would wait here for ever.
     offers = _gathered([os.getpid(), file, token, int(made is not None)], group)
     controls: list[_Control] | None = None
     if made is not None and all(is_made for *_, is_made in offers):
@@ -383,6 +401,7 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
         controls, reason = _attempt(
             lambda: [own if i == position else _met(*row[:3], size=size) for i, row in enumerate(offers)]
         )
+    # Again by all: one rank that could not open another's memory sends the whole group back to gloo.
     met = _gathered([int(controls is not None)], group)
     if made is not None:
         os.close(file)  # everybody who can has opened it
@@ -402,6 +421,7 @@ def _made(size: int) -> tuple[ctypes.CDLL, _Control, int, int]:
     file = _new_file("ziggurat-control", num_bytes=_control_bytes(size))
     memory = mmap.mmap(file, 0)
     _TOKEN.pack_into(memory, 0, token)
+    # A pidfd is of this very process, where a number may be given to another one once it has ended.
     return library, _Control(memory, os.getpid(), os.pidfd_open(os.getpid()), _slot_bytes(size)), token, file
 
 
@@ -445,6 +465,7 @@ def _slot_bytes(size: int) -> int:
 
 
 def _control_bytes(size: int) -> int:
+    # The line of the token, that of the number of messages, then the slots.
     return 2 * _LINE + _MOST_SLOTS * _slot_bytes(size)
 
 

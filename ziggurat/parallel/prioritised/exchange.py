@@ -142,8 +142,10 @@ class PrioritisedExchange(EmbeddingsWrapper):
         embeddings = self._embeddings
         is_training = torch.is_grad_enabled()
         ahead = self._ahead
+        # By identity: an equal batch that is another object was not announced.
         if is_training and ahead is not None and ahead.batch is batch:
             return self._arrive(ahead)
+        # Plain lookups read any row, so the rest of the last update has to be there first.
         self.settle()
         if is_training:
             self._came = None
@@ -160,6 +162,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
         Args:
             upcoming: announced; None: not known, or there is none.
         """
+        # The look-ahead reads rows, so the rest of the update before has to be applied.
         self.settle()
         embeddings = self._embeddings
         present = self._present
@@ -177,8 +180,10 @@ class PrioritisedExchange(EmbeddingsWrapper):
         transfer = CellTransfer(per_place, [num_rows] * size, [0] * size, num_rows, codes_RF)
         before = {each.feature.spec.name: each.transfer for each in present.lists}
         codes, codes_of_lists = self._send_codes(present, transfer, lists, before)
+        # Outside autograd: the gradient comes back by cells (`take_gradient`), not through this lookup.
         with torch.no_grad():
             values = embeddings.tables.lookup(ids)
+        # What comes, and in which sizes, is known by the codes alone; so cells are sent after them.
         self.cells.receive_codes(codes, transfer, present=present.transfer)
         now = self.cells.send_now(transfer, values)
         now_of_lists = []
@@ -199,6 +204,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
         landing = _Landing(send=partial(self.take_list_gradient, each), columns=None)
         vectors = _Land.apply(self._anchor, None, (landing, arrived))
         lists, inverse = batch.lists(each.feature.index)
+        # Rows that were sorted for their owners come back in that order; the inverse puts them as the batch has them.
         vectors = vectors if each.order is None else vectors[torch.argsort(each.order)]
         return vectors, lists.offsets, inverse
 
@@ -238,6 +244,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
         self.settle()
         self.lists.drop()
         if self._ahead is not None:
+            # Messages have to be received even if nobody wants them: the other ranks' memory waits for it.
             for pending in (self._ahead.now, *self._ahead.now_of_lists):
                 pending.wait()
         self._ahead = self._present = self._came = None
@@ -245,6 +252,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
 
     def note(self, group: int, storage: int, rows_N: Int64[Tensor, "N"]) -> None:
         """Hear of rows that an un-pooled lookup of the present batch reads; not collective."""
+        # Copies, the last group, have no marks: nothing of them travels.
         if self._present is not None and torch.is_grad_enabled() and group < len(self._marks[0]):
             self._present.vectors.append((group, storage, rows_N))
 
@@ -253,6 +261,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
     def take_gradient(self, transfer: CellTransfer, ids: LocalIds, gradient: Tensor) -> None:
         """Send the gradient of cells of the present batch, the first round at once; it is recorded when it has come."""
         lookups = pooled_lookups(ids, self._embeddings.tables)
+        # Where this gradient would stand among the parts: the order of sums has to be the plain step's.
         before = self._num_recorded()
         self._due.append(Due(self.cells, self.cells.send_gradient(transfer, gradient), lookups, before))
 
@@ -308,6 +317,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
         """Receive and forget the gradient of a step that is skipped."""
         due = self._due
         self._due = []
+        # The second round was never sent, so nothing of it has to be received.
         for each in due:
             each.rounds.first.wait()
 
@@ -333,6 +343,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
         came = {}
         for each, now, late in zip(ahead.lists, ahead.now_of_lists, waiting_lists, strict=True):
             came[each.feature.spec.name] = each, each.feature.hop.receive(each.transfer, now=now, waiting=late)
+        # Only now: the waiting cells are in front of it, and what is behind has the whole step's time.
         if self._later is not None:
             self._later.send_rest()
         self.send_ids()
@@ -358,6 +369,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
     def _mark(self, present: _Present, ids: LocalIds, lists: list[AheadList]) -> UInt8[Tensor, "R F"]:
         """Codes of the next batch's cells, and which gradients of the present batch come first."""
         marks, others = self._marks
+        # The marks of the step before were of this batch already, unless it took the plain hop.
         if self._marked is not present.ids:
             _set(marks, present.ids)
             self.lists.mark(present.lists, marks)
@@ -368,12 +380,14 @@ class PrioritisedExchange(EmbeddingsWrapper):
         codes_RF = self._codes(ids, marks)
         for each in lists:
             each.transfer.codes = self.lists.codes(each, marks, marked=WAITS, others=NOW)
+        # From here on `others` are the rows of the next batch, and tell which gradients of the present one come first.
         _set(others, ids)
         self.lists.mark(lists, others)
         if present.transfer is not None and self.defers:
             present.transfer.firsts = self._codes(present.ids, others)
             for each in present.lists:
                 each.transfer.firsts = self.lists.codes(each, others, marked=WAITS, others=NOW)
+        # Changed places: in the next step the first are those of its present batch.
         self._marks = [others, marks]
         self._marked = ids
         return codes_RF
@@ -385,6 +399,7 @@ class PrioritisedExchange(EmbeddingsWrapper):
             batches[0].batch_size, self.cells.mine.num_fields, dtype=torch.uint8, device=batches[0].single.device
         )
         for index, fields in enumerate(self._column_fields):
+            # A group without tables has no rows to mark, and its codes stay 0: nothing.
             if tables.mine.groups[index].shards:
                 codes_of(tables.local[index], batches[index], marks=marks[index], column_fields=fields, out=codes_RF)
         codes_RF[:, self.cells.mine.unwanted] = NOTHING
@@ -428,6 +443,7 @@ class _Land(torch.autograd.Function):
         # In a tuple, unseen by autograd: an input that is also the output would have to be marked and copied.
         ctx.landing, arrived_BT = landed
         if local_BL is not None and ctx.landing.columns is not None:
+            # In place: copies have columns of their own in what arrived, which nobody sends.
             arrived_BT[:, ctx.landing.columns] = local_BL
         return arrived_BT
 
@@ -437,6 +453,7 @@ class _Land(torch.autograd.Function):
         landing.send(gradient_BT)
         if landing.columns is None or not ctx.needs_input_grad[1]:
             return None, None, None
+        # The anchor gets none: it is there to be asked, not to learn.
         return None, gradient_BT[:, landing.columns], None
 
 

@@ -126,6 +126,7 @@ class CachedStorage(TableStorage):
         """See `TableStorage.add_state`."""
         self.backing.add_state(kind, initial_sum=initial_sum)
         empty = torch.empty(0)
+        # Made for the places: rows behind the cache have their state in the backing.
         state = new_state(kind, num_rows=self._num_places, dim=self.dim, like=empty, initial_sum=initial_sum)
         weight = self._array(WEIGHT)
         self._arrays = {WEIGHT: weight, **state}
@@ -158,6 +159,7 @@ class CachedStorage(TableStorage):
         places = self.ways.find(rows)
         if key == CACHE:
             return self._remembered(rows, places)
+        # −1: the cache does not hold the row.
         held = (places >= 0).nonzero().view(-1)
         values = self.backing.read(first_row, num_rows, key=key)
         return values.index_copy(0, held, self._array(key)[places[held]]) if len(held) else values
@@ -170,6 +172,7 @@ class CachedStorage(TableStorage):
         held = places >= 0
         self._array(key)[places[held]] = values[held]
         if not bool(held.all()):
+            # Of no step: rounded to the nearest, without the noise of an update.
             self.backing.store(rows_N[~held], {key: values[~held]}, step=None)
 
     def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
@@ -179,6 +182,7 @@ class CachedStorage(TableStorage):
         if key == CACHE:
             self._remember(rows, places, values)
             return
+        # Weights alone are rounded behind the cache; the optimizer's numbers are exact there.
         if key == WEIGHT and self._put_inexact(rows, places, values):
             places = self.ways.find(rows)  # some of them may have lost their ways to others
         self.backing.write(first_row, values, key=key)
@@ -203,6 +207,7 @@ class CachedStorage(TableStorage):
 
     def begin_update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], number: int) -> None:
         """Admit the rows of both halves at once: what leaves must not depend on which half a row belongs to."""
+        # None from kernels that cannot tell: the sum of gradients knows the rows as well.
         rows = kernel.distinct_rows(parts) if isinstance(kernel, CppKernel) else None
         rows = kernel.sum_gradients(parts).rows if rows is None else rows
         if not len(rows):
@@ -259,6 +264,7 @@ class CachedStorage(TableStorage):
 
     def _admit(self, rows: Int64[Tensor, "U"], *, step: Step) -> Admission:
         """Give the rows of a step their ways, and count what happens."""
+        # `begin_update` has admitted all rows of this step: a second admission would displace them.
         if step.number_on_host == self._begun:
             places = self.ways.find(rows)
             return Admission.counted(places, torch.where(places >= 0, HIT, NO_WAY))
@@ -272,6 +278,7 @@ class CachedStorage(TableStorage):
         """Collect what compiled code needs to bring rows into the cache and to update them, there or behind it."""
         state = self._state_of(step)
         behind = {key: packed.state(key) for key in state}
+        # The state behind the cache is the backing's own tensors: compiled code updates conflicts where they lie.
         table = dataclasses.replace(packed.rows.packed, state=behind, noise=packed.rows.noise)
         return CachedRows(slots=self._array(WEIGHT), state=state, table=table, rows=rows, admission=admission)
 
@@ -280,6 +287,7 @@ class CachedStorage(TableStorage):
         places = admission.places
         conflicts = (admission.left == NO_WAY).nonzero().view(-1)
         if len(conflicts):
+            # Places for conflicts are behind those of the ways; they last one step.
             places[conflicts] = self.ways.num_places + torch.arange(len(conflicts))
             self._make_room(len(conflicts))
         self._move(rows, admission, number=step.number_on_host)
@@ -290,8 +298,10 @@ class CachedStorage(TableStorage):
         places = admission.places
         left = admission.left
         out = left >= 0
+        # Places that were free (nobody left) are fetched into, too.
         new = (left != HIT) & (places >= 0)
         if bool(out.any()):
+            # Stored before others are fetched: these take the same places.
             self._store(left[out], places[out], number=number)
         if bool(new.any()):
             for key, numbers in self.backing.fetch(rows[new], keys=tuple(self._tails)).items():
@@ -313,9 +323,11 @@ class CachedStorage(TableStorage):
         if not self.ways.has_room:
             return False
         rounded = self.backing.rounded(values)
+        # The backing keeps numbers exactly, and says so by giving them back.
         if rounded is values:
             return False
         inexact = (bits_of(rounded) != bits_of(values)).any(dim=1)
+        # Those that are held already stay: new stamps keep them from being displaced by the rows below.
         self.ways.refresh(places[inexact & (places >= 0)])
         new = inexact & (places < 0)
         self._put(rows, places, new)
@@ -349,6 +361,7 @@ class CachedStorage(TableStorage):
         counts = self.ways.counts_R
         if counts is None:
             stamps = self.ways.kept_stamps[places.clamp(min=0)]
+            # One is added so that a stamp of 0 is told from a row that is not held.
             return torch.where(held, stamps + 1, 0).float()
         return torch.where(held, counts[rows] + 1, -counts[rows]).float()
 
@@ -389,6 +402,7 @@ class CachedStorage(TableStorage):
     @property
     def _num_places(self) -> int:
         weight = self._arrays.get(WEIGHT)
+        # Weights take their memory at the first use; until then there are no places for conflicts.
         return self.ways.num_places if weight is None else len(weight)
 
     def _array(self, key: str) -> Tensor:
@@ -404,6 +418,7 @@ class CachedStorage(TableStorage):
         wanted = self.ways.num_places + num_conflicts
         if wanted <= self._num_places:
             return
+        # Twice as many places for conflicts: those of the ways stay as many as they are.
         wanted = max(wanted, 2 * self._num_places - self.ways.num_places)
         for key, array in list(self._arrays.items()):
             larger = array.new_empty(wanted, *array.shape[1:])

@@ -87,6 +87,7 @@ class DiskRows(RowBacking):
     @property
     def num_bytes(self) -> int:
         """Marks of rows, if all were touched."""
+        # One bit a row in each of three sets of marks: touched, unsaved, kept.
         return 3 * self.num_rows // 8
 
     @property
@@ -105,6 +106,7 @@ class DiskRows(RowBacking):
         # Only these rows are in the file; all others still are what they began as.
         old = self.touched
         old_keys = len(self._columns)
+        # What waits to be written has the old width, and goes to the old file.
         self.flush()
         columns = {WEIGHT: slice(0, self.dim)}
         width = self.dim
@@ -174,6 +176,7 @@ class DiskRows(RowBacking):
             key: an array of the optimizer's; or the weights, where nothing was drawn.
             value: all of its numbers.
         """
+        # Rows that were never stored are not written here: they begin as the rule says, so it has to be that number.
         assert key == WEIGHT or value == self._initial_state[key], (key, value)
         self.unsaved.begin(range(first_row, first_row + num_rows))
         for rows in self.touched.parts(range(first_row, first_row + num_rows)):
@@ -284,6 +287,7 @@ class DiskRows(RowBacking):
         return max(columns.stop for columns in self._columns.values())
 
     def _open(self) -> None:
+        # 4 bytes a number: FP32.
         self._file = RowFile(self.folder, num_rows=self.num_rows, payload_bytes=4 * self.width)
         self._behind = WriteBehind(_Writer(self._file))
 
@@ -300,6 +304,7 @@ class DiskRows(RowBacking):
     def _put(self, values: RowValues) -> None:
         self._kept.add(values.rows)
         if self._ahead is not None:
+            # What was read ahead may be older than what is stored now: such rows are taken anew.
             self._ahead.stale |= values.find(self._ahead.rows)[0]
         self._behind.put(values)
 
@@ -313,6 +318,7 @@ class DiskRows(RowBacking):
         if len(wanted):
             part = np.empty((len(wanted), self.width), dtype=np.float32)
             found = self._behind.take(rows[wanted], out=part)
+            # = self._take_ahead
             found |= self._take_ahead(rows[wanted], out=part, known=found)
             if not found.all():
                 rest = np.flatnonzero(~found)
@@ -329,11 +335,14 @@ class DiskRows(RowBacking):
             mine = rows[(rows >= first) & (rows < first + num_rows)]
             if initial.config.init_draw is InitialDraw.ROWS or not len(mine):
                 continue
+            # From rows of this storage to rows of the whole table, whose blocks are drawn as wholes.
             shift = initial.first_row - first
             for block in np.unique((mine + shift) // BLOCK_ROWS).tolist():
                 begin = block * BLOCK_ROWS - shift
                 end = (block + 1) * BLOCK_ROWS - shift
+                # A table's part may begin or end inside of a block.
                 whole = np.arange(max(begin, first), min(end, first + num_rows))
+                # Rows of the block that the file has already are newer than their draw.
                 blocks.append(whole[~self._kept.has(whole)])
         if not blocks:
             return self._initial(rows)
@@ -376,8 +385,10 @@ class DiskRows(RowBacking):
         ahead = self._ahead
         if ahead is None:
             return np.zeros(len(rows), dtype=bool)
+        # Waits for the thread; an error of the disk comes out here.
         values, states = ahead.read.result()
         hit, at = RowValues(ahead.rows, values).find(rows)
+        # What waits to be written is newer than what was read.
         hit &= ~known & ~ahead.stale[at]
         self._check(rows[hit], states[at[hit]])
         out[hit] = values[at[hit]]

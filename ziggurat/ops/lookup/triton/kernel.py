@@ -160,6 +160,7 @@ class TritonKernel:
         if not means or not lookups.batch_size:
             # Half of the bytes, and the sums are FP32 all the same.
             return (grad if grad.dtype == torch.bfloat16 else grad.to(dtype)).contiguous()
+        # A copy, even of FP32: the means are divided in place, and the gradient is autograd's.
         prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
         for layout in means:
             placed = self._placed(layout, grad.device)
@@ -262,6 +263,7 @@ class TritonKernel:
         runs, vectors = self._runs(parts, flag)
         num = runs.num_lookups if runs else 0
         dim = parts[0].layout.dim
+        # Distinct rows are at most as many as lookups; how many there are the host does not know yet.
         rows = torch.empty(num, dtype=torch.int64, device=flag.device)
         sums = torch.empty(num, dim, device=flag.device)
         if runs:
@@ -276,6 +278,7 @@ class TritonKernel:
         firsts = []
         for read in used:
             firsts.append(first)
+            # Where each gradient would begin if all lay one after the other, as `_runs` puts them.
             first += read.lookups.batch_size * read.layout.width
         if not used:
             return None

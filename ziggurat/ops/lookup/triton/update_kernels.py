@@ -29,10 +29,12 @@ def flatten_single_kernel(
     """Lookups of one field with one row a sample; sources, if wanted, are counted in units of `align` numbers."""
     sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
     field = tl.program_id(1)
+    # Five numbers a slot: kind, index, first row, rows, column (`LookupLayout.packed`).
     slot = slots + field * 5
     inside = sample < batch_size
     row = tl.load(single + tl.load(slot + 1) * batch_size + sample, mask=inside, other=0).to(tl.int64)
     good = (row >= 0) & (row < tl.load(slot + 3))
+    # A kernel cannot raise; who launched it asks the flag.
     if tl.max((good == 0).to(tl.int32), axis=0) > 0:
         tl.store(flag, 1)
     # Padding and rows of no table go behind all others, where the sort leaves them out of every run.
@@ -52,6 +54,7 @@ def flatten_lists_kernel(
     """Lookups of all lists: which list a value is in is found by binary search, so long lists cost no more."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < num_values
+    # A zero of 64 bits.
     place = at * 0
     for step in tl.static_range(steps):  # the last list that begins at or before it
         further = place + (1 << (steps - 1 - step))
@@ -60,6 +63,7 @@ def flatten_lists_kernel(
         place = tl.where(there & (begin <= at), further, place)
     # Values behind the last list's end are of no list (`Lookups.filled`).
     listed = inside & (place < num_offsets - 1)
+    # Lists are feature after feature.
     feature = place // batch_size
     sample = place % batch_size
     position = tl.load(slot_of_list + feature, mask=listed & (feature < num_features), other=-1)
@@ -89,6 +93,7 @@ def bounded_kernel(
     slot = slots + tl.program_id(1) * 5
     kind = tl.load(slot)
     index = tl.load(slot + 1)
+    # A promise to the compiler, which then reads several numbers at once.
     column = tl.multiple_of(tl.load(slot + 4), align)
     inside = sample < batch_size
     at = index * batch_size + sample
@@ -115,6 +120,7 @@ def _begins_of_block(rows, num_lookups, none, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < num_lookups
     row = tl.load(rows + at, mask=inside, other=0).to(tl.int64)
+    # The lookup at 0 has nothing before it: −1 is no row, so it begins a run.
     before = tl.load(rows + at - 1, mask=inside & (at > 0), other=-1).to(tl.int64)
     is_run = inside & (row != none)
     return at, inside, row, is_run, is_run & (row != before)
@@ -144,8 +150,10 @@ def count_kernel(
         chunks = tl.zeros([block], dtype=tl.int32)
         is_long = _is_long(rows, at, row, begins, num_lookups, long_run)
         if tl.max(is_long.to(tl.int32), axis=0) > 0:
+            # `_is_long` has looked here already.
             last = at + long_run
             for step in tl.static_range(steps):
+                # Seven places a step tell 8 parts apart: 3 bits of the answer.
                 stride = 1 << (3 * (steps - 1 - step))
                 passed = tl.zeros([block], dtype=tl.int64)
                 for number in tl.static_range(1, 8):
@@ -180,6 +188,7 @@ def cut_kernel(
     # The end of the last run is written by whoever sees that nothing with a row follows.
     following = tl.load(rows + at + 1, mask=is_run & (at + 1 < num_lookups), other=none).to(tl.int64)
     tl.store(starts + run + 1, (at + 1).to(starts.dtype.element_ty), mask=is_run & (following == none))
+    # Where the lookup was before the sort.
     place = tl.load(order + at, mask=inside, other=0)
     if has_sources:
         source = tl.load(sources + place, mask=inside, other=0)
@@ -196,6 +205,7 @@ def cut_kernel(
             last = tl.load(lasts + at, mask=is_long, other=0).to(tl.int64)
             chunks = tl.where(is_long, (last - at) // chunk + 1, 0).to(tl.int32)
             most = tl.max(chunks, axis=0)
+            # Counts of chunks lie behind those of runs.
             blocks = tl.num_programs(0)
             first = tl.load(ends + blocks + number - 1, mask=number > 0, other=0)
             first += tl.cumsum(chunks, axis=0) - chunks
@@ -227,6 +237,7 @@ def _sum_of_columns(x):
 @triton.jit
 def _sum_of_lanes(x):
     """The sum of the rows of (lanes, columns), (1, columns): halves are added, in a tree that is written down, too."""
+    # Six halvings are enough for 64 lanes; `if` ends it at one.
     for _ in tl.static_range(6):
         if x.shape[0] > 1:
             halves = tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]])
@@ -241,6 +252,7 @@ def partials_kernel(
     dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Sum the chunks of long runs: lane t of a tile sums members t, t + tile, …; then the lanes."""
+    # The host does not know how many chunks there are: a fixed number of programs goes through them in turns.
     for number in range(tl.program_id(0), tl.load(num_chunks), tl.num_programs(0)):
         begin = tl.load(pieces + 3 * number)
         end = tl.load(pieces + 3 * number + 1)
@@ -261,6 +273,7 @@ def partials_kernel(
 def combine_kernel(pieces, num_chunks, partials, dim: tl.constexpr, padded_dim: tl.constexpr, tile: tl.constexpr):
     """Sum long runs of several chunks, in the place of their first chunk."""
     for number in range(tl.program_id(0), tl.load(num_chunks), tl.num_programs(0)):
+        # 0 in chunks that are not the first of their run.
         count = tl.load(pieces + 3 * number + 2)
         if count > 1:
             lane = tl.arange(0, tile)
@@ -298,6 +311,7 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
     golden = 0x9E3779B97F4A7C15
     key = _mix(key.to(tl.uint64, bitcast=True) + step_number.to(tl.uint64, bitcast=True) * golden)
     word = _mix(key + (row + shift).to(tl.uint64, bitcast=True) * golden).to(tl.uint32) + column.to(tl.uint32)
+    # From here on in 32 bits, which is what GPUs multiply fast.
     z = word[:, None] + (d + 1).to(tl.uint32) * 0x9E3779B9
     z = z ^ (z >> 16)
     z = z * 0x7FEB352D
@@ -319,6 +333,7 @@ def _sums_of_runs(
         # Nothing to sum here: `combine_kernel` has done it.
         stop = tl.where(is_long, begin, end)
     g = tl.zeros([tile, padded_dim], dtype=tl.float32)
+    # As long as the longest run of the tile; the others are masked.
     for first in range(0, tl.max(stop - begin, axis=0), unroll):
         for number in tl.static_range(unroll):
             at = begin + first + number
@@ -342,6 +357,7 @@ def _updated(
     `squares` is the sum that Adagrad has kept so far.
     """
     if rule == "adagrad":
+        # Row-wise Adagrad: one sum a row, of the mean of squared gradients.
         square = _sum_of_columns(tl.where(mask, g * g, 0.0)) / dim
         total = squares + square
         tl.store(first_state + row, total, mask=there)
@@ -351,6 +367,7 @@ def _updated(
     elif rule == "adam":
         a = tl.load(first_state + place, mask=mask, other=0.0)
         v = tl.load(second_state + place, mask=mask, other=0.0)
+        # As `lerp` computes it: rest is 1 − β.
         a = a + rest1 * (g - a)
         v = v + rest2 * (g * g - v)
         tl.store(first_state + place, a, mask=mask)
