@@ -80,6 +80,7 @@ def group_tables(
     for table in tables:
         columns = table.embedding_dim or dim
         kind = columns, maker_of(make_storage, table=table.name, dim=columns)
+        # A list, not a dictionary: what makes storages need not be hashable.
         if kind not in kinds:
             kinds.append(kind)
             next_row.append(0)
@@ -156,6 +157,7 @@ class TableWeights(nn.Module):
             ConfigError: at the first call: the memory does not hold the tables.
         """
         if not self._has_room:
+            # Memory is taken at the first touch of rows, and this is it; the question is asked once.
             self.check_room(TableUse.SCORING)
             self._has_room = True
         place = self.places[name]
@@ -206,6 +208,7 @@ class TableWeights(nn.Module):
         """
         where = "embedding tables, before memory is taken for them"
         check_room(self.sizes, use=use, device=self.device, where=where)
+        # Tables behind the device's memory have no format of their own: on the host they are plain FP32.
         in_host = self._sizes(lambda storage: PLAIN if isinstance(storage, HostStorage) else None)
         check_room(in_host, use=use, device=torch.device("cpu"), where=where)
 
@@ -274,6 +277,7 @@ class TableWeights(nn.Module):
             # No rows are read: only type and shape are wanted.
             like = storage.read(0, 0, key=key)
             initial = self.config.optimizer.initial(key, initial_sum=self.config.initial_sum)
+            # A row of a new id must not go on with the sums of the id that it had before.
             storage.scatter(rows_N, like.new_full((len(rows_N), *like.shape[1:]), initial), key=key)
 
     def mark_filled(self) -> None:
@@ -323,11 +327,13 @@ class TableWeights(nn.Module):
                 # Not register_parameter: it refuses names with dots, which column names may have.
                 self._parameters[key] = nn.Parameter(tensor)
             else:
+                # The same parameter object: optimizers and other modules hold on to it.
                 known.data = tensor
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableWeights:
         super()._apply(fn, recurse)
         for storage in self._storages:
+            # After torch's own move, which knows nothing of storages; parameters are then views of the new ones.
             storage.move(fn)
         self._tie_parameters()
         return self
@@ -352,6 +358,7 @@ class TableWeights(nn.Module):
         error_msgs: list[str],
     ) -> None:
         expected = {f"{prefix}{name}.weight": name for name in self.places}
+        # torch looks for keys of submodules and parameters, and tables are mostly neither.
         unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in expected]
         num_filled = 0
         self.about_to_load()
@@ -365,6 +372,7 @@ class TableWeights(nn.Module):
                 error_msgs.append(f"table {name!r}: expected shape {mine.shape}, found {tuple(given.shape)}")
                 continue
             read = reader(given)
+            # Padding is read like any row: numbers in it would be added to every shorter list.
             if bool(read(PADDING_ROW, 1).any()):
                 error_msgs.append(f"table {name!r}: expected zeros in row {PADDING_ROW} (padding), found other numbers")
                 continue
@@ -372,5 +380,6 @@ class TableWeights(nn.Module):
                 for first, count in mine.chunks():
                     mine.write(first, read(first, count))
             num_filled += 1
+        # Otherwise the tables stay open, and the first lookup refuses.
         if num_filled == len(expected):
             self.mark_filled()

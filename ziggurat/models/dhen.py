@@ -210,6 +210,7 @@ class DHENLayer(nn.Module):
         if self.scales is not None:
             outputs = [scale * output for scale, output in zip(self.scales, outputs, strict=True)]
         if self.ensemble is not Ensemble.CONCAT:
+            # One output: `norm_of_sum` takes a list of parts that stand side by side.
             outputs = [torch.stack(outputs).sum(dim=0)]
         kept_BMD = fields_BFD if self.shortcut is None else self.shortcut(fields_BFD)
         return norm_of_sum(self.norm, outputs, kept_BMD)
@@ -307,9 +308,11 @@ class DHEN(RankingModel):
             self.layers.append(layer)
             num_fields = layer.num_outputs
         norms = [self.input_norm, *(layer.norm for layer in self.layers)]
+        # A batch norm removes a constant that linear maps have carried there from the norm before.
         if config.norm is Normalization.BATCH and set(config.modules) <= {DHENModule.LINEAR, DHENModule.CONVOLUTION}:
             for norm in norms[:-1]:  # nothing but linear maps lies between a norm and the next one
                 without_gradient(shift_of(norm))
+        # The MLP's own norm would take the last shift out again.
         if forgets_constants(config.head):
             without_gradient(shift_of(norms[-1]))
         self.heads = Heads(num_fields * dim, config=config.head, num_labels=len(inputs.labels), sharing=config.heads)

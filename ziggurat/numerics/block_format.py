@@ -82,6 +82,7 @@ class Element:
                 ways_out=("Element.integer(m) for integers of m bits", "Element(exponent_bits=4, fraction_bits=3)"),
             )
         if self.bias < 0:
+            # The way past a frozen dataclass's guard, while it is being made.
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
         if math.isinf(self.largest):
             object.__setattr__(self, "largest", self.magnitude(2 ** (self.bits - 1) - 1))
@@ -96,6 +97,7 @@ class Element:
     @classmethod
     def integer(cls, mantissa_bits: int, *, is_twos_complement: bool = False) -> Element:
         """Return the element of integers of so many bits and a sign, of which the largest is just below 2."""
+        # One exponent bit: subnormal and normal half have the same distance (module text).
         return cls(exponent_bits=1, fraction_bits=mantissa_bits - 1, bias=1, is_twos_complement=is_twos_complement)
 
     @property
@@ -116,6 +118,7 @@ class Element:
     @property
     def max_exponent(self) -> int:
         """The binade of the largest number."""
+        # `frexp` gives a fraction in [0.5, 1): one binade above that of 1.x · 2^e.
         return math.frexp(self.largest)[1] - 1
 
     @property
@@ -129,10 +132,12 @@ class Element:
             return 0
         exponent = max(math.frexp(magnitude)[1] - 1, self.min_exponent)
         steps = int(math.ldexp(magnitude, self.fraction_bits - exponent))
+        # Normal codes hold their leading bit in `steps`, which makes the binade's code one larger, as it should be.
         return steps + ((exponent - self.min_exponent) << self.fraction_bits)
 
     def magnitude(self, code: int) -> float:
         """Return the magnitude of a code without its sign."""
+        # Binade 0 has two halves of codes: subnormal ones (0) and the first normal ones (1).
         binade = max(code >> self.fraction_bits, 1) - 1
         steps = code - (binade << self.fraction_bits)
         return math.ldexp(steps, self.min_exponent + binade - self.fraction_bits)
@@ -221,8 +226,10 @@ class BlockFormat:
         element = self.element
         step = element.largest - element.magnitude(element.code(element.largest) - 1)
         if self.rounding is Rounding.TRUNCATE:
+            # Truncation lets everything below the next code saturate without overflow.
             return _fp32_below(element.largest + step)
         half_way = element.largest + step / 2
+        # Ties go to the even code: to the largest one if that is even, else beyond it.
         ties_stay = element.code(element.largest) % 2 == 0
         return half_way if ties_stay else _fp32_below(half_way)
 
@@ -296,5 +303,6 @@ def _fp32_below(magnitude: float) -> float:
     """Return the FP32 number below one."""
     exponent = math.frexp(magnitude)[1] - 1
     if math.ldexp(1.0, exponent) == magnitude:
+        # Below a power of two numbers lie half as far apart.
         exponent -= 1
     return magnitude - math.ldexp(1.0, exponent - 23)

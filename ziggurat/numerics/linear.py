@@ -48,7 +48,9 @@ SOURCE = CppSource(
 _LANES = 16
 _BLOCK = 16
 _NARROW_MOST = 127
+# MX9's 7 bits shifted by a microexponent of one.
 _WIDE_MOST = 2 * 127
+# VNNI multiplies unsigned by signed bytes: codes are moved above zero, and the kernel takes it off again.
 _OFFSET = 128
 _MAX_INPUTS = 2**16  # the sum over all of them fits 32 bits
 _LEAST_LARGEST = 1e-30
@@ -185,8 +187,10 @@ def _laid_out(coded: Blocks, format: BlockFormat, *, inputs: int, bias: Float[Te
     assert coded.scales is not None  # formats without scales have no integers here
     if format.has_power_of_two_scales:
         if coded.seconds is not None:
+            # A microexponent τ lowers its pair by 2^-τ: shifting up by what is missing brings all to the lowest one.
             shifts = format.max_second - coded.seconds
             integers = integers << shifts.repeat_interleave(format.k2, dim=-1)
+        # Integers count units of the lowest microexponent from here on, so the block's exponent is that much lower.
         units = coded.scales - format.max_second * (format.d2 > 0) + _lowest_exponent(format)
         # A long block is several of 16 with the same scale; from bits, one that is the whole of a row may be shorter.
         exponents = (units + _EXPONENT_BIAS).repeat_interleave(-(-integers.shape[-1] // _BLOCK), dim=-1)
@@ -195,11 +199,14 @@ def _laid_out(coded: Blocks, format: BlockFormat, *, inputs: int, bias: Float[Te
     in_blocks = _in_blocks(integers.flatten(1)[:, :inputs])
     if exponents is not None:
         exponents = exponents[:, : in_blocks.shape[1]]
+        # Exponents below 1 are no normal FP32 numbers; a zero block takes a harmless one.
         is_zero = ((in_blocks == 0).all(dim=-1)) | (exponents < 1)
         in_blocks = torch.where(is_zero.unsqueeze(-1), 0, in_blocks)
         exponents = torch.where(is_zero, _EXPONENT_BIAS, exponents)
+    # Panels have 16 outputs; those that fill up the last are zeros, and cut off again.
     fill = -outputs % _LANES
     in_blocks = torch.nn.functional.pad(in_blocks, (0, 0, 0, 0, 0, fill))
+    # Inputs that one lane of VNNI multiplies and adds at once: two of 16 bits, four of 8.
     each_step = 2 if most > _NARROW_MOST else 4
     # panel, lane, block, step, input of the step -> panel, block, step, lane, input of the step
     laid = in_blocks.view(-1, _LANES, in_blocks.shape[1], _BLOCK // each_step, each_step).permute(0, 2, 3, 1, 4)
@@ -280,6 +287,7 @@ def linear_reference(x: Float[Tensor, "*B I"], map: PackedLinear) -> Float[Tenso
 def integers_of(map: PackedLinear) -> Int64[Tensor, "O m 16"]:
     """Return the integers of a weight, in blocks."""
     codes = map.codes.long() - (0 if map.is_wide else _OFFSET)
+    # Back from panels, blocks and steps to outputs and inputs; filling outputs are cut off.
     return codes.permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[: map.outputs]
 
 

@@ -95,6 +95,7 @@ class CppSource:
         try:
             # Inside the try: where the cache cannot be reached, the library is missing, and its twin serves.
             path = (folder or cache_folder() / "kernels") / f"{self.path.stem}-{self.fingerprint()}.so"
+            # Without the lock: a library that is there is read by many processes at once.
             if _is_intact(path):
                 return ctypes.CDLL(str(path))
             with _announced(), _one_builder(path):
@@ -125,9 +126,11 @@ class CppSource:
             made = folder / path.name
             self._compile(compiler, made, remember=_failure(path))
             try:
+                # Published by a rename: whoever maps it sees a whole file.
                 write_bytes(path, _sealed(made.read_bytes(), name=path.name))
             except FileError as error:
                 _log.warning("%s was compiled, and cannot be kept: %s", self.path.name, error.found)
+                # Mapped before its folder is removed, which the mapping outlives.
                 return ctypes.CDLL(str(made))
         return None
 
@@ -283,6 +286,7 @@ def _one_builder(path: Path) -> Iterator[None]:
     lock = FileLock(path.with_suffix(".lock"))
     begin = time.monotonic()
     is_told = False
+    # A cache that cannot be written has no locks: everyone builds then.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Polled, since the builder may be killed: its lock is then free, and whoever waits builds.
@@ -329,6 +333,7 @@ def _with_included(path: Path) -> list[str]:
         file = waiting.pop().resolve()
         if file not in found:
             found[file] = file.read_text()
+            # Quoted names alone: what stands in <…> belongs to the compiler, whose version counts already.
             waiting += [file.parent / name for name in re.findall(r'^#include "(.+)"', found[file], re.MULTILINE)]
     return list(found.values())
 

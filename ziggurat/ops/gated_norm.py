@@ -298,6 +298,7 @@ def _measured(
 
     def run(function: Callable[..., Tensor]) -> object:
         gate, values, weight, bias = scratch()
+        # A first call may come from an evaluation, without gradients, and the answer also serves training.
         with torch.enable_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32):
             found = function(gate, values, weight, bias, form=form).to(dtype)
         leaves = [each for each in scratch() if each is not None]

@@ -204,6 +204,7 @@ class MaskProgram:
         if isinstance(tree, Literal):
             self._add(self._leaf(tree.leaf), combine=combine, invert=tree.negated, present=tree.present)
             return
+        # A tree below another is computed beside it first (open), then joined to it (fold).
         if combine != _PUSH:
             self._add([_OPEN], combine=combine)
         inner = _AND if isinstance(tree, AllOf) else _OR
@@ -216,7 +217,9 @@ class MaskProgram:
     def _add(self, step: list[int], *, combine: int, invert: bool = False, present: int = -1) -> None:
         op, *rest = step
         fields = [op, combine, int(invert), present, *rest]
+        # Steps are rows of one matrix, so all have as many numbers.
         self._steps.append(fields + [0] * (_FIELDS - len(fields)))
+        # A fold takes one from the stack; a step that pushes adds one; AND and OR change the top in place.
         self._height += {_FOLD: -1, _OPEN: 0}.get(op, int(combine == _PUSH))
         self._depth = max(self._depth, self._height)
 
@@ -237,6 +240,7 @@ class MaskProgram:
         return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code]
 
     def _address(self, tensor: Tensor) -> int:
+        # The kernel sees a bare address, and no strides.
         assert tensor.is_contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
@@ -277,6 +281,7 @@ def _leaf_words(leaf: Leaf, *, planes: Tensor, full: Tensor) -> Tensor:
     if isinstance(leaf, MaskLeaf):
         return leaf.words
     if isinstance(leaf, ListLeaf):
+        # As many items as the words have bits; those behind the last item are cleared by `full`.
         return mask_of_rows(leaf.rows.long(), n=len(full) * 64)
     if isinstance(leaf, CodesLeaf):
         return pack_mask((leaf.codes >= leaf.low) & (leaf.codes <= leaf.high))

@@ -63,6 +63,7 @@ class Unpooled:
         if self.inverse is None:
             return self
         values_ND, offsets_B1 = expand_lists(self.values, self.offsets, self.inverse, num_rows=self._num_rows)
+        # `sizes` speak of samples' lists already, not of slices.
         return Unpooled(values=values_ND, offsets=offsets_B1, sizes=self.sizes)
 
     def copies(self) -> ListCopies:
@@ -73,6 +74,7 @@ class Unpooled:
     @property
     def longest(self) -> int | None:
         """No list is longer, one a sample; None where nobody knows it without asking a device."""
+        # With `inverse` the lists here are slices, of which the sizes do not tell.
         return None if self.sizes is None or self.inverse is not None else self.sizes.longest
 
     @property
@@ -82,6 +84,7 @@ class Unpooled:
 
     def picked(self, rows_M: Int64[Tensor, "M"], offsets_B1: Int64[Tensor, "B+1"]) -> Unpooled:
         """Some vectors of lists, one a sample, in their order; `offsets_B1` are those of what is left of each."""
+        # The longest before is a bound for what is left.
         sizes = None if self.sizes is None else ListSizes(rows_M.shape[0], self.sizes.longest)
         return Unpooled(values=self.values[rows_M], offsets=offsets_B1, sizes=sizes)
 
@@ -90,6 +93,7 @@ class Unpooled:
         """The sample of each vector."""
         lengths_B = self.offsets.diff()
         samples_B = torch.arange(lengths_B.shape[0], device=lengths_B.device)
+        # `output_size` is known here, and spares a question to the device.
         return samples_B.repeat_interleave(lengths_B, output_size=self.values.shape[0])
 
     def mean(self) -> Float[Tensor, "B D"]:

@@ -178,6 +178,7 @@ class TwoTower(Model):
         self.num_vectors = len(inputs.labels) if config.user_vectors is UserVectors.PER_TASK else 1
         self.user_encoder = UserEncoder(config.user, num_vectors=self.num_vectors, side=sides[0], **sizes)
         self.item_encoder = ItemEncoder(config.item, side=sides[1], **sizes)
+        # (1,), not (): FSDP shards no tensor without dimensions.
         log_temperature = torch.tensor([math.log(config.temperature)])
         if config.temperature_is is Temperature.LEARNED:
             self.log_temperature = nn.Parameter(log_temperature)
@@ -247,6 +248,7 @@ class TwoTower(Model):
             named |= {"user_parts": self.over_arch.user_parts(vectors[0])}
             named |= {"item_parts": self.over_arch.item_parts(vectors[1])}
             named |= {f"{_WEIGHT}{name}": value for name, value in self.over_arch.pair_weights().items()}
+        # Labels that share a vector share its logit.
         return Outputs(logits=logits_BV.expand(-1, len(self.inputs.labels)), named=named)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
@@ -263,9 +265,12 @@ class TwoTower(Model):
         losses = []
         for user_ZnD in user_ZnX.split(item_ZCD.shape[2], dim=2):
             scores_ZnC = torch.bmm(user_ZnD, item_ZCD.transpose(1, 2)) * outputs.named["scale"]
+            # −∞ where a candidate is no negative of the question.
             masked_ZnC = corrected(scores_ZnC, pool)
+            # A sample's own item is candidate i of its block: the diagonal.
             losses_Zn = masked_ZnC.logsumexp(dim=2) - masked_ZnC.diagonal(dim1=1, dim2=2)
             if self.over_arch is not None:
+                # What is hardest is chosen by retrieval, and not learned from here.
                 found_ZnC = scores_ZnC.detach().masked_fill(masked_ZnC == -torch.inf, -torch.inf)
                 again_Zn = self._over_arch_losses(self.over_arch, outputs, places, pool, found_ZnC)
                 losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
@@ -346,6 +351,7 @@ class TwoTower(Model):
     ) -> tuple[Float[Tensor, "Z n U"], Float[Tensor, "Z C X"]]:
         """Gather what belongs to the samples of each block, and to its candidates."""
         samples_S, drawn_Zm = places
+        # FP32, whatever the network computes in: losses are taken of these scores.
         user_ZnU, own_ZnX = (in_blocks(each.float()[samples_S], self.coupled_samples) for each in (users_BU, items_BX))
         return user_ZnU, torch.cat([own_ZnX, items_BX.float()[drawn_Zm]], dim=1)
 
@@ -371,6 +377,7 @@ class TwoTower(Model):
         """
         kind = self.config.negatives.kind
         counts = self.item_counts
+        # −1 of filling would index the last row; its ln q is not used.
         rows_ZC = torch.cat([own_Zn, drawn_Zm], dim=1).clamp(min=0)
         # An item that training never saw counts as seen once: ln 0 would decide everything.
         shares_ZC = counts[rows_ZC].clamp(min=1).float().log() - counts.sum().clamp(min=1).log()
@@ -379,6 +386,7 @@ class TwoTower(Model):
         if kind is NegativesKind.UNIFORM:
             # m / N for every candidate: it drops out of the softmax.
             return torch.zeros_like(shares_ZC)
+        # Share of the data times the samples of the block.
         expected_ZC = shares_ZC.exp() * (own_Zn >= 0).sum(dim=1, keepdim=True)
         if kind is NegativesKind.MIXED:
             # Items of the training data, among which those drawn uniformly were drawn.

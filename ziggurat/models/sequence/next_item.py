@@ -214,6 +214,7 @@ class NextItem(Model):
             asked=config.asked,
         )
         has_norms_before = any(isinstance(layer, SoftmaxBlock) for layer in self.stack.layers)
+        # Blocks that norm before their sublayers leave the sum of the last one unnormed.
         self.norm = nn.LayerNorm(dim, eps=1e-8) if has_norms_before else nn.Identity()
         if self.positions is not None:
             nn.init.trunc_normal_(self.positions.weight, std=0.02)
@@ -288,6 +289,7 @@ class NextItem(Model):
         rows_N, offsets_B1 = self.lists_of(batch, HISTORY)
         answers_N = answers_of(rows_N, batch.single[self._item], offsets_B1)
         num_draws = self._num_draws(len(rows_N))
+        # Draws are equally large, one after the other.
         size = len(named[_ROWS]) // num_draws
         candidates = Candidates(
             vectors=named[_CANDIDATES],
@@ -306,6 +308,7 @@ class NextItem(Model):
         # An answer that training knows no item for is no question: nothing is to be found.
         is_known_N = (answers_N >= NUM_RESERVED_ROWS).float()
         weights_N = weights_B1[:, 0].repeat_interleave(lengths_B, output_size=len(rows_N)) * is_known_N
+        # Not a product alone: 0 · ∞ would be NaN.
         total = torch.where(weights_N > 0, losses_N, 0.0) * weights_N
         return LossSums(total=total.sum().reshape(1), weight=weights_N.sum().reshape(1))
 
@@ -377,6 +380,7 @@ class NextItem(Model):
         return found_ND
 
     def _vectors_of(self, table: str, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        # As in `Model.unpooled`: lookups are not rounded by autocast.
         with torch.autocast(rows_N.device.type, enabled=False):
             return self.embeddings.vectors(table, rows_N)
 
@@ -384,6 +388,7 @@ class NextItem(Model):
         """Rows of a list feature, and where each sample's begin."""
         position = [spec.name for spec in self.inputs.jagged].index(name)
         lists, _ = batch.lists(position)
+        # An empty batch has one offset for all features: a slice of it is none's.
         return (lists.values, lists.offsets) if batch.batch_size else (lists.values[:0], lists.offsets[:1] * 0)
 
     def _draw(self, batch: Batch) -> Int64[Tensor, "C"]:
@@ -402,5 +407,6 @@ class NextItem(Model):
         return draws_of(num_questions, negatives=config.negatives, questions_per_draw=config.questions_per_draw)
 
     def _weights(self, batch: Batch) -> Float[Tensor, "B 1"]:
+        # A label that is missing counts nothing.
         known_B1 = torch.where(batch.labels.isnan(), 0.0, batch.labels).float()
         return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_B1

@@ -289,10 +289,12 @@ class SequenceRanker(Model):
             return told
         longest = len(self._context) + longest_question(offsets_Q1, question_B)
         sent = {name: to_device(value, batch.dense.device) for name, value in told.items()}
+        # Its values are not read: compiled networks see the number as a shape, which may differ from batch to batch.
         return sent | {_LONGEST: batch.dense.new_empty(longest, 0)}
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """One pass over each question, then the logits of its candidates; 0 for samples that carry events alone."""
+        # Where nobody called `further`, each sample is a question of its own.
         named = embedded.named or _alone(embedded)
         dim = self.config.embedding_dim
         fields = dict(zip(self._fields, embedded.fields.split(dim, dim=1), strict=True))
@@ -308,6 +310,7 @@ class SequenceRanker(Model):
         lists = [self._of_questions(embedded.sequences[name], named) for name in self._item_lists]
         history_ND = reduce(torch.add, [values for values, _ in lists]).float()
         offsets_Q1 = lists[0][1]
+        # As in `next_item`.
         scale = math.sqrt(dim)
         num_Q = torch.zeros_like(first_Q).index_add_(0, question_M, torch.ones_like(question_M))
         history_ND = history_ND * scale
@@ -326,6 +329,7 @@ class SequenceRanker(Model):
         states_MD = self.norm(self._candidate_states(parts, named, offsets_Q1, num_Q))
         logits_ML = self.head(states_MD * self.item_network(items_MD)).float()
         if is_cut:
+            # Back to a row for each sample; those that carry events alone get 0.
             logits_ML = logits_ML.new_zeros(size, logits_ML.shape[1]).index_copy(0, named[CANDIDATES], logits_ML)
         return self.as_outputs(logits_ML)
 
@@ -350,6 +354,7 @@ class SequenceRanker(Model):
         weights = self.config.task_weights
         if not weights:
             return sums
+        # The denominators stay: a weight scales a task's loss, not the number of its samples.
         totals = [total * weight for total, weight in zip(sums.total.unbind(), weights, strict=True)]
         return replace(sums, total=torch.stack(totals))
 
@@ -358,6 +363,7 @@ class SequenceRanker(Model):
     def _of_questions(self, lists: Unpooled, named: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The lists of the questions' first samples."""
         first_Q = named[_FIRST]
+        # On a GPU the host knows it by the shape of the times, one for each event of a question.
         num_rows = len(named[_TIMES]) if _LONGEST in named else None
         if lists.inverse is not None:
             return expand_lists(lists.values, lists.offsets, lists.inverse[first_Q], num_rows=num_rows)
@@ -379,6 +385,7 @@ class SequenceRanker(Model):
         total = len(history_ND)
         if self.positions is not None:
             from_end = self.config.positions is Positions.FROM_END
+            # From the end, place 0 is that of the candidates, so events begin at 1.
             places_N = positions_of(offsets_Q1, named, total=total, from_start=not from_end) + int(from_end)
             behind_Q = torch.zeros_like(lengths_Q) if from_end else named.get(HISTORY_LENGTHS, lengths_Q)
             history_ND = history_ND + self.positions(places_N)
@@ -416,5 +423,6 @@ class SequenceRanker(Model):
         longest = len(named[_LONGEST]) if _LONGEST in named else None
         places = self.stack.places_of(joined_Q1, times=times_N, spans=spans_of(named), longest=longest, **asking)
         states_ND = self.stack(events_ND, places=places)
+        # Candidates of a question stand behind its context and history.
         behind_Q = joined_Q1[:-1] + known_Q1.diff()
         return states_ND[moved_places(of_candidates, behind_Q, total=len(candidates_BD))]

@@ -150,6 +150,7 @@ def _describe(tensors: dict[str, Tensor | None], options: dict[str, float]) -> t
         kept.append(tensor)
         setattr(problem, name, tensor.data_ptr())
     for name, value in (options | {"threads": torch.get_num_threads()}).items():
+        # ctypes takes no float for an integer field.
         setattr(problem, name, int(value) if name in _NUMBERS else value)
     return problem, kept
 
@@ -165,10 +166,12 @@ def _inputs(
     names = ("q", "k", "v", "offsets", "query_offsets", "targets")
     found: dict[str, Tensor | None] = dict(zip(names, (*qkv, *places), strict=True))
     if found["query_offsets"] is None:
+        # Every event is then a query.
         found["query_offsets"] = found["offsets"]
     if spans is not None:
         found |= dict(zip(("query_starts", "key_starts", "lengths"), spans, strict=True))
     if w_pos is not None:
+        # The kernel reads whole vectors of numbers, also behind the last place.
         found["w_pos"] = torch.nn.functional.pad(w_pos.detach().float(), (0, _SLACK))
     if w_time is not None:
         cells = bucket_cells(len(w_time))
@@ -278,8 +281,10 @@ def attention_backward_op(
     width = padded + (0 if w_time is None else len(w_time))
     # A share for each head of a sequence: threads never add to the same number, and the order of the sums is fixed.
     dw = torch.zeros((len(offsets) - 1) * q.shape[1], width)
+    # The library adds up the shares into this, in the order of the sequences.
     sums = torch.zeros(width)
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
+    # = {"dq"|Operands of one product have one dtype.
     tensors |= {"dq": dq, "dk": dk, "dv": dv, "dw": dw, "grad": grad.to(q.dtype), "out": out, "lse": lse}
     options = _options(
         q, v, offsets=offsets, biases=biases, numbers=(scale, divisor, softmax, relu), mask=(context, reach)
@@ -292,6 +297,7 @@ def attention_backward_op(
 
 
 def _path(path: int) -> int:
+    # Negative: nobody asks for certain instructions, as tests do.
     return int(best_path()) if path < 0 else path
 
 

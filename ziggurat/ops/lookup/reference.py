@@ -80,6 +80,7 @@ class TorchKernel:
         starts = counts.cumsum(0) - counts
         sums = F.embedding_bag(sources, _vectors(parts), starts, mode="sum")
         for part in parts:
+            # Padding is in the sums, where lists read it, and must not move: it stays zeros.
             keep = ~padding_mask(part.layout, unique_rows)
             if not bool(keep.all()):
                 unique_rows = unique_rows[keep]
@@ -146,6 +147,7 @@ def pool_fields(
             bags = bags[layout.numbers_on(bags.device).jagged]
         blocks.append(bags.transpose(0, 1))
     pooled_BFD = torch.cat(blocks, dim=1)
+    # After the sum, as `FieldKind.MEAN` says.
     if layout.has_mean:
         pooled_BFD = pooled_BFD * mean_scale(layout, lookups, dtype=pooled_BFD.dtype).unsqueeze(-1)
     if layout.is_dense_block:
@@ -165,10 +167,12 @@ def sums_of_fixed_size(parts: Sequence[GradientPart]) -> SummedGradient:
     vectors = _vectors(parts)
     if not len(rows):
         return SummedGradient(rows=rows, sums=vectors.new_zeros(0, vectors.shape[1]))
+    # The first row always begins a segment.
     is_new = torch.ones_like(rows, dtype=torch.bool)
     torch.ne(rows[1:], rows[:-1], out=is_new[1:])
     segments = is_new.cumsum(0)
     places = torch.arange(len(rows), device=rows.device)
+    # Segments are counted from 1, as `cumsum` gives them.
     starts = torch.searchsorted(segments, places + 1)
     sums = F.embedding_bag(sources, vectors, starts, mode="sum")
     is_padding = starts == len(rows)
@@ -204,6 +208,7 @@ def _touched(weight: Tensor, *, state: dict[str, Tensor], gradient: SummedGradie
     if isinstance(step.scale, Tensor) or step.scale != 1.0:
         grad = grad * step.scale
     if rule.weight_decay and rule.kind.decays_gradient:
+        # Of the touched rows alone: rows that are not in the batch do not decay.
         grad = grad + rule.weight_decay * weight[rows]
     known = {key: state[key][rows] for key in rule.kind.state_keys}
     return TouchedRows(grad=grad, state=known, step=step, weight=lambda: weight[rows])
@@ -229,6 +234,7 @@ def jagged_rows(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor, "
     if lookups.are_checked:
         first_rows = layout.lists_on(device, num_lists=len(lengths_JB))[0]
         shift = first_rows[list_of_values(lookups, step=lookups.batch_size)]
+        # Lists of other layouts become padding of a table of this one.
         return torch.where(shift >= 0, lookups.values + shift, layout.jagged[0].first_row), lengths_JB
     first_rows = torch.full((len(lengths_JB),), -1, dtype=torch.int64)
     for slot in layout.jagged:
@@ -256,6 +262,7 @@ def _sorted(parts: Sequence[Read]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N
     first_source = 0
     for part in parts:
         rows, sources = _flatten(part)
+        # Zero is not added: it would copy the commonest case, one part.
         flattened.append((rows, sources + first_source if first_source else sources))
         # One vector a field and sample, in the order of `_vectors`.
         first_source += part.lookups.batch_size * len(part.layout.slots)
@@ -271,6 +278,7 @@ def _flatten(part: Read) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]]:
     device = part.lookups.single.device
     size = lookups.batch_size
     num_fields = len(layout.slots)
+    # Vectors are sample after sample, field after field: that of (b, f) is b · F + f.
     samples = torch.arange(size, device=device) * num_fields
     rows = []
     sources = []
@@ -302,6 +310,7 @@ def _vectors_of(part: GradientPart) -> Float[Tensor, "B*F D"]:
     if layout.is_dense_block:
         vectors = part.grad.view(-1, layout.dim)
     else:
+        # Columns of this layout lie apart where others write into the same output.
         vectors = torch.cat([part.grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
         vectors = vectors.view(-1, layout.dim)
     if vectors.dtype == torch.bfloat16:  # of a kernel that reads it as it comes: sums are FP32

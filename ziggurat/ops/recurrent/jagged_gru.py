@@ -103,6 +103,7 @@ def jagged_gru(
             step under autograd; None: torch's own, in one operation.
     """
     attention_N = inputs_NG.new_ones(inputs_NG.shape[0]) if attention_N is None else attention_N
+    # The recurrence multiplies errors step by step: it stays in FP32 under autocast.
     inputs_NG = inputs_NG.float()
     weight_GD = weight_GD.float()
     bias_G = bias_G.float()
@@ -136,6 +137,7 @@ def _gru_by(
     begin = 0
     for count in counts:
         rows = slice(begin, begin + count)
+        # Sequences that have ended are the last rows, since lengths fall.
         state_ND = state_ND[:count]
         x_u, x_r, x_c = packed_NG[rows].chunk(3, dim=1)
         h_u, h_r, h_c = linear(state_ND, weight_GD, bias_G).chunk(3, dim=1)
@@ -144,6 +146,7 @@ def _gru_by(
         states.append(state_ND)
         begin += count
     ordered_ND = torch.cat(states) if states else inputs_NG[:, :dim]
+    # Back from the order of the steps to that of the events.
     return torch.empty_like(ordered_ND).index_copy(0, places, ordered_ND)
 
 
@@ -171,10 +174,12 @@ def _gru(
     begin = 0
     for count in counts:
         rows = slice(begin, begin + count)
+        # Sequences that have ended are the last rows, since lengths fall.
         state = state[:count]
         hidden = torch.addmm(bias, state, weight.t())
         update, reset = (packed[rows, : 2 * dim] + hidden[:, : 2 * dim]).sigmoid_().chunk(2, dim=1)
         candidate = torch.addcmul(packed[rows, 2 * dim :], reset, hidden[:, 2 * dim :]).tanh_()
+        # In one row of `kept` for each event, so that the backward pass reads them side by side.
         torch.cat([update, reset, candidate, hidden[:, 2 * dim :], state], dim=1, out=kept[rows])
         state = torch.lerp(state, candidate, _share(update, weights[rows], gate))
         states[rows] = state
@@ -203,14 +208,17 @@ def _steps(offsets: Tensor, longer: Sequence[int] | None) -> tuple[Tensor, Seque
     """Events in the order of the steps, sequences by falling length; and how many each step has."""
     lengths = offsets.diff()
     device = offsets.device
+    # Where the host was not told, it waits for the device here.
     longest = len(longer) if longer is not None else int(lengths.max()) if len(lengths) else 0
     counts = (lengths.unsqueeze(0) > torch.arange(longest, device=device).unsqueeze(1)).sum(1)
     longer = counts.tolist() if longer is None else longer
     num_events = sum(longer)
     # Falling lengths: those that still run at a step are then the first rows, and a slice selects them.
     order = torch.argsort(lengths, descending=True, stable=True)
+    # `output_size` spares the host a question to the device.
     steps = torch.arange(longest, device=device).repeat_interleave(counts, output_size=num_events)
     first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=num_events)
+    # Place of each event within its step, which is the rank of its sequence by length.
     ranks = torch.arange(num_events, device=device) - first
     return offsets[order[ranks]] + steps, longer
 
@@ -240,6 +248,7 @@ def _gru_backward(
         rows = slice(end - count, end)
         update, reset, candidate, inner, state = kept[rows].split(dim, dim=1)
         share = _share(update, weights[rows], gate)
+        # Of the state itself, and of the states that follow from it.
         d_state = packed[rows] + carried[:count]
         d_share = d_state * (candidate - state)
         d_candidate = d_state * share * (1 - candidate * candidate)
@@ -250,6 +259,7 @@ def _gru_backward(
             d_update = d_update * weights[rows]
         d_reset = d_candidate * inner * reset * (1 - reset)
         torch.cat([d_update, d_reset, d_candidate], dim=1, out=d_inputs[rows])
+        # Differs from the line above in the candidate alone, whose hidden part went through the reset gate.
         torch.cat([d_update, d_reset, d_candidate * reset], dim=1, out=d_hidden[rows])
         # Past the event (1 − w), and through the gates.
         carried[:count] = torch.addmm(d_state * (1 - share), d_hidden[rows], weight)
@@ -303,6 +313,7 @@ def _keep(
     output: tuple[Tensor, Tensor],
 ) -> None:
     _, weight, _, attention, offsets, gate, ctx.longer = inputs
+    # It is kept for the backward pass; nobody differentiates by it.
     ctx.mark_non_differentiable(output[1])
     ctx.gate = gate
     ctx.save_for_backward(output[1], weight, attention, offsets)

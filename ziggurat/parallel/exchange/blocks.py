@@ -105,6 +105,7 @@ class BlockExchange:
         self.num_local = num_local
         self.blocks = _merge(blocks)
         self.output_dim = sum(block.width for block in self.blocks)
+        # A wire scales columns field by field, and a field of no columns has none.
         layouts = [tuple(width for width in each if width) for each in widths]
         self._forward_wires = [Wire(wire, layout) for layout in layouts]
         self._backward_wires = [Wire(wire, layout, backward_rounding) for layout in layouts]
@@ -148,6 +149,7 @@ class BlockExchange:
         """
         local = values_RC.new_empty(num_rows, 0) if local_BL is None else local_BL
         assert local.shape == (num_rows, self.num_local), (local.shape, num_rows, self.num_local)
+        # Detached: its gradient goes back through `_Start`, whose input it is as well.
         transfer = Transfer(self, rows_sent, num_rows, values_RC.dtype, values_RC.device, local.detach())
         return _Start.apply(values_RC, local_BL, transfer), transfer
 
@@ -163,6 +165,7 @@ class BlockExchange:
         mine = self.columns[self.group.position]
         assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
         message = self._packing.pack_values(values_RC, transfer.rows_sent)
+        # None from compiled code that does not serve this format: torch does it.
         message = self._packed_values(transfer, values_RC) if message is None else message
         transfer.forward = all_to_all(
             message,
@@ -177,6 +180,7 @@ class BlockExchange:
         """The message to all members, by torch; in memory that they share, where numbers travel each by itself."""
         wire = self._forward_wires[self.group.position]
         mine = self.columns[self.group.position]
+        # A plain format that rounds can be written into the memory that the others read, without a copy in between.
         if wire.is_plain(values_RC.dtype) and not wire.is_exact(values_RC.dtype):
             message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
             message.view_as(values_RC).copy_(values_RC)
@@ -190,8 +194,10 @@ class BlockExchange:
         sizes = {"num_rows": transfer.num_rows, "width": self.output_dim}
         arranged = self._packing.unpack_values(transfer.forward.wait, like=transfer.local, **sizes)
         if arranged is None:
+            # Read inside: the senders may use their memory again once the context is left.
             with transfer.forward.pieces(self._items(transfer)) as came:
                 arranged = self._arranged(came, transfer)
+        # Drops the buffer that was sent; the transfer itself lives until the backward pass.
         transfer.forward = None
         return arranged
 
@@ -206,6 +212,7 @@ class BlockExchange:
         transfer.backward = all_to_all(
             message,
             sent=[wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)],
+            # What comes back is the gradient of this rank's own columns, so in this rank's format.
             received=[wires[self.group.position].num_items(number * mine) for number in transfer.rows_sent],
             group=self.group,
             traffic=self._traffic,
@@ -262,6 +269,7 @@ class BlockExchange:
         wires = self._forward_wires
         if not self._is_direct(wires[0], dtype) or self._has_sums:
             triples = zip(wires, came, self.columns, strict=True)
+            # Sums are formed in the dtype of the values, not of the wire.
             came = [wire.decode(piece, count=rows * columns, dtype=dtype) for wire, piece, columns in triples]
         pieces = [piece.view(rows, number) for piece, number in zip(came, self.columns, strict=True)]
         local = transfer.local.to(pieces[0].dtype)
@@ -273,6 +281,7 @@ class BlockExchange:
         parts = []
         for block in self.blocks:
             (member, first), *others = block.sources
+            # From the first source on, in the order of the ranks: the same bits on every repeat.
             part = pieces[member][:, first : first + block.width]
             for member, first in others:
                 part = part + pieces[member][:, first : first + block.width]
@@ -298,6 +307,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _StartCtx, token: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
         del token
+        # `_Finish`'s backward ran before, and has put the gradient there.
         local = ctx.transfer.local if ctx.has_local else None
         return ctx.transfer.exchange.receive_gradient(ctx.transfer), local, None
 
@@ -318,6 +328,7 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _FinishCtx, gradient_BT: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         ctx.transfer.exchange.send_gradient(ctx.transfer, gradient_BT)
+        # Of the token, which is empty, too: autograd needs a gradient to call `_Start`'s backward.
         return gradient_BT.new_empty(0), None
 
 

@@ -87,6 +87,7 @@ class Pending:
         if self._pieces is None:
             yield self.wait().split(list(sizes))
             return
+        # Two contexts: only the waiting is timed, but the memory stays readable until the caller is done.
         with contextlib.ExitStack() as lying:
             with self._waiting():
                 found = lying.enter_context(self._pieces())
@@ -135,6 +136,7 @@ def all_to_all(
                 pieces=lambda: memory.pieces(ticket, sizes=received, dtype=send.dtype),
                 traffic=traffic,
             )
+        # Kept alive by the `Pending`: the work below writes into it later.
         buffer = torch.empty(sum(received), dtype=send.dtype, device=send.device)
         work = dist.all_to_all_single(
             buffer, send, list(received), list(sent), group=group.process_group, async_op=True
@@ -202,6 +204,7 @@ def start_gather(part: Tensor, *, into: Tensor, group: RankGroup, purpose: str) 
 
 def memory_of(group: RankGroup, tensor: Tensor) -> HostMemory | None:
     """The memory that a group exchanges such a tensor through; None: its process group does it."""
+    # What lies on a GPU is not in the host's memory, even if the group shares some.
     return group.memory if tensor.device.type == "cpu" else None
 
 
@@ -215,13 +218,16 @@ def _sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
     """Each rank adds up one part of what all have shared, in the order of ranks, and shares the sum."""
     flat = values.view(-1)
     size = memory.size
+    # Every rank has to read all parts then, which is little.
     if size * flat.numel() * flat.element_size() <= _SMALL_BYTES:
         with memory.pieces(ticket, sizes=[flat.numel()] * size, dtype=flat.dtype) as shared:
             flat.copy_(_sum_of(shared))
         return values
+    # Parts differ by one number at most where the ranks do not divide the tensor.
     bounds = [flat.numel() * member // size for member in range(size + 1)]
     part = slice(bounds[memory.position], bounds[memory.position + 1])
     with memory.pieces(ticket, sizes=[flat.numel()] * size, dtype=flat.dtype) as shared:
+        # Halves were summed in FP32, and travel in their own dtype again.
         total = _sum_of([each[part] for each in shared]).to(flat.dtype)
     # One rank alone adds up each number, so all have the same bits.
     sums = memory.share(total, purpose=f"{ticket.purpose}, sums")

@@ -146,6 +146,7 @@ class CellExchange:
         if present is not None and present.firsts is not None:
             parts.append((present.firsts, present))
         split = [(codes.split(each.rows_sent), each) for codes, each in parts]
+        # Codes of both batches for one member lie side by side: one message, cut again in `receive_codes`.
         for number, member in enumerate(self.members):
             packed = [pack_codes(rows[number]) for rows, _ in split]
             pieces += packed
@@ -158,6 +159,7 @@ class CellExchange:
         both = [transfer, *([present] if present is not None and present.firsts is not None else [])]
         members = list(enumerate(self.members))
         lengths = [num_packed(each.rows_came[at], member.num_fields) for at, member in members for each in both]
+        # In the order in which the senders wrote them: by member, then by batch.
         pieces = iter(codes.wait().split(lengths))
         unpacked: list[list[Tensor]] = [[] for _ in both]
         for at, member in members:
@@ -186,16 +188,19 @@ class CellExchange:
         early_of_members = self._received(now.wait(), transfer, code=NOW)
         late_of_members = self._received(waiting.wait(), transfer, code=WAITS)
         like = early_of_members[0]
+        # Zeros: cells without rows do not travel, and an empty list pools to zeros.
         out = like.new_zeros(transfer.num_rows * self._output_units, self.unit)
         transfer.targets = []
         for member, begin, codes, early, late in zip(
             self.members, transfer.begins, transfer.came, early_of_members, late_of_members, strict=True
         ):
             chosen_BU = member.units(codes != NOTHING)
+            # Row by row, as the sender picked them; `send_gradient` uses the same places on the way back.
             samples, units = chosen_BU.nonzero(as_tuple=True)
             target_U = member.target_of_unit.to(units.device)
             targets = (samples + begin) * self._output_units + target_U[units]
             transfer.targets.append(targets)
+            # One round alone needs no merging.
             if not len(late):
                 values = early
             elif not len(early):
@@ -204,6 +209,7 @@ class CellExchange:
                 values = like.new_empty(len(targets), self.unit)
                 is_late = member.units(codes == WAITS)[chosen_BU]
                 values[is_late], values[~is_late] = late, early
+            # Within one member targets are distinct, so only the order of the members counts.
             out.index_add_(0, targets, values)
         return out.view(transfer.num_rows, self._output_dim)
 
@@ -218,10 +224,12 @@ class CellExchange:
             is_first = None
             if transfer.firsts_came is not None:
                 firsts = transfer.firsts_came[number]
+                # Among the units that came at all: `values` has no others.
                 is_first = member.units(firsts == WAITS)[member.units(firsts != NOTHING)]
             rounds[0].append(values if is_first is None else values[is_first])
             # An empty piece where there is no second round, so that both have one for each member.
             rounds[1].append(values[:0] if is_first is None else values[~is_first])
+        # Encoded now, both: `largest` is of what travels, after rounding.
         messages = [self._wire.encode(torch.cat(pieces)) for pieces in rounds]
         first = self._send(
             messages[0],
@@ -236,6 +244,7 @@ class CellExchange:
 
     def send_rest(self, rounds: GradientRounds) -> Pending | None:
         """Send the second round, once; return it, None where there is none."""
+        # Asked again by whoever waits for it (`receive_rest`).
         if rounds.rest is None and not rounds.is_whole:
             received = self._sizes(rounds.transfer, first=False)
             rounds.rest = self._send(rounds.second, rounds.second_sizes, received, "behind", behind=True)
@@ -266,6 +275,7 @@ class CellExchange:
     def _chosen(self, transfer: CellTransfer, *, first: bool) -> Bool[Tensor, "R U"]:
         """The units whose gradients come in one of the rounds."""
         if transfer.firsts is None:
+            # No second round: all cells that have rows come in the first.
             return self.mine.units(transfer.codes != NOTHING)
         return self.mine.units(transfer.firsts == (WAITS if first else NOW))
 
@@ -276,6 +286,7 @@ class CellExchange:
     def _send_cells(
         self, transfer: CellTransfer, values_RC: Tensor, *, code: int, purpose: str, behind: bool
     ) -> Pending:
+        # Noted for the receiving side, which decodes to what it looked up itself.
         transfer.dtype = values_RC.dtype
         chosen_RU = self.mine.units(transfer.codes == code)
         message = self._wire.encode(pick(values_RC, chosen_RU, unit=self.unit))

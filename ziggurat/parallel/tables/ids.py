@@ -100,6 +100,7 @@ class IdExchange:
         self._single_index = {spec.name: index for index, spec in enumerate(inputs.single)}
         self._jagged_index = {spec.name: index for index, spec in enumerate(inputs.jagged)}
         largest = max((table.num_rows for table in inputs.tables), default=0)
+        # One more than the rows: parts of tables have padding in front.
         self._dtype = torch.int32 if largest + 1 < 1 << 31 else torch.int64
         nothing = Lookup(())
         self._letters = [
@@ -120,6 +121,7 @@ class IdExchange:
         Raises:
             BoundsError: a row outside its table.
         """
+        # Slices cannot travel: a sample's list goes where its rows are.
         batch = batch.expanded()
         host = _rows_on_host(batch)
         # Before `_letter` goes to 32 bits, where a row beyond them would come out as another.
@@ -129,6 +131,7 @@ class IdExchange:
         counts_by_rank = []
         for rank, letters in enumerate(self._letters):
             pieces = []
+            # In this order `send` reads them: samples, lists of what is exchanged, lists of copies.
             counts = [batch.batch_size]
             for part in letters:
                 found = [lists.of(each, rank) for each in part.lookup.lists]
@@ -137,6 +140,7 @@ class IdExchange:
             counts_by_rank.append(counts)
             messages.append(torch.cat(pieces))
         pending = all_to_all(
+            # On the host if the group can exchange that: a GPU would make the host wait for these few numbers.
             torch.tensor([number for counts in counts_by_rank for number in counts], device=sizes_device(self._lane)),
             sent=[len(counts) for counts in counts_by_rank],
             received=[1 + exchanged + own for exchanged, own in self._num_lists()],
@@ -148,6 +152,7 @@ class IdExchange:
 
     def send(self, ids: PendingIds) -> Pending:
         """Send the ids, unless they are sent already; collective."""
+        # Both the pipeline and `finish` may be first.
         if ids.pending is not None:
             return ids.pending
         # In the order in which `start` counted them.
@@ -168,11 +173,13 @@ class IdExchange:
             purpose="ids",
         )
         ids.pending = pending
+        # They are in the buffer that is sent now.
         ids.messages = []
         return pending
 
     def drop(self, ids: PendingIds) -> None:
         """Receive what is in flight, and drop it; collective."""
+        # What was sent has to be received: other ranks' messages are counted.
         (ids.pending or ids.pending_sizes).wait()
 
     def finish(self, ids: PendingIds) -> LocalIds:
@@ -183,6 +190,7 @@ class IdExchange:
         letters = [(next(pieces), next(pieces)) for _ in lengths]
         batches: list[Batch] = []
         for index, lookup in enumerate((self._mine.exchanged, self._mine.own)):
+            # The second letter is of copies: those of the rank and its peers alone.
             ranks = self._topology.peers.ranks if index else self._topology.peer_order
             batches += _read(
                 lookup,
@@ -236,6 +244,7 @@ class IdExchange:
     def _letter(self, batch: Batch, part: _Part, lists: list[Bucket]) -> Tensor:
         """Everything of this batch that one rank needs to know for one lookup."""
         pieces = [batch.single[part.single.on(batch.single.device)].view(-1)] if part.lookup.single else []
+        # All lengths before all rows: the reader finds lengths by the batch size alone.
         pieces += [each.lengths for each in lists] + [each.rows for each in lists]
         if not pieces:
             return batch.single.new_empty(0, dtype=self._dtype)
@@ -285,6 +294,7 @@ class _Lists:
 
     def of(self, share: FieldShare, rank: int) -> Bucket:
         """Lengths and rows of a feature that a rank looks up as a list."""
+        # The table is whole on that rank: nothing to sort.
         if not share.shard.placement.cuts_rows:
             return Bucket(*self._list(share.field.name, self._batch))
         name = share.field.name
@@ -330,6 +340,7 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int], num_rows: 
     if num_lists:
         jagged = join_lists(list_lengths, [each.to(torch.int64) for each in values], num_rows=num_rows)
     size = rows_SB.shape[1]
+    # Rows of each list over all ranks, added up: where it begins among the values.
     begins = [0, *itertools.accumulate(map(sum, zip(*num_rows, strict=True)))]
     batches = []
     next_single = 0

@@ -110,6 +110,8 @@ class ShardedTables(nn.Module):
             tables.tables.faults = _rows_sent_to(tables.tables, device=self.device)
             tables.tables.name_rows({shard.table: _origin(shard) for shard in group.shards})
             for shard in group.shards:
+                # A part from the middle of a table has a padding row of its own in front, which no draw and no load
+                # writes.
                 rows = tables.tables.rows(shard.table)
                 rows.write(PADDING_ROW, torch.zeros(1, *rows.shape[1:]))
         if seed is not None:
@@ -182,12 +184,15 @@ class ShardedTables(nn.Module):
         that begin unlike stay so. Where all are equal, 32 bytes a rank travel.
         """
         group = self._topology.tower.process_group
+        # Copies are the same tables on every rank of the group, so all or none return here.
         copies = self.mine.copies.shards
         if group is None or not copies:
             return
+        # NCCL sends what is on a GPU, and nothing else.
         device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
         content = hashlib.sha256()
         for rows in map(self._rows, copies):
+            # Chunk by chunk: a table may be larger than what the host has free.
             for first, count in rows.chunks():
                 content.update(rows.read(first, count).cpu().contiguous().view(torch.uint8).numpy().tobytes())
         mine = torch.frombuffer(bytearray(content.digest()), dtype=torch.uint8).to(device)
@@ -202,6 +207,7 @@ class ShardedTables(nn.Module):
                 sent = values.to(device).contiguous()
                 with communicating("first rows of copied tables"):
                     dist.broadcast(sent, group=group, group_src=0)
+                # Written on the sender as well: rounded storages then hold the same codes everywhere.
                 rows.write(first, sent.to(values.device))
 
     def renew(self, new: NewRows, *, seed: int) -> None:
@@ -209,10 +215,12 @@ class ShardedTables(nn.Module):
         for shard in self._all_shards():
             if shard.table != new.table:
                 continue
+            # Other ranks hold the others, and draw them.
             here_N = (new.rows >= shard.first_row) & (new.rows < shard.first_row + shard.num_rows)
             here = NewRows(table=new.table, ids=new.ids[here_N.numpy()], rows=new.rows[here_N])
             shape = (shard.table_rows, shard.table_columns)
             values_ND = first_vectors(here, shape=shape, config=self.config, seed=seed)[:, shard.columns]
+            # From rows of the whole table to those of the part, behind its padding in front.
             rows_N = here.rows - shard.first_row + shard.num_padding
             self._group(shard).tables.replace_rows(new.table, rows_N, values_ND)
 
@@ -220,6 +228,7 @@ class ShardedTables(nn.Module):
         """This rank's columns for the samples of all ranks, in peer order."""
         pooled = [
             tables(batch, dtype=dtype)
+            # The third group, copies, is looked up in `lookup_copies`.
             for tables, batch, group in zip(self.local[:2], ids.batches[:2], self.mine.exchanged.groups, strict=True)
             if group.shards or group is self.mine.rows  # without tables an empty result, tied into the graph
         ]
@@ -281,6 +290,7 @@ class ShardedTables(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShardedTables:
         super()._apply(fn, recurse)
+        # Not registered as submodules, so torch does not move them.
         for tables in self.local:
             tables._apply(fn, recurse)
         return self
@@ -319,6 +329,7 @@ class ShardedTables(nn.Module):
             self.check_settled()
         for shard in self._all_shards():
             rows = self._rows(shard)
+            # One rank that holds a whole table saves what one device saves.
             whole = rows.tensor() if shard.is_whole and self._topology.world_size == 1 else None
             destination[f"{prefix}{shard.table}.weight"] = self._table_shard(shard, rows) if whole is None else whole
 
@@ -333,6 +344,7 @@ class ShardedTables(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Take whole tables, as one device saves them, or this rank's own parts."""
+        # Callers may hand over lists that have entries of other modules.
         num_wrong = len(missing_keys) + len(error_msgs)
         self.about_to_load()
         for shard in self._all_shards():
@@ -344,6 +356,7 @@ class ShardedTables(nn.Module):
                 error_msgs.append(f"table {shard.table!r}: expected the whole table, found {tuple(given.shape)}")
             elif isinstance(given, TableShard):
                 rows = self._rows(shard)
+                # Shards come in the cut of this rank already; whole tables are cut in `_load`.
                 for first, count in rows.chunks():
                     rows.write(first, given.rows.read(first, count))
             else:

@@ -124,21 +124,25 @@ class HostStorage(TableStorage):
         if self._held is None:
             # Not in the constructor: how much room a row takes is known once the optimizer has added its state.
             places = self.num_places or self._budget.places(self)
+            # Before memory is taken: an allocator's error would not say what to change.
             _check_room(self, num_places=min(places, self.num_rows))
             self._held = HeldRows(
                 self.rows, keys=self._keys, num_places=places, padding=self._padding, device=self._device
             )
+            # The counts outlive the places: a log adds up what happened before and after they were made anew.
             self._held.places.counts = self._counts
         return self._held
 
     def name_rows(self, origins: Sequence[RowOrigin]) -> None:
         """Learn where tables begin: their first rows are padding, which never changes."""
+        # Places that were made know other padding.
         self._forget()
         # A list that is shorter than others reads padding at every step: these rows always have a place.
         self._padding = [origin.first_row for origin in origins]
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """See `TableStorage.add_state`."""
+        # Held rows have no room for the new state.
         self._forget()
         self.rows.add_state(kind, initial_sum=initial_sum)
         shapes = state_shapes(kind, num_rows=1, dim=self.dim)
@@ -217,10 +221,12 @@ class HostStorage(TableStorage):
                 for part, (layout, lookups) in zip(parts, found, strict=True)
             ]
             kernel.update(self.held.arrays[WEIGHT], state=self._state_of(step), parts=renamed, step=step)
+            # The device has newer numbers from here on, which have to go back before others take their places.
             self.held.changed()
 
     def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
         """Apply the rule to the rows of a summed gradient, in their places."""
+        # `applies` is a tensor where the host does not wait for the device.
         places = self._places(gradient.rows, is_late=step.applies is not None)
         if places is None:
             super().apply(kernel, gradient=gradient, step=step)
@@ -235,6 +241,7 @@ class HostStorage(TableStorage):
         Raises:
             ConfigError: to another dtype.
         """
+        # An empty tensor tells where `fn` moves things, without moving any.
         probe = fn(torch.empty(0, dtype=self.dtype, device=self._device))
         # Refused there, for every storage in the same words.
         if probe.dtype != self.dtype:
@@ -260,6 +267,7 @@ class HostStorage(TableStorage):
         if self._held is not None:
             self._held.settle()  # a thread may be counting
         found = self._counts
+        # A new object, not zeros: the one that is handed out must not change.
         self._counts = DeviceCounts()
         if self._held is not None:
             self._held.places.counts = self._counts
@@ -303,6 +311,7 @@ class HostStorage(TableStorage):
         if layout.jagged:
             listed, lengths_JB = jagged_rows(layout, lookups)
             offsets = F.pad(lengths_JB.reshape(-1).cumsum(0), (1, 0))
+        # One question for single fields and lists together: each would wait for the device.
         places = self._places(torch.cat([single, listed]), is_late=lookups.are_checked)
         if places is None:
             return None

@@ -200,6 +200,7 @@ class Interests(nn.Module):
 
     def forward(self, candidate_BE: Float[Tensor, "B E"], states: Unpooled) -> Float[Tensor, "N"]:
         """The weight of each event."""
+        # It takes its own softmax, as `weights` says.
         if self.mlp is not None:
             return self.mlp.scores(candidate_BE, states)
         asked_BE = candidate_BE if self.bilinear is None else self.bilinear(candidate_BE)
@@ -226,6 +227,7 @@ class DIEN(RankingModel):
         self.interest = Recurrence(dim)
         self.evolution = Recurrence(dim)
         self.attention = None if config.evolution is Evolution.GRU else Interests(dim, config=config)
+        # Without the auxiliary loss its network would be weights that nothing trains.
         has_mlp = config.alpha and config.auxiliary_score is AuxiliaryScore.MLP
         hidden = MLPConfig(hidden_dims=config.auxiliary_dims)
         self.auxiliary = MLP(2 * dim, config=hidden, output_dim=1) if has_mlp else None
@@ -249,6 +251,7 @@ class DIEN(RankingModel):
             return {}
         # Of the copy on the host, where there is one: no GPU is asked.
         num_events = int(self.history.lengths_of(batch).sum())
+        # Where lists give the negatives this draw is not read, but says that the loss is wanted.
         return {_NEGATIVES: to_device(torch.randint(max(1, num_events), (num_events,)), offsets_B1.device)}
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
@@ -294,20 +297,24 @@ class DIEN(RankingModel):
         happened_NE = self._as_candidates(events.values)
         if self.config.negatives:
             lists = [embedded.sequences[name].expanded().values for name in self.config.negatives]
+            # Lists of negatives stand beside events of the same place: event t + 1's is at t + 1.
             other_NE = _following(self._as_candidates(torch.cat(lists, dim=1)))
         else:
             other_NE = happened_NE[embedded.named[_NEGATIVES]]
         follows_N = self._score(states.values, _following(happened_NE))
+        # −ln σ(x) = softplus(−x), which overflows nowhere.
         losses_N = (F.softplus(-follows_N) + F.softplus(self._score(states.values, other_NE))) * is_followed_N
         zeros_B = losses_N.new_zeros(events.offsets.shape[0] - 1)
         sums_B = zeros_B.index_add(0, events.samples, losses_N)
         if self.config.auxiliary_over is AuxiliaryOver.SUM:
             return sums_B
+        # n events have n − 1 that are followed.
         return sums_B / (events.offsets.diff() - 1).clamp(min=1)
 
     def _as_candidates(self, values_NE: Tensor) -> Tensor:
         """Events without what was done."""
         dims = self.history.target_dim, self.history.event_dim
+        # Zeros in place of the actions, so that an event stays as wide as a state.
         return F.pad(values_NE[:, : dims[0]], (0, dims[1] - dims[0]))
 
     def _score(self, states_NE: Tensor, events_NE: Tensor) -> Float[Tensor, "N"]:

@@ -153,6 +153,7 @@ class OneTransConfig(HistoryRankerConfig):
             return 0  # nobody reads them
         if self.pyramid is Pyramid.NONE:
             return length
+        # ⌈length · (L − l) / L⌉.
         return -(-length * (self.num_layers - layer) // self.num_layers)
 
 
@@ -233,6 +234,7 @@ class OneTransLayer(DenseProducts):
         scale = (self.config.token_dim // self.config.num_heads) ** -0.5
         found = jagged_attention(q, k, v, layout=layout, form=AttentionForm.SOFTMAX, scale=scale)
         found = self._drop(self.output(found.flatten(1)))
+        # The residual is of what goes on, so both have M rows.
         events_MD = going.values + found[places_M]
         fields_BTD = fields_BTD + found[places_BT]
         wide_MH, wide_BTH = self.wide(self.norm_feed(events_MD), self.norm_feed(fields_BTD))
@@ -280,6 +282,7 @@ class OneTrans(RankingModel):
             bottom=config.bottom,
         )
         width = self.flat.output_dim
+        # Rounded up: the last piece is filled with `padding` zeros.
         piece = -(-width // num_tokens)
         is_auto = config.tokenizer is Tokenizer.AUTO_SPLIT
         self.padding = 0 if is_auto else piece * num_tokens - width
@@ -305,10 +308,12 @@ class OneTrans(RankingModel):
                 continue
             lengths_B = lengths_B.clamp(max=most)
             kept_B1 = offsets_of(offsets_B1.diff().clamp(max=most))
+            # Ends of old and new lists lie this far apart: the latest events are kept.
             shift_B = offsets_B1[1:] - kept_B1[1:]
             # Counted on the host; the offsets are on the device.
             rows_M = torch.arange(int(lengths_B.sum()), device=kept_B1.device)
             named[_KEPT.format(number)] = rows_M + shift_B.repeat_interleave(kept_B1.diff(), output_size=len(rows_M))
+            # The next layer chooses among what this one kept.
             named[_OFFSETS.format(number)] = offsets_B1 = kept_B1
         return named
 

@@ -109,6 +109,7 @@ def sort_runs(
     last = max((slot.first_row + slot.num_rows for part in parts for slot in part.layout.slots), default=0)
     # Behind all rows: sorting brings what belongs to no run to the end. A radix sort of 32 bits is half the work.
     none = _MOST_32 if last < _MOST_32 else 2**63 - 1
+    # All alignments are powers of two, so the smallest divides every source.
     align = min(each.align for each in layouts)
     sizes = [part.lookups.batch_size * part.layout.width for part in parts]
     numbers = max(first + size for first, size in zip(firsts, sizes, strict=True))
@@ -144,12 +145,14 @@ def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Te
     if chunks is None:
         return None
     kernels = kernels_of(UPDATE_KERNELS)
+    # As many as there could be; the kernels fill those that there are.
     partials = torch.empty(len(chunks.pieces), dim, device=vectors.device)
     sizes: dict[str, int] = {"dim": dim, "padded_dim": power_of_two(dim, least=1), "tile": chunk_lanes(dim)}
     grid = (min(len(chunks.pieces), _MOST_PROGRAMS),)
     kernels.partials_kernel[grid](
         vectors, runs.sources, chunks.pieces, chunks.count, partials, align=runs.align, **sizes
     )
+    # After all chunks are summed: launches of one stream run one after the other.
     kernels.combine_kernel[grid](chunks.pieces, chunks.count, partials, **sizes)
     return partials
 
@@ -185,6 +188,7 @@ def _flatten(
             layout.slots,
             lookups.single,
             rows,
+            # A launch needs a tensor; it is not written.
             rows if sources is None else sources,
             flag,
             size,
@@ -253,10 +257,12 @@ def _cut(rows: Tensor, order: Tensor, places: _Places, *, none: int, firsts: Seq
     blocks = -(-num // _BLOCK)
     # No batch of so few lookups can have a long run: its kernels are then compiled without them.
     sizes: dict[str, int] = {"has_long": has_long, "long_run": LONG_RUN, "chunk": CHUNK, "block": _BLOCK}
+    # Only places where long runs begin are written, and read.
     lasts = torch.empty(num, dtype=torch.int32, device=rows.device)
     counts = torch.empty(1 + has_long, blocks, dtype=torch.int32, device=rows.device)
     # Three bits of the distance a step: the search reads seven places at a time.
     kernels.count_kernel[(blocks,)](rows, counts, lasts, num, none, steps=-(-num.bit_length() // 3), **sizes)
+    # Row 0: runs up to each block; row 1: chunks.
     ends = counts.cumsum(1, dtype=torch.int32)
     starts = torch.empty(num + 1, dtype=torch.int32, device=rows.device)
     rows_of_runs = torch.empty_like(rows)
@@ -281,6 +287,7 @@ def _cut(rows: Tensor, order: Tensor, places: _Places, *, none: int, firsts: Seq
         starts,
         rows_of_runs,
         places.sorted_sources,
+        # Pointers that are not read.
         starts if chunks is None else chunks.first,
         starts if chunks is None else chunks.pieces,
         num,
