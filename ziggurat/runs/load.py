@@ -283,6 +283,7 @@ class Run:
             ConfigError: a suffix that is not known, or columns that cannot be kept.
             SchemaError, DataError: the data does not fit the schema.
         """
+        # A text is a sequence, too, and its letters would be taken for columns.
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
         check_data(data)
         with saying_unknown_ids(self, progress):
@@ -306,6 +307,8 @@ class Run:
         frames = scored_frames(self, data, schema=schema, keep=keep, bad_rows=bad_rows, progress=progress)
         if out is not None and self.team.is_first:
             return write_frames(frames, out, schema=schema)
+        # Ranks that write nothing go through the frames as well, since scoring is collective. The empty frame in
+        # front gives columns to data without rows.
         found = pl.concat([pl.DataFrame(schema=schema), *frames])
         if out is not None:
             return len(found)
@@ -335,6 +338,7 @@ class Run:
                 if isinstance(frame, Mapping):
                     raise in_terms_of_keys(error, tuple(frame)) from error
                 raise in_terms_of_frame(error) from error
+        # One batch is given, so there is one answer.
         return next(scores for _, scores in scores_of(self.model, [batch]))
 
     def _refuse_absent_keys(self, given: Mapping[str, object]) -> None:
@@ -468,6 +472,7 @@ def open_run(
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
     given = {"run": Path(folder).absolute(), "step": step, "precision": precision}
+    # Products that are packed are computed on the CPU alone.
     is_packed = RunFolder(Path(folder)).products.exists()
     with job(
         device=Device.CPU if is_packed else device_of_finished_run(config.device), timeout_s=config.parallel.timeout_s
@@ -546,6 +551,7 @@ def load_run(
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     growing = GrowingTables(model)
     into = {f"model.{name}": value for name, value in model.state_dict().items()} | growing.state()
+    # Filled in place when the checkpoint is loaded, like everything else in `into`.
     bits: dict[str, Tensor] = {}
     if recorded is not None:
         bits = empty_bits(model, recorded.format, recorded.modules)
@@ -554,6 +560,7 @@ def load_run(
     try:
         loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
     except DamagedCheckpointError:
+        # Damage says nothing about the format of the products, so it passes as it is.
         raise
     except CheckpointError as problem:
         if recorded is None:

@@ -170,6 +170,7 @@ def recommend_in_bulk(
                 parts.write(number, lists)
             # Counted of parts that were there as well, so that the result does not depend on how often it was killed.
             totals.add(lists, k=config.k)
+            # Ids are counted from the frame, since parts that were there hold no such mark.
             totals.num_unknown += _num_unknown(export, frame)
             on_progress(totals.num_users)
         if separator := separator_by_ending(target):
@@ -203,6 +204,7 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
     target = Path(out)
     separator_by_ending(target)
     source = RawSource(users, text=TextOptions(delimiter=config.separator))
+    # Resolved, so that a link to the file of users is recognised, too.
     if target.resolve() in {path.resolve() for path in source.paths}:
         raise ConfigError(
             expected="a file of its own for the lists",
@@ -252,6 +254,7 @@ class _Totals:
         self.num_users += frame.height
         self.num_items += int(lengths.sum())
         self.num_short += int((lengths < k).sum())
+        # Lists of no item or one have nothing to order.
         self.num_equal += int(((frame["scores"].list.n_unique() == 1) & (lengths > 1)).sum())
 
 
@@ -262,6 +265,7 @@ def _columns(export: Recommender, source: RawSource) -> tuple[str, ...]:
     found = tuple(name for name in known if name in there)
     if not found:
         ways = [f"name the column of the user's id {known[0]!r}", "name another file"]
+        # A header that was split by a wrong separator is put together again, and split by another.
         own = source.text.delimiter or ","
         if (other := guess_separator(own.join(there))) and other != own:
             ways.insert(0, f"{other!r} divides its first line better: --separator {name_of_separator(other)}")
@@ -362,11 +366,13 @@ class _Parts:
         """Write all parts into one file of text, one line an item; a user without items has a line that names none."""
         with replacing(target) as temporary, open(temporary, "wb") as file:
             for number in range(self._num_parts):
+                # Ranks before the lists are taken apart, as that loses their places.
                 lists = self._checked(number).with_columns(rank=pl.int_ranges(1, pl.col("items").list.len() + 1))
                 lists = lists.rename({"items": "item", "scores": "score"})
                 lines = lists.explode("rank", "item", "score", empty_as_null=True)
                 others = [name for name in lines.columns if name not in ("rank", "item", "score")]
                 lines = lines.select(*others, "rank", "item", "score")
+                # One header for all parts, before the first.
                 lines.write_csv(file, separator=separator, include_header=not number)
 
     def remove(self) -> None:
@@ -387,6 +393,7 @@ class _Parts:
                 where=str(path),
                 ways_out=f"give the command again, which makes it anew; or delete it: rm {pasted(path)}",
             )
+        # From the bytes that were compared, and not from the path, which may change between two reads.
         return pl.read_parquet(io.BytesIO(data))
 
     def _take_up(self) -> None:
@@ -401,6 +408,7 @@ class _Parts:
 
     def _remove_files(self) -> None:
         for path in self._folder.iterdir():
+            # The lock is still held, and another process would take a new file of its name for a free one.
             if _OURS.fullmatch(path.name) and path.name != self._lock.path.name:
                 path.unlink(missing_ok=True)
 
@@ -444,6 +452,7 @@ def _answered(export: Recommender, frame: pl.DataFrame, *, start: int, config: B
     rows = list(frame_with_decimals(frame).iter_rows(named=True))
     written = config.written(export.chain.settings.written)
     if written != export.chain.settings.written:
+        # Only where they differ: texts are else read by the export itself, in its own way.
         rows = [
             _with_numbers(export, row, written=written, where=f"{where}, row {start + place}")
             for place, row in enumerate(rows)
@@ -453,6 +462,7 @@ def _answered(export: Recommender, frame: pl.DataFrame, *, start: int, config: B
     for first in range(0, len(rows), _TOGETHER):
         requests = [
             RecommendRequest(
+                # A null in the file is a column that the request leaves out, and so a missing value.
                 user={name: value for name, value in row.items() if value is not None},
                 k=config.k,
                 filter=config.filter,

@@ -235,6 +235,7 @@ class Trainer:
         if isinstance(source, LoaderSource) and not source.token_budget and self.team.world_size == 1:
             batch_size = self.config.loader.batch_size
             num_rows = source.num_rows
+            # A remainder of 1, or batches that are of one row altogether.
             if num_rows and (num_rows % batch_size or batch_size) == 1:
                 where = f"training data: {num_rows:,} rows in batches of {batch_size:,}, the last of which has one"
                 refuse_lone_sample(self.model, where=where)
@@ -272,14 +273,17 @@ class Trainer:
             if self.position.window > self._window:
                 self.progress.say(f"window {self._window + 1} of the data is done: the checkpoint is further")
                 return self._result()
+            # Records that were put aside began anew; without this save no checkpoint would vouch for the new ones.
             if self._has_new_records and self.ending.is_finished:
                 self.save(pinned=self.position.best_step == self.position.step)
+            # Resumed behind the last step, but before what the end of the pass brings: hooks are still owed that.
             if not self.ending.is_finished and self.ending.no_step_is_left:
                 self.steps_of_pass = 0
                 self.hooks.on_window()
             while not self.ending.is_finished:
                 for _ in self.steps():
                     pass
+            # A checkpoint may still be on its way to the disk, and an error of that belongs to this call.
             self.store.wait()
             self.progress.end()
             if self.ending.patience_is_out or self.stop_reason:
@@ -309,6 +313,8 @@ class Trainer:
         """
         self._refuse_in_hook("trainer.steps")
         own = check_hooks(hooks, where="steps, argument 'hooks'")
+        # Here and not in `_steps`: a generator runs nothing before its first `next`, and errors should come at the
+        # call.
         self._take(source, valid=None, number=number)
         self._window_name = name
         return self._steps(own)
@@ -361,6 +367,7 @@ class Trainer:
 
         In `on_end` and `close` no step is left: it says so, and does nothing.
         """
+        # `calling` names the hook, then the moment; "" where no hook is at work.
         moment = self.hooks.calling.rpartition(", ")[2]
         if moment in ("on_end", "close"):
             self.progress.say(f"trainer.stop({reason!r}) in {moment} has no effect: training is over")
@@ -406,6 +413,7 @@ class Trainer:
         """Let training end on all ranks where it was to end on one; collective, where a user's hook may end it."""
         if self._may_be_stopped:
             what = f"the end of on_step, at step {self.position.step:,}"
+            # The first reason in the order of ranks, so that all of them end with the same words.
             self.stop_reason = next(filter(None, self.team.meet(what, self.stop_reason)), "")
 
     def meet_after(self, moment: str) -> None:
@@ -466,6 +474,7 @@ class Trainer:
         if train is not None:
             self._window = self._window + 1 if number is None else number
             self._showing = False
+            # What was prefetched was of the window before, so there is nothing to rewind in this one.
             self._is_ahead = False
         else:
             train = self._train
@@ -508,6 +517,7 @@ class Trainer:
                 ledger.truncate(self.position.step)
                 self.hooks.on_start()
                 self.model.train()
+                # A model may come in evaluation mode, from its maker or from an evaluation of a hook.
                 with refusing_exits():
                     yield ledger
             except GeneratorExit:  # whoever iterates has enough: no failure
@@ -584,6 +594,7 @@ class Trainer:
     def evaluate(self, dataset: Dataset | Iterable[Batch], *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         self._meet("trainer.evaluate")
+        # No gradients are kept, so an evaluation has room for larger batches than training.
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
         self._showing = False  # the evaluation takes the display, so the next step begins the epoch's bar anew
         total = getattr(dataset, "num_rows", None)
@@ -633,6 +644,7 @@ class Trainer:
         self.steps_of_pass = 0
         batches = self.feed.epoch(
             device=self.step.device,
+            # Ranks whose rows have run out take part in the exchanges of the others with this one.
             empty=Batch.empty(self.model.inputs),
             step=position.step,
             negatives=self.negatives,
@@ -892,6 +904,7 @@ class Trainer:
         """
         self._meet("trainer.restore_best")
         best = self.position.best_step
+        # Nothing is to be loaded then; where weights are averaged, their average is what is kept.
         if not best or best == self.position.step:
             if self.step.average is not None:
                 self.step.average.keep()

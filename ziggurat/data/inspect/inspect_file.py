@@ -213,6 +213,7 @@ def inspect_file(
     try:
         return inspect_named(path, named, separator=separator, sample_rows=sample_rows)
     except ZigguratError as error:
+        # Errors are written for the command line, and whoever calls this function has arguments and no flags.
         error.where = in_python(error.where, arguments=_ARGUMENTS)
         error.ways_out = tuple(in_python(way, arguments=_ARGUMENTS) for way in error.ways_out)
         raise
@@ -255,6 +256,7 @@ def inspect_named(path: object, named: Named, *, separator: str = "", sample_row
     if from_text:
         _require_header(file, sample, separator=source.separator_of(file), is_known=bool(named.label or named.session))
     found = _measured_and_guessed(
+        # Repeated to the height of the sample: it only counts which values there are.
         sample.with_columns(series.gather(np.arange(sample.height) % len(series)) for series in keys.values()),
         file=file,
         num_rows=num_rows,
@@ -332,6 +334,7 @@ def _refuse_wrong_names(named: Named, *, columns: tuple[str, ...], file: DataPat
 
 def _inspect_frame(frame: pl.DataFrame, *, named: Named, sample_rows: int) -> Inspection:
     """The guess for a table in memory: that for the Parquet file with the same rows."""
+    # Stands for a file in errors and notes; nothing is opened.
     file = Path("frame")
     refuse_too_many_columns(frame.width, what="columns to look at", where=str(file))
     _refuse_wrong_names(named, columns=tuple(frame.columns), file=file)
@@ -339,6 +342,7 @@ def _inspect_frame(frame: pl.DataFrame, *, named: Named, sample_rows: int) -> In
     exact = {}
     if frame.height > sample_rows:
         size = max(sample_rows // _PLACES, 1)
+        # The first place begins at row 0, and the last one ends with the last row.
         starts = [place * (frame.height - size) // (_PLACES - 1) for place in range(_PLACES)]
         sample = pl.concat([frame.slice(start, size) for start in starts])
         exact = _exact_counts(frame.lazy(), frame.schema) if _is_cheap(frame.height, frame.width) else {}
@@ -368,6 +372,7 @@ def _read(
         sample = _joined(parts)
         if sample.height <= sample_rows:
             return sample.height, sample, {}
+        # What a text file seems to hold is an estimate, which may be below what was read.
         return max(hint or 0, sample.height), sample.head(sample_rows), {}
     with source.open_table(file) as table:
         assert not isinstance(table, JsonLinesFile)  # it does not know its rows
@@ -376,9 +381,11 @@ def _read(
     try:
         lazy = pl.scan_parquet(file).select(names)
         size = max(sample_rows // _PLACES, 1)
+        # The first place begins at row 0, and the last one ends with the last row.
         starts = [place * (hint - size) // (_PLACES - 1) for place in range(_PLACES)]
         sample = pl.concat([lazy.slice(start, size).collect() for start in starts])
         return hint, sample, _exact_counts(lazy, sample.schema) if _is_cheap(hint, len(names)) else {}
+    # A damaged file may end in a panic of polars, which is none of its errors.
     except (PolarsError, PanicException, OSError) as error:
         raise DataError(
             expected="a whole Parquet file",
@@ -393,9 +400,11 @@ def _joined(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     unlike = {
         name
         for name in parts[0].columns
+        # A piece in which a column is all null fits the type of any other.
         if len({part.schema[name] for part in parts if part.schema[name] != pl.Null}) > 1
     }
     if not unlike:
+        # Relaxed, for the columns that are all null in one piece.
         return pl.concat(parts, how="vertical_relaxed")
     texts: list[pl.DataFrame] = []
     for part in parts:
@@ -415,6 +424,7 @@ def _exact_counts(lazy: pl.LazyFrame, schema: pl.Schema) -> dict[str, tuple[int,
     """(distinct values without null, nulls) of every scalar column. NaN counts as null, as everywhere."""
     scalars = [name for name, dtype in schema.items() if not dtype.is_nested() and dtype != pl.Null]
     columns = {name: pl.col(name).fill_nan(None) if schema[name].is_float() else pl.col(name) for name in scalars}
+    # Numbered, since the name of one column may be what another's count would be called.
     expressions = [column.drop_nulls().n_unique().alias(f"d{i}") for i, column in enumerate(columns.values())]
     expressions += [column.null_count().alias(f"n{i}") for i, column in enumerate(columns.values())]
     counts = lazy.select(expressions).collect().row(0, named=True)
@@ -439,6 +449,7 @@ def _require_header(file: DataPath, sample: pl.DataFrame, *, separator: str, is_
         is_header &= (sample[name] == name).fill_null(value=False)
     again = is_header.arg_true()
     others = sample.filter(~is_header)
+    # A name that is no number above cells that all are: such a first line is a header for sure.
     named = [name for name in names if not _is_number(name) and _are_numbers(others[name])]
     if len(again) and (named or is_known):
         code = "NR == 1 {header = $0} NR == 1 || $0 != header"
@@ -453,6 +464,7 @@ def _require_header(file: DataPath, sample: pl.DataFrame, *, separator: str, is_
     words = " ".join(names).split()
     as_values = [name for name in names if (sample[name] == name).any()]
     numbers = [word for word in words if _is_number(word)]
+    # One column alone gives its values too little to show.
     if len(numbers) * 2 <= len(words) and (len(names) < 2 or len(as_values) * 2 < len(names)):
         return
     header = separator.join(f"column_{place + 1}" for place in range(len(names)))
@@ -505,6 +517,7 @@ def _guess(
     if not columns or not columns[0].num_rows:
         raise _no_rows(file)
     by_name = {facts.name: facts for facts in columns}
+    # The named label may look like a time or a weight, and is neither.
     roles = _find_roles([facts for facts in columns if facts.name != label], session=named.session)
     rest = [facts for facts in columns if facts.name not in {role.column for role in roles.values()}]
     if label:
@@ -549,6 +562,7 @@ def _guess(
     )
     explanations = {"": " ".join([head, *(f"Note: {warning}." for warning in warnings)])}
     explanations |= {line.column: line.explanation for line in lines}
+    # None: all dates can be read in both orders. One is then named openly, for a person to correct.
     is_unclear = schema.time != "" and by_name[schema.time].date_order is None
     order = DateOrder.DAY_FIRST if is_unclear else DateOrder.AUTO
     recipe = "" if log is None else log.recipe

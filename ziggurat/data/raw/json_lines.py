@@ -42,7 +42,9 @@ from ziggurat.plain import JSON
 _UTF8_MARK = b"\xef\xbb\xbf"
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _WHOLE_CHARACTER = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+# A name that is written with an escape cannot be counted by its text.
 _ESCAPED_NAME = re.compile(rb'"[^"\n]*\\u[0-9a-fA-F]{4}[^"\n]*"\s*:')
+# Texts that polars may have made of numbers in its own way, of nested values, or of long digits.
 _MAY_BE_NO_TEXT = r"^(-?[0-9.]+[eE].*|-0.*|[\[{].*|[0-9-][0-9]{15,}.*)$"
 # Beyond it, FP64 has one number for several whole ones.
 _LARGEST_EXACT = 2**53
@@ -118,7 +120,9 @@ class JsonLinesFile:
             parsed = parse_lines(block, columns=columns, types=self._types, max_bytes=self._options.max_record_bytes)
             for fault in parsed.faults:
                 self._report(fault, bad_rows)
+            # Places count within the block, and `num_rows` the lines of all blocks before it.
             rows = parsed.places + self.num_rows
+            # Lines, not rows: bad ones keep their numbers.
             self.num_rows += block.count(b"\n")
             yield parsed.frame, rows
 
@@ -129,6 +133,7 @@ class JsonLinesFile:
             is_first = True
             while True:
                 read = stream.read(self._options.block_bytes)
+                # The mark can only be at the very beginning, and `json` would refuse it.
                 if is_first and read.startswith(_UTF8_MARK):
                     read = read[len(_UTF8_MARK) :]
                 is_first = False
@@ -136,10 +141,12 @@ class JsonLinesFile:
                 end = cut_behind_last_line(data, is_last=not read)
                 if end:
                     block = data[:end]
+                    # The last line of a file may lack its line feed, and all that follows counts by them.
                     yield block if block.endswith(b"\n") else block + b"\n"
                 rest = data[end:]
                 if not read:
                     return
+                # Without a line feed nothing of it can be given on, and it would grow without a bound.
                 if len(rest) > self._options.max_record_bytes and b"\n" not in rest:
                     rest = yield from self._skip_long(stream, rest, bad_rows)
 
@@ -164,7 +171,9 @@ class JsonLinesFile:
                 start += more
         refuse_utf_16(self.path, start)
         start = start.removeprefix(_UTF8_MARK)
+        # Less than was asked for: the file ends here, and its last line with it.
         is_whole = len(start) < self._options.max_record_bytes
+        # One line longer than all that was read is looked at as it is.
         lines = start[: cut_behind_last_line(start, is_last=is_whole)] or start
         if not lines.strip():
             raise self._no_objects(b"", faults=())
@@ -233,6 +242,7 @@ def parse_lines(
         max_bytes: longer lines are bad.
     """
     ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
+    # From one line feed to the next, less the feed itself; −1 stands for the one before the first line.
     longest = int(np.diff(ends, prepend=-1).max()) - 1
     frame = _parsed_by_polars(data, columns=columns, types=types) if longest <= max_bytes else None
     if frame is not None:
@@ -244,11 +254,14 @@ def _parsed_by_polars(
     data: bytes, *, columns: Sequence[str] | None, types: dict[str, pl.DataType]
 ) -> pl.DataFrame | None:
     """Read lines with polars; None where it refuses them, or may not say what they say."""
+    # Lines with NUL are left to Python, which names them.
     if b"\0" in data or b"\\u0000" in data:
         return None
+    # First a cheap look at all escapes of halves, then another one without the pairs that make a whole.
     if _HALF_CHARACTER.search(data) and _HALF_CHARACTER.search(_WHOLE_CHARACTER.sub(b"", data)):
         return None
     try:
+        # Looked at here, so that nothing depends on what polars makes of wrong bytes.
         if not data.isascii():
             data.decode()
         # Types of all lines: what the first ones look like may not hold for the rest.
@@ -263,6 +276,7 @@ def _parsed_by_polars(
         return None
     found: list[pl.Series] = []
     for name in names:
+        # A name that stands in no line of this block is null in all of them.
         series = frame[name] if name in frame.columns else pl.Series(name, [None] * frame.height)
         fitted = _fitted(series, types.get(name))
         if fitted is None:
@@ -279,6 +293,7 @@ def _are_once(names: Sequence[str], *, data: bytes, frame: pl.DataFrame) -> bool
     if b"\\u" in data and _ESCAPED_NAME.search(data):
         return False
     lines: pl.Series | None = None
+    # As it is written in a line, with its quotes and escapes.
     for name in names:
         if name not in frame.columns:
             continue
@@ -287,11 +302,14 @@ def _are_once(names: Sequence[str], *, data: bytes, frame: pl.DataFrame) -> bool
         if is_known.all() and data.count(key.encode()) == frame.height:
             continue
         if lines is None:
+            # Made once and only where a name needs it, since it copies the whole block.
             lines = pl.Series([data[:-1].decode()]).str.split("\n").explode()
         counts = lines.str.count_matches(key, literal=True)
         if bool((is_known & (counts == 0)).any()):
+            # Here a name is written with escapes, so that its text is not found where it does stand.
             return False
         several = lines.filter(counts > 1)  # as a value, perhaps
+        # Followed by a colon it is a name; without one it is a value that looks the same.
         if bool((several.str.count_matches(re.escape(key) + r"\s*:") > 1).any()):
             return False
     return True
@@ -308,10 +326,12 @@ def _fitted(series: pl.Series, first: pl.DataType | None) -> pl.Series | None:
         return None  # a whole number beside fractions may have lost digits
     if first is None:
         return series
+    # The type decides between a list and a single value, and only Python names the lines that differ.
     if isinstance(first, pl.List) != isinstance(dtype, pl.List) and dtype != pl.Null:
         return None
     if dtype == pl.Null or inner == pl.Null:
         return series.cast(first)
+    # Whole numbers beyond that bound would lose digits as floats.
     if first == pl.Float64 and dtype == pl.Int64 and not bool((series.abs() > _LARGEST_EXACT).any()):
         return series.cast(first)
     return series
@@ -324,6 +344,7 @@ def parse_line_by_line(
     objects: list[dict[str, JSON]] = []
     places: list[int] = []
     faults: list[_Fault] = []
+    # Behind the last line feed nothing is left, and `split` gives that as an empty line.
     for place, line in enumerate(data.split(b"\n")[:-1]):
         if len(line) > max_bytes:
             faults.append(_too_long(line, place, max_bytes=max_bytes))
@@ -357,6 +378,7 @@ def parse_line_by_line(
                 )
     kept = [each for each, is_good in zip(objects, good, strict=True) if is_good]
     frame = pl.DataFrame([_column(name, [each.get(name) for each in kept], first=types.get(name)) for name in names])
+    # Faults of types were found behind all others, and are told in the order of the file.
     faults.sort(key=lambda fault: fault.place)
     return _Lines(frame=frame, places=np.array(places, dtype=np.int64)[good], faults=faults)
 
@@ -386,6 +408,7 @@ def _parsed_line(line: bytes, place: int, *, columns: Sequence[str] | None) -> t
         value = json.loads(text, object_pairs_hook=first_of_each)
         if isinstance(value, dict):
             json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be encoded
+            # Only names that somebody reads: the others do not change what the row becomes.
             asked = [name for name in doubled if columns is None or name in columns]
             if asked:
                 expected = f"each name once in a line: {asked[0]!r} stands in it twice"
@@ -422,9 +445,11 @@ def _column(name: str, values: list[JSON], *, first: pl.DataType | None) -> pl.S
         lists = [value if isinstance(value, list) else None for value in values]
         elements = [element for value in lists if value is not None for element in value]
         if any(isinstance(element, list | dict) for element in elements):
+            # Lists of lists, or of objects, are kept as their text: no feature is made of them.
             return pl.Series(name, [json.dumps(value) if value is not None else None for value in lists])
         inner = _type_of(elements)
         cells = [None if value is None else [_as(element, inner) for element in value] for value in lists]
+        # Empty lists say nothing of their elements, so the type of the first block stays.
         kept = first if inner == pl.Null and isinstance(first, pl.List) else pl.List(inner)
         return pl.Series(name, cells, dtype=kept)
     if all(isinstance(value, dict) for value in present):
@@ -445,6 +470,7 @@ def _type_of(values: Sequence[JSON]) -> pl.DataType:
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
         return pl.Null()
+    # A bool is an int in Python, so truths are told apart first.
     if kinds == {bool}:
         return pl.Boolean()
     whole = (value for value in values if isinstance(value, int))
@@ -475,5 +501,6 @@ def _text(value: object) -> str | None:
         # NaN is the only number that differs from itself.
         if value != value:
             return None
+        # Whole floats are written as whole numbers, as ids are everywhere.
         return str(int(value)) if value.is_integer() and abs(value) <= _LARGEST_INT64 else repr(value)
     return str(value) if isinstance(value, int) else json.dumps(value)

@@ -124,12 +124,15 @@ class WrittenNumbers:
         text = pl.col("text").str.strip_chars()
         percent = pl.lit(value=False)
         if self.signs is NumberSigns.STRIP:
+            # Looked for first, because the next line takes the sign away.
             percent = text.str.contains(r"\d\s*%$")
             text = text.str.replace(r"(\d)\s*%$", "${1}")
             text = text.str.replace(rf"(\d)\s*{_CURRENCY}$", "${1}")
+            # Plus or minus may stand on either side of the currency.
             text = text.str.replace(rf"^([+-]?)\s*{_CURRENCY}\s*([+-]?)", "${1}${2}")
         if self.thousands is not ThousandsMark.NONE:
             mark = _CHARACTERS[self.thousands]
+            # Marks are taken out of well-formed groups alone; other texts keep them, and the cast refuses them.
             text = pl.when(text.str.contains(self._grouped())).then(text.str.replace_all(mark, "")).otherwise(text)
         if self.decimal is DecimalMark.COMMA:
             # A point that is left stands between no thousands, and nobody can say what it divides.
@@ -144,6 +147,7 @@ class WrittenNumbers:
         """Write a number as these settings read it: the way back from `cast`."""
         if not math.isfinite(number):
             return str(number)
+        # `repr` alone writes small and large numbers with an exponent.
         text = format(Decimal(repr(number)), "f").removesuffix(".0")
         return text.replace(".", ",") if self.decimal is DecimalMark.COMMA else text
 
@@ -153,6 +157,7 @@ class WrittenNumbers:
             return series
         numbers = self.cast(series)
         plain = series.cast(pl.Float64, strict=False)
+        # A cell that a plain reading gets right keeps its own spelling.
         texts = numbers.cast(pl.String).zip_with((numbers != plain).fill_null(True), series)
         return texts.zip_with(numbers.is_not_null(), series)
 
@@ -255,6 +260,7 @@ def find_marks(columns: Mapping[str, pl.Series], *, separator: str) -> MarksFoun
         ]
         return MarksFound(numbers=PLAIN_NUMBERS, marked=frozenset(), warnings=tuple(warnings))
     candidates = _in_order(separator)
+    # Of equals the one that stands first: it is the likelier one.
     best = max(candidates, key=lambda marks: (_fit(known.values(), marks), -candidates.index(marks)))
     needy = {name: each for name, each in known.items() if each.needs_settings}
     marked = {name: each for name, each in needy.items() if each.reading_by(best) in _LIKELY}
@@ -327,6 +333,7 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers, is_own: bool = Fa
         is_own: whether they are those of a [[number]] of this column, which no setting of the files changes.
     """
     found = texts.drop_nulls()
+    # As of a file in which commas divide nothing, so that a comma before the fraction is likely.
     column = _Texts.of(found.filter(found.str.strip_chars() != ""), separator=";")
     ways: list[str] = []
     blocks: list[str] = []
@@ -334,6 +341,7 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers, is_own: bool = Fa
     for marks, reading in column.readings.items():
         needed = column.with_signs(marks)
         if needed != present and reading in _LIKELY:
+            # Settings that are plain have no flags: then those at hand have to go.
             flags = " ".join(needed.settings()) or _plain_flags(present)
             meant = f"if {column.example!r} is {column.read_as(needed)}"
             if is_own:
@@ -463,6 +471,7 @@ class _Texts:
         """Return whether settings read all texts, if only because none of their marks stands in one."""
         if self.reading_by(marks) is not None:
             return True
+        # Under a decimal comma a point would be a mark between thousands, or make the text no number.
         same_mark = marks.decimal is DecimalMark.POINT or not self.unique.str.contains(".", literal=True).any()
         return self.readings.get(PLAIN_NUMBERS) is _Reading.SURE and same_mark
 
@@ -545,6 +554,7 @@ def _reading(unique: pl.Series, marks: WrittenNumbers) -> _Reading | None:
     """Judge one way to read texts that all are numbers by it; None where a mark of it stands nowhere."""
     digits = unique.str.replace_all(rf"[+\-\s]|{_CURRENCY}|%", "")
     if marks.thousands is ThousandsMark.SPACE:
+        # Spaces between digits are the marks here, so that only those around the text may go.
         digits = unique.str.strip_chars().str.replace_all(rf"[+-]|{_CURRENCY}|%", "").str.strip_chars()
     if marks.thousands is not ThousandsMark.NONE:
         mark = _CHARACTERS[marks.thousands]
@@ -552,16 +562,19 @@ def _reading(unique: pl.Series, marks: WrittenNumbers) -> _Reading | None:
         if not len(grouped):
             return None
         no_fraction = not digits.str.contains(",", literal=True).any()
+        # Without a fraction the mark before it makes no difference, and one of both readings is enough.
         if marks.decimal is DecimalMark.COMMA and marks.thousands is not ThousandsMark.POINT and no_fraction:
             return None
         if not grouped.str.contains(rf"^\d{{1,2}}{mark}").any():
             num_marks = digits.str.count_matches(mark)
             if marks.thousands is ThousandsMark.SPACE or num_marks.n_unique() > 1:
                 return None  # lists of ids of three digits each
+        # Two marks in one number can only stand between thousands.
         several = grouped.str.contains(rf"^\d+{mark}\d+{mark}").any()
         both = digits.str.contains("," if marks.decimal is DecimalMark.COMMA else r"\.").any()
         unmarked = digits.filter(~digits.str.contains(mark))
         sure = several or both or marks.thousands in (ThousandsMark.SPACE, ThousandsMark.APOSTROPHE)
+        # If all numbers without a mark are below a thousand, marks begin where thousands do.
         if sure or (len(grouped) >= _LEAST_MARKED and len(unmarked) and _below_a_thousand(unmarked)):
             return _Reading.SURE
         return _Reading.AMBIGUOUS
@@ -595,6 +608,7 @@ def _pairs(unique: pl.Series) -> _Pairs:
     if unique.str.contains(rf"^\s*[+-]|{_CURRENCY}|%").any():
         return _Pairs.NUMBERS
     texts = unique.str.strip_chars()
+    # People write no number with a 0 before other digits, but ids are padded so.
     if texts.str.contains(r"^0\d").any():
         return _Pairs.IDS
     if texts.str.contains(r",0\d").any() or texts.str.starts_with("0,").sum() > len(texts) / 2:

@@ -205,10 +205,12 @@ class Arrivals:
         self._path = folder / "stream.json"
         self._rows = folder / "arrived"
         self._open = OpenFiles()
+        # Infinity until `take` gives another: then no row is too late for the clock.
         self._latest_s = np.inf
         self._cut: Cut | None = None
         reading = _reading(data, schema)
         found = self._found()
+        # Nothing was trained on it, so it costs only another read of the files.
         if found is not None and not has_begun and (found.config, found.reading) != (config, reading):
             shutil.rmtree(folder)
             found = None
@@ -254,7 +256,9 @@ class Arrivals:
         again: list[str] = []
         for path in paths:
             facts = facts_of(path)
+            # Files of this very call count as well: two copies may arrive together.
             digest = self._digest_if_new(path, facts=facts, others={file.sha256 for file in new})
+            # None is a file that is known, and "" one whose content is; the order of these two checks matters.
             if digest is None:
                 continue
             if not digest:
@@ -263,6 +267,7 @@ class Arrivals:
             new.append(_NewFile(path=path, facts=facts, sha256=digest))
         if not new and not again:
             return Taken()
+        # Here and not in the constructor: a stream that has taken nothing leaves no folder.
         self._rows.mkdir(parents=True, exist_ok=True)
         dealt = self._dealt([file.path for file in new]) if self._config.rows else None
         before = len(self.journal.files)
@@ -285,6 +290,7 @@ class Arrivals:
 
     def knows(self, path: DataPath) -> bool:
         """Return whether a file of this name was taken, or left out because its content was."""
+        # The place is the first of the facts, without links, so two names of one file are one.
         place = facts_of(path)[0]
         return str(path) in self.journal.again or any(file.place == place for file in self.journal.files)
 
@@ -292,10 +298,12 @@ class Arrivals:
         """Return the SHA-256 of a file that is new; "" where its content is not; None where the file is known."""
         place, num_bytes, tag = facts
         known = [file for file in self.journal.files if file.place == place]
+        # Size and tag decide without reading the file; the digest of a large one takes minutes.
         is_as_it_was = any((file.num_bytes, file.tag) == (num_bytes, str(tag)) for file in known)
         if is_as_it_was or str(path) in self.journal.again:
             return None
         digest = _digest(path)
+        # The same content was written again, as `touch` or a copy does: nothing is new.
         if any(file.sha256 == digest for file in known):
             return None
         if known:
@@ -318,6 +326,7 @@ class Arrivals:
         number = len(self.journal.files)
         first_row = self.num_rows
         folder = self.folder / f"file-{number:05}"
+        # A process that was killed while it read this file has left its bad rows there.
         shutil.rmtree(folder, ignore_errors=True)
         counts = _Counts()
         with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
@@ -329,6 +338,7 @@ class Arrivals:
                     told(f"read {path.name}", counts.rows, total)
             bad = bad_rows.num_rows
         rows = source.num_read
+        # Facts are compared after the read: rows of a file that grew meanwhile would belong to no digest.
         place, num_bytes, tag = file.facts
         if facts_of(path) != file.facts:
             raise DataError(
@@ -340,6 +350,7 @@ class Arrivals:
                     "write files elsewhere, and rename them into the folder when they are whole",
                 ),
             )
+        # Only now, when the file was read whole and has not changed: its pieces and its record enter together.
         self._place(spool.pieces, counts)
         self.journal.files.append(
             ArrivedFile(
@@ -356,6 +367,7 @@ class Arrivals:
             )
         )
         if dealt is not None:
+            # What was dealt is one array over all files of the call; the next file goes on in it.
             dealt.first_row += rows
 
     def _deal(
@@ -371,6 +383,7 @@ class Arrivals:
             times = np.zeros(chunk.num_rows)
             windows = np.zeros(chunk.num_rows, dtype=np.int64)
         if dealt is not None:
+            # Rows without a readable time keep their mark, and take no place in a window.
             readable = windows != UNREADABLE
             windows[readable] = dealt.windows[dealt.first_row + chunk.file_rows[readable]]
         is_late = self._is_late(windows, times)
@@ -378,7 +391,9 @@ class Arrivals:
         counts.left_out += int((windows == LEFT_OUT).sum())
         windows = np.where(is_late, _LATE, windows)
         if self._config.rows:
+            # Marks of rows that are in no window are all of this size or beyond it, on either side.
             for window in np.unique(windows[np.abs(windows) < LEFT_OUT]).tolist():
+                # Kept per window, since a window that is done sets the time before which rows are late.
                 counts.newest[window] = max(counts.newest.get(window, -np.inf), float(times[windows == window].max()))
         wanted = windows < LEFT_OUT
         if self._config.late is LateRows.DROP:
@@ -394,10 +409,12 @@ class Arrivals:
         if self._config.rows:
             if not self._has_time:
                 return np.zeros(len(windows), dtype=np.bool_)
+            # Rows of before the stream come late as soon as anything was done, for the history is the first window.
             is_old = windows == HISTORY
             if journal.done_until is not None:
                 is_old = is_old | (times < journal.done_until)
             return is_old & (windows < LEFT_OUT)
+        # Keys rise with time, so one comparison is enough.
         return windows <= max(window.key for window in journal.done)
 
     def _place(self, pieces: Iterable[tuple[int, Piece]], counts: _Counts) -> None:
@@ -414,6 +431,7 @@ class Arrivals:
                 # The first row has shown how time is cut.
                 by_key[key] = Window(key=key, name="" if self._cut is None else self._cut.name(key))
             by_key[key].add([piece])
+        # Windows are finished from the front, and rows of an older one may arrive after those of a newer.
         journal.open = [by_key[key] for key in sorted(by_key)]
         for key, time in counts.newest.items():
             name = str(key)
@@ -428,13 +446,16 @@ class Arrivals:
             is_over: no more files come, so that the newest window is done, too.
         """
         journal = self.journal
+        # Late rows wait for a window to ride along with; where none will come they get one of their own.
         if not journal.open and is_over and journal.late:
             key = max((window.key for window in journal.done), default=HISTORY)
+            # Windows of rows go on counting; of time, rows that are late take the last key again.
             journal.open = [Window(key=key + bool(self._config.rows), name=LATE)]
         if not journal.open:
             return False
         oldest = journal.open[0]
         if not is_over and not self._is_done(oldest):
+            # The oldest alone may be finished: windows are trained in the order of time.
             return False
         oldest.late = sum(piece.rows for piece in journal.late)
         oldest.add(journal.late)
@@ -468,6 +489,7 @@ class Arrivals:
         waiting: list[tuple[Piece, pl.DataFrame]] = []
         for piece in window.pieces:
             frame = self._read(piece)
+            # Numbers of rows and types hold within one file, so pieces of two files are never joined.
             is_other = waiting and (waiting[0][0].file != piece.file or waiting[0][1].schema != frame.schema)
             if is_other or sum(each.rows for each, _ in waiting) + piece.rows > DEFAULT_CHUNK_ROWS:
                 yield from self._chunk(waiting)
@@ -485,7 +507,9 @@ class Arrivals:
         yield RawChunk(
             frame=frame.drop(_FILE_ROW),
             path=Path(file.path),
+            # Behind a filter rows of the file have gaps, so `rows` below says each number again.
             first_row=int(rows[0]),
+            # Positions over all files of the stream, by which a row is known for good.
             start=file.first_row + int(rows[0]),
             rows=rows,
             numbers=text.numbers,
@@ -511,9 +535,11 @@ class Arrivals:
         journal = self.journal
         if number <= journal.forgotten:
             return
+        # Windows before `forgotten` have given their rows away already.
         for window in journal.done[journal.forgotten : number]:
             window.pieces = []
         journal.forgotten = number
+        # Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
         self._save()
         needed = {piece.part for window in (*journal.done, *journal.open) for piece in window.pieces}
         needed |= {piece.part for piece in journal.late}
@@ -528,6 +554,7 @@ class Arrivals:
         return bool(self._schema.time)
 
     def _cut_for(self, chunk: RawChunk) -> Cut:
+        # The first chunk that arrives shows the unit of times; all later ones are held to it.
         if self._cut is None:
             clock = Clock.of(chunk, self._schema.time, date_order=self._data.split.date_order)
             self._cut = Cut.of(self._config, clock)
@@ -545,6 +572,7 @@ class Arrivals:
         with BadRows(self._data.bad_rows, folder=self.folder / "deal") as bad_rows:  # the second look reports them
             for path in paths:
                 source = self._data.source([path], bad_rows=bad_rows)
+                # Without a time any column will do: only the number of rows is wanted.
                 column = self._schema.time or self._schema.columns[0]
                 times_of_file: list[np.ndarray] = []
                 rows_of_file: list[np.ndarray] = []
@@ -558,8 +586,10 @@ class Arrivals:
                     )
                     times_of_file.append(times)
                     rows_of_file.append(chunk.file_rows)
+                # Rows that the reader left out stay NaN here, and so have no readable time.
                 times = np.full(source.num_read, np.nan)
                 if rows_of_file:
+                    # By their number in the file, since chunks leave out bad rows.
                     times[np.concatenate(rows_of_file)] = np.concatenate(times_of_file)
                 parts.append(times)
                 is_timed = bool(self._schema.time)
@@ -569,13 +599,17 @@ class Arrivals:
         every = np.concatenate([np.empty(0), *parts])
         found = np.concatenate([np.empty(0, np.int64), *windows])
         if self._cut is not None and not self._has_time and self._config.begin:
+            # Without times, --from and --until are numbers of rows over all files.
             numbers = self.num_rows + np.arange(len(found))
             found[(numbers < self._cut.begin) & (found == 0)] = HISTORY
             found[(numbers >= self._cut.until) & (found == 0)] = LEFT_OUT
         is_streamed = (found == 0) & ~self._is_late(found, every)
+        # Stable, so that rows of one moment stay in the order of the files.
         order = np.argsort(every[is_streamed], kind="stable")
+        # The inverse of the order: the rank of each row in time.
         places = np.empty(len(order), dtype=np.int64)
         places[order] = np.arange(len(order))
+        # Windows are numbered from 1, because 0 is the mark of rows that are still to be dealt.
         found[is_streamed] = 1 + (self.journal.num_dealt + places) // self._config.rows
         self.journal.num_dealt += len(order)
         return _Dealt(windows=found)
@@ -635,11 +669,15 @@ class _Spool:
 
     def write(self, chunk: RawChunk, windows: Int64[np.ndarray, " N"]) -> None:
         """Write the rows of a chunk by their windows."""
+        # Stable: within a window rows keep the order of the file.
         order = np.argsort(windows, kind="stable")
+        # The number in the file travels along, since the sort and the cut lose it.
         frame = chunk.frame.with_columns(pl.Series(_FILE_ROW, chunk.file_rows, dtype=pl.Int64))[order]
         table = frame.to_arrow()
+        # Types can differ between chunks of a file of text, and a Parquet file has one schema.
         is_same = table.schema == self._schema
         writer = self._writer if self._writer is not None and is_same else self._begin(table.schema)
+        # The keys are sorted, so a window is one slice, and its first index is where the slice begins.
         keys, firsts = np.unique(windows[order], return_index=True)
         ends = [*firsts[1:].tolist(), len(order)]
         for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
@@ -654,6 +692,7 @@ class _Spool:
         self._part = f"{self._number:05}{suffix}.parquet"
         self._schema = schema
         path = self._folder / self._part
+        # Rows are read back once and whole, so statistics help nobody, and checksums find a damaged disk.
         writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
         self._writer = writer
         self._num_parts += 1
@@ -681,6 +720,7 @@ def _reading(data: DataConfig, schema: Schema) -> str:
 def _digest(path: DataPath) -> str:
     if isinstance(path, Path):
         return sha256_of(path)
+    # A store has no path to hash, so its bytes are read through it.
     with path.open("rb") as file:
         return sha256_of(file.read())
 

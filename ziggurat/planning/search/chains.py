@@ -79,7 +79,9 @@ class Chains:
         self.rng = rng
         num_tables = space.num_tables
         num = len(starts)
+        # Each level halves all parts, so that a table has two to that power of them at most.
         capacity = 1 << space.most_levels
+        # Where the block of each table begins: the sum of the blocks before it.
         self.first = np.concatenate([[0], np.cumsum(capacity)[:-1]])
         self.slot_table = np.repeat(np.arange(num_tables), capacity)
         self.device = np.full((num, len(self.slot_table)), -1)
@@ -152,6 +154,7 @@ class Chains:
         chains = len(self.device)
         chain = np.repeat(np.arange(chains), num)
         total = len(chain)
+        # Kinds of change that this space has no use for get no weight.
         weights = np.array(_WEIGHTS) * [1, 1, self._any_cut, self._any_cut, self._any_option]
         # A draw that rounds to 1 would fall behind the last kind.
         change = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(total)).clip(max=4)
@@ -188,11 +191,13 @@ class Chains:
         focused = np.flatnonzero(self.rng.random(len(chain)) < focus)
         if self.space.num_devices <= _FEW_DEVICES:  # drawing again finds one soon, for all chains at once
             for _ in range(_DRAWS):
+                # Only those that are not there yet are drawn again.
                 focused = focused[self.device[chain[focused], slot[focused]] != worst[chain[focused]]]
                 slot[focused] = self._random_slots(chain[focused])
             return
         for each in range(len(worst)):
             mine = focused[chain[focused] == each]
+            # Slots that are not in use have the device −1, and are never found here.
             there = np.flatnonzero(self.device[each] == worst[each])
             if len(there):
                 slot[mine] = there[(self.rng.random(len(mine)) * len(there)).astype(np.int64)]
@@ -200,6 +205,7 @@ class Chains:
     def _random_slots(self, chain: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
         """A part of a random table; the first slot of its block if the table has none."""
         table = self.rng.integers(self.space.num_tables, size=len(chain))
+        # Of a table without parts the count is 0, and with it the part.
         part = (self.rng.random(len(chain)) * self.count[chain, table]).astype(np.int64)
         return self.first[table] + part
 
@@ -225,6 +231,7 @@ class Chains:
         found.valid[pick] = True
         kind = self._kind(chain[fits], slot[fits])
         none = np.full(len(pick), -1)
+        # Two rows: the kind goes where it was, and comes where it is going.
         return _rows([(pick, here, none, kind), (pick, there, kind, none)])
 
     def _swaps(self, found: Candidates) -> tuple[np.ndarray, ...]:
@@ -236,7 +243,9 @@ class Chains:
         there = self.device[chain, other]
         fits = (here >= 0) & (there >= 0) & (here != there)
         if self._limited:
+            # Each of both tables must be allowed on the device of the other.
             fits &= self.space.allowed[self.slot_table[slot], there] & self.space.allowed[self.slot_table[other], here]
+        # Two parts of one table could else meet on a device.
         fits &= self._free(chain, slot, there) & self._free(chain, other, here)
         pick = pick[fits]
         here = here[fits]
@@ -252,6 +261,7 @@ class Chains:
     def _free(self, chain: np.ndarray, slot: np.ndarray, device: np.ndarray) -> np.ndarray:
         """Return True where no other part of the table is on the device."""
         free = np.ones(len(slot), dtype=bool)
+        # Where parts may be anywhere, two of one table may share a device.
         if not self._any_cut or self.space.parts is ColumnParts.ANYWHERE:
             return free
         tables = self.slot_table[slot]
@@ -282,6 +292,7 @@ class Chains:
         found.valid[pick] = True
         whole = self.space.column_kind[tables, level]
         half = self.space.column_kind[tables, level + 1]
+        # The part is halved where it stands, and its other half comes to the new device.
         return _rows([(pick, here, half, whole), (pick, there, half, np.full(len(pick), -1))])
 
     def _merge_two(self, found: Candidates) -> tuple[np.ndarray, ...]:
@@ -289,12 +300,14 @@ class Chains:
         chain = found.chain[pick]
         slot = found.slot[pick]
         tables = self.slot_table[slot]
+        # Drawn within the same table, since only halves of one table make a whole.
         draw = self.rng.random(len(pick)) * np.maximum(self.count[chain, tables], 1)
         other = self.first[tables] + draw.astype(np.int64)
         found.other[pick] = other
         here = self.device[chain, slot]
         there = self.device[chain, other]
         level = self.level[chain, slot]
+        # Halves of one size: each of both is one level above the part that they make.
         fits = (here >= 0) & (slot != other) & (here != there) & (level == self.level[chain, other]) & (level > 0)
         pick = pick[fits]
         here = here[fits]
@@ -315,6 +328,7 @@ class Chains:
         level = self.level[chain, self.first[tables]]
         split = found.change[pick] == Change.SPLIT
         wanted = np.where(split, level < self.space.most_levels[tables], level > 0) & (num > 0)
+        # A split needs twice as many devices as there are parts, and all of them different.
         wanted &= ~split | (2 * num <= self._num_allowed[tables])
         pick, chain, tables, num, level, split = (each[wanted] for each in (pick, chain, tables, num, level, split))
         found.valid[pick] = True
@@ -322,11 +336,13 @@ class Chains:
         place = np.arange(most)
         index = np.minimum(self.first[tables, None] + place, len(self.slot_table) - 1)
         held = np.where(place < num[:, None], self.device[chain[:, None], index], -1)
+        # In random order, because a merge keeps the first half of them.
         held = _shuffled(held, self.rng)
         others = self._other_devices(tables[split], held[split])[:, :most]
         new = np.full((len(pick), most), -1)
         new[split, : others.shape[1]] = np.where(place[: others.shape[1]] < num[split, None], others, -1)
         kept = np.where(split, num, num // 2)
+        # First the devices that stay, then those that come: `apply` reads them as one list.
         found.ends = np.concatenate([np.where(place < kept[:, None], held, -1), new], axis=1)
         found.end_row[pick] = np.arange(len(pick))
         old = self.space.column_kind[tables, level]
@@ -369,10 +385,12 @@ class Chains:
                 if choice >= 0
                 else ((int(found.target[index]),), whole)
             )
+            # One row for each device, even where the old and the new share it: its effect is one difference.
             for device in {*before, *after}:
                 rows.append((index, device, new if device in after else -1, old if device in before else -1))
             found.other[index] = choice
             found.valid[index] = True
+        # Without a row the array would have no second axis to turn.
         return tuple(np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
     def _holders(self, chain: int, table: int, option: int) -> tuple[tuple[int, ...], int]:
@@ -410,6 +428,7 @@ class Chains:
             new = self.first[table] + self.count[chain, table]
             levels[slot] += 1
             devices[new] = found.target[index]
+            # Both halves have the level that the part has by now.
             levels[new] = levels[slot]
             self.count[chain, table] += 1
         else:
@@ -441,6 +460,7 @@ def _shuffled(devices: Int[np.ndarray, "N K"], rng: np.random.Generator) -> Int[
     """Each row in random order, with −1 last."""
     if devices.shape[1] == 1:
         return devices
+    # Draws are below 1, so that the key 2 puts empty places last.
     order = np.argsort(np.where(devices >= 0, rng.random(devices.shape), 2.0), axis=1)
     return np.take_along_axis(devices, order, axis=1)
 

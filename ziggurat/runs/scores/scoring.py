@@ -143,6 +143,7 @@ def saying_unknown_ids(run: Run, progress: Progress | None) -> Iterator[None]:
         run: whose preprocessing encodes the rows.
         progress: of the call.
     """
+    # Counters run on from call to call, so what this one added is a difference.
     before = {name: (each.unknown, each.ids) for name, each in run.preprocessing.counters.items()}
     texts_before = {name: Counter(counts) for name, counts in run.preprocessing.negatives.items()}
     rows_before = run.preprocessing.num_labelled
@@ -158,6 +159,7 @@ def saying_unknown_ids(run: Run, progress: Progress | None) -> Iterator[None]:
     found: list[str] = []
     for name, counted in run.preprocessing.counters.items():
         unknown, ids = before[name]
+        # Compared with the count of before, since an older call may have met unknown ids as well.
         if counted.unknown > unknown:
             found.append(str(UnknownIds(feature=name, unknown=counted.unknown - unknown, ids=counted.ids - ids)))
     if found:
@@ -206,6 +208,7 @@ def ids_out_of_range(preprocessing: Preprocessing) -> list[IdsOutOfRange]:
 def like(frame: pl.DataFrame, given: object) -> object:
     """A polars frame as the kind of table that was given; a frame of pandas keeps its index."""
     if isinstance(given, pa.Table):
+        # The oldest level: strings as views are unknown to many readers of Arrow.
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(given, Mapping):
         return frame.to_dict(as_series=False)
@@ -213,6 +216,7 @@ def like(frame: pl.DataFrame, given: object) -> object:
         found = frame.to_pandas()
         index = getattr(given, "index", None)
         if index is not None:
+            # By the number of the row, because bad rows have no score and leave gaps in the index.
             found.index = index[frame[ROW].to_numpy()]
         return found
     return frame
@@ -249,6 +253,7 @@ def encoded_chunks(
     """Raw chunks of files or of a frame, with the encoded rows of each; on many ranks every rank gets all of them."""
     refuse_events(run, data)
     schema = run.preprocessing.schema
+    # A column may serve several features, and is wanted once.
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
     columns = tuple(dict.fromkeys([*(schema.columns if with_labels else features), *keep]))
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
@@ -262,6 +267,7 @@ def encoded_chunks(
             source = RawSource(files_in(data), format=run.reading.format, bad_rows=collector, text=run.reading.text)
             if with_labels:
                 _refuse_no_label(run, source)
+            # What is kept stands in the output as the files write it, so it is not read as numbers.
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
             chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
         try:
@@ -274,6 +280,7 @@ def encoded_chunks(
             raise in_terms_of_run(error, run.folder) from error
         except (DataError, BoundsError) as error:
             in_frame = is_frame(data)
+            # Before the words of a frame: for a trained run the label cannot be changed in the schema.
             label = _label_of(run, error)
             if label is not None:
                 raise _wrong_label(error, label, in_frame=in_frame) from error
@@ -352,6 +359,7 @@ def _wrong_label(error: ZigguratError, label: Label, *, in_frame: bool) -> Ziggu
     name = column_of(label)
     found = error.found.strip("'")
     ways: list[str] = []
+    # Numbers and truths are what programs write where the files of the run had two words.
     if label.positive and label.negative and found.lower() in ("0", "1", "0.0", "1.0", "false", "true"):
         yes = label.positive
         no = label.negative
@@ -419,6 +427,7 @@ def own_rows(run: Run, table: pa.Table) -> Batch:
     world_size = run.team.world_size
     # Ends of all ranks by one formula: no row is left out, and none scored twice.
     first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
+    # A slice of Arrow keeps its parent's chunks, and a batch needs each column in one piece.
     return table_to_batch(table.slice(first, last - first).combine_chunks(), run.preprocessing.inputs)
 
 
@@ -467,6 +476,7 @@ def output_schema(run: Run, data: object, *, keep: Sequence[str]) -> pl.Schema:
             where="keep",
             ways_out="rename the column in the data",
         )
+    # The codes of a categorical differ from file to file, and its texts do not.
     kept = {name: pl.String() if isinstance(types[name], pl.Categorical | pl.Enum) else types[name] for name in keep}
     return pl.Schema({ROW: pl.Int64(), **kept, **scores})
 
@@ -486,8 +496,10 @@ def scored_frames(
             yield own_rows(run, table)
 
     names = [name for name in schema if name != ROW and name not in keep]
+    # Collective: ranks that write nothing send their part of the scores to the first.
     gathered = gathered_scores_of(run.model, batches(), progress=progress, process_group=run.team.process_group)
     for rows, scores in gathered:
+        # On each rank, or the deque would grow with the file.
         chunk = waiting.popleft()
         if not run.team.is_first:
             continue

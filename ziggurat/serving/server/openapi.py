@@ -321,6 +321,7 @@ def _columns(columns: tuple[Column, ...]) -> dict[str, object]:
     kinds = Feature.kinds()
     for column in columns:
         kind = kinds.get(column.kind)
+        # A copy: examples of this column are added, and the schema of the kind is shared.
         schema: dict[str, object] = {} if kind is None else {**kind.json_schema}
         if column.example is not None:
             schema["examples"] = [column.example]

@@ -140,6 +140,7 @@ class TrainStep:
             )
         self.self_distillation = SelfDistillation.of(model, config, parallel=parallel)
         self.average = weight_average(model, config, fused=fused, is_spread=parallel is not None)
+        # Such as running means: a forward pass changes them, and a step that is refused must give them back.
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._full_size = model.trained_rows(config.loader.batch_size)
@@ -156,6 +157,7 @@ class TrainStep:
             eager = model.trained_dense
             compiled = compiled_dense(eager, config.compile, device=self.device)
             compute_copies(model.slots.network, _FullBatches(eager, compiled, size=self._full_size))
+        # On one device the loss divides by its own weight, so there is nothing to compare.
         self._is_weight_checked = parallel is None
         self._news: list[str] = []
         if config.compile is not Compile.OFF:
@@ -206,7 +208,9 @@ class TrainStep:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
         start_s = time.perf_counter()
         begin_s = time.thread_time()  # of this thread: it stands still while the thread waits for other ranks
+        # Here the host waits for the device.
         loss = float(self._forward_backward(batch, upcoming).detach())
+        # The clock of a thread says nothing about a GPU, which works by itself.
         busy_s = time.thread_time() - begin_s if self.device.type == "cpu" else 0.0
         result, scale = self._guard(loss, busy_s=busy_s)
         if self.parallel is not None:
@@ -286,6 +290,7 @@ class TrainStep:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
+        # None and not zeros: it tells a weight that nothing used.
         for parameter in self._dense:
             parameter.grad = None
         if self.table_optimizer is not None:
@@ -305,6 +310,7 @@ class TrainStep:
             for sequence in embedded.sequences.values():
                 torch._dynamo.maybe_mark_dynamic(sequence.values, 0)  # lists of a batch have any number of rows
             for found in embedded.named.values():
+                # Offsets of lists have one more than there are samples.
                 if found.dim() and found.shape[0] not in (batch.batch_size, batch.batch_size + 1):
                     torch._dynamo.maybe_mark_dynamic(found, 0)  # so has what was found of them
             return self._forward_dense(embedded)
@@ -358,6 +364,7 @@ class TrainStep:
         if self._whole_tables and self.config.embedding_l2:
             gradients = [table.grad for table in self._whole_tables if table.grad is not None]
             tables = [table.detach() for table in self._whole_tables if table.grad is not None]
+            # The gradient of ½ · embedding_l2 · ‖table‖².
             torch._foreach_add_(gradients, tables, alpha=self.config.embedding_l2)
         return loss
 
@@ -410,6 +417,7 @@ class TrainStep:
             result = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s)
             assert result is not None, "nothing is to be proved"
         if result.finite and self.config.clip_norm:
+            # The small term is that of torch's `clip_grad_norm_`.
             return result, min(1.0, self.config.clip_norm / (result.squared**0.5 + 1e-6))
         return result, 1.0
 
@@ -418,6 +426,7 @@ class TrainStep:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         if scale != 1.0:
+            # Each rank scales its own part, all by the same factor.
             gradients = [local(parameter.grad) for parameter in self._dense if parameter.grad is not None]
             torch._foreach_mul_(gradients, scale)
             if self.table_optimizer is not None:
@@ -433,6 +442,7 @@ class TrainStep:
             self.average.update()
 
     def _first_bad(self, loss: float) -> str:
+        # In the order of causes: a bad weight spoils everything that comes after it.
         for name, parameter in self.dense_named.items():
             if not bool(local(parameter.detach()).isfinite().all()):
                 return f"weight {name}"
@@ -531,6 +541,7 @@ def _dense_optimizer(
     fused_parts = config.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
     groups: list[dict[str, Any]] = [{"params": whole}] if whole else []
     if decay and tables:
+        # By identity: `in` would compare weights element by element.
         ids = {id(table) for table in tables}
         decayed, kept = ([each for each in whole if (id(each) in ids) is of_table] for of_table in (False, True))
         both = ({"params": decayed}, {"params": kept, "weight_decay": 0.0})

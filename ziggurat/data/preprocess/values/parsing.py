@@ -155,6 +155,7 @@ def parse_chunk(
         BoundsError: an id outside an identity table (policy ERROR).
     """
     chunk = with_truths(with_nulls(chunk, schema.missing_texts)).with_number_columns(schema.numbers)
+    # Rows are only noted here: whether one is an error or put aside is the policy of `bad_rows`.
     faults = Faults(chunk=chunk)
     parsed = _parse(schema, chunk, faults, with_labels=with_labels, needs_extras=needs_extras)
     if not faults.found:
@@ -163,6 +164,7 @@ def parse_chunk(
     clean = chunk.filter(faults.report(bad_rows))
     faults = Faults(chunk=clean)
     parsed = _parse(schema, clean, faults, with_labels=with_labels, needs_extras=needs_extras)
+    # A cell that can be read does not depend on other rows, so the second look finds nothing new.
     assert not faults.found
     return parsed
 
@@ -204,16 +206,19 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
             if needs_extras or chunk.has_column(column):
                 parsed.extras[extra.name] = _parse_extra(extra, needed_column(chunk, column), faults)
             else:
+                # As if every cell was missing: the loss, which alone reads extras, is not computed.
                 shape = (chunk.num_rows, extra.dim) if extra.dim else (chunk.num_rows,)
                 parsed.extras[extra.name] = np.full(shape, np.nan, dtype=np.float32)
         if schema.weight:
             parsed.weights = _parse_weights(needed_column(chunk, schema.weight, role="weight"), faults)
         if schema.session:
+            # Only with labels, because sessions serve training alone.
             parsed.sessions = _parse_groups(schema.session, chunk, texts, faults, role="the session")
     if schema.group:
         if chunk.has_column(schema.group) or with_labels:
             parsed.groups = _parse_groups(schema.group, chunk, texts, faults)
         else:
+            # One group for all rows: metrics by group need labels, and there are none.
             parsed.groups = np.full(chunk.num_rows, NO_GROUP, dtype=np.int64)
     return parsed
 
@@ -235,6 +240,7 @@ def _failed_parse(feature: Feature, problem: Exception, *, schema: Schema, chunk
         )
     parsed = 0
     failing = chunk.num_rows
+    # Bisection: a log of the rows as many trials, each of a chunk that grows or shrinks from its beginning.
     while failing - parsed > 1:  # the first `parsed` rows can be parsed, the first `failing` cannot
         middle = (parsed + failing) // 2
         if _problem_of(feature, schema=schema, chunk=chunk.filter(np.arange(chunk.num_rows) < middle)) is None:
@@ -281,6 +287,7 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
             "lists of ids that the kind made itself"
         )
     if isinstance(values, np.ndarray):
+        # `astype` alone would hand on the values behind the mask.
         is_plain = not isinstance(values, np.ma.MaskedArray)
         is_numbers = is_plain and values.ndim == 1 and values.dtype == np.float64
         is_known = is_numbers or (is_plain and values.ndim == 2 and values.dtype == np.float32)
@@ -304,7 +311,9 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
 
 def offsets_of(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
     """Return where lists of these lengths begin, and where the last one ends."""
+    # One more than lists, so that list i is values[offsets[i] : offsets[i + 1]].
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    # Written behind the leading 0, in int32: a cumulative sum by itself would be int64.
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
@@ -363,6 +372,7 @@ class FeatureCells:
         numbers = read_numbers(self.series, faults=self._faults, role=self._role)
         # Text may write a number that the schema takes for nothing in another way ("-1.00").
         missing = MissingValues.of(self._schema.missing_texts).numbers
+        # `isin` costs as much as parsing where almost no cell is missing, so most chunks end here.
         if not missing or not (found := np.isin(numbers, missing)).any():
             return numbers
         return np.where(found, np.nan, numbers)
@@ -390,6 +400,7 @@ class FeatureCells:
                 ways_out='return NumberFit(name=self.name, transform=NumericTransform("criteo_buckets"))',
             )
         buckets = pl.Series(fit.transform.bucket_ids(numbers, logarithm)).cast(pl.String)
+        # NaN falls into some bucket too, so missing ones are taken out behind the transform.
         missing = np.isnan(numbers)
         return Ids.of(buckets.set(pl.Series(missing), None) if missing.any() else buckets)
 
@@ -399,6 +410,7 @@ class FeatureCells:
         Raises:
             SchemaError: the column, or the kind's own `lists`, are no lists of ids of so many rows.
         """
+        # A kind may hand over lists of its own making, which nobody has looked at yet.
         if lists is not None:
             self._refuse_other_lists(lists)
         raw = read_id_lists(
@@ -410,12 +422,14 @@ class FeatureCells:
             padding=settings.padding,
         )
         keep = self._kept(raw.lengths, max_length=settings.max_length, keep_last=keep_last)
+        # The filter is on flat values, so lengths are cut separately and still agree with it.
         if keep is not None:
             lengths = np.minimum(raw.lengths, settings.max_length)
             raw = RawIdLists(values=raw.values.filter(pl.Series(keep)), lengths=lengths)
         table = self._schema.table(table_of(self._feature))
         if table.encoding is not Encoding.IDENTITY:
             return ParsedLists(values=Ids.of(raw.values), lengths=raw.lengths)
+        # A fault in a flat value must be told by the row of the chunk that it stands in.
         owner = np.repeat(np.arange(len(raw.lengths)), raw.lengths)
         return ParsedLists(values=self._identity(raw.values, owner=owner, table=table), lengths=raw.lengths)
 
@@ -464,6 +478,7 @@ class FeatureCells:
         Raises:
             SchemaError: there is no such row.
         """
+        # A bool is an int in Python, and True would be taken for row 1.
         if isinstance(row, bool) or not isinstance(row, int | np.integer) or not 0 <= row < self._chunk.num_rows:
             kind = type(self._feature)
             raise SchemaError(
@@ -497,8 +512,10 @@ class FeatureCells:
 
 def _kept_positions(lengths: np.ndarray, *, max_length: int, keep_last: bool) -> np.ndarray:
     """Mark the values of lists that stay when each list is cut."""
+    # Counts from 0 within each list: the running index less the index at which the list begins.
     position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     if keep_last:
+        # Counted from the end instead, so that the last values have the small numbers.
         position = np.repeat(lengths, lengths) - 1 - position
     return position < max_length
 
@@ -520,13 +537,16 @@ def identity_rows(
     """
     missing = ids.is_null().to_numpy()
     cast = ids.cast(pl.Int64, strict=False)
+    # A view of polars' buffer may be read-only, and numbers are written into below.
     numbers = cast.fill_null(0).to_numpy().copy()
+    # Null behind the cast, but not before it: text that is no 64-bit integer.
     unread = cast.is_null().to_numpy() & ~missing
     column = column_of(feature)
     for index in np.flatnonzero(unread).tolist():
         text = ids[index]
         digits = text[1:] if text[:1] in "+-" else text
         if digits.isascii() and digits.isdigit():  # beyond 64 bits: certainly out of range
+            # Clipping, or the unknown row, then treats it like any other id beyond the table.
             numbers[index] = -1 if text[0] == "-" else _LARGEST_INTEGER
         else:
             faults.add(
@@ -538,6 +558,7 @@ def identity_rows(
                 ways_out=('set encoding = "vocabulary" or "hashing" for the table',),
             )
     outside = ((numbers < 0) | (numbers >= table.num_rows)) & ~missing
+    # Reserved rows stand in front, so id 0 is the first row behind them.
     rows = np.clip(numbers, 0, table.num_rows - 1).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
     if outside.any():
         if table.out_of_range is OutOfRange.UNKNOWN:
@@ -573,6 +594,7 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     ways = _ways_to_name_the_positive(label, series)
     ways = ways or label.task.ways_out
     values = read_numbers(series, faults=faults, role=f"label {label.name!r}", ways_out=ways)
+    # NaN and infinity are no known labels, in whatever way the text wrote them.
     known = np.isfinite(values)
     if label.task.has_positives and label.positive_from is not None:
         labels = (values >= label.positive_from).astype(np.float32)
@@ -588,6 +610,7 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     unknown = np.zeros(len(series), dtype=bool)
     for index in np.flatnonzero(~right).tolist():
         cell = series[index]
+        # Comparing a cell with itself finds NaN among floats; a text may spell it.
         unknown[index] = cell is None or cell != cell or str(cell).strip().lower() in ("", "nan")
         if unknown[index] and label.missing is MissingLabel.LEFT_OUT:
             continue
@@ -599,6 +622,7 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
             found="" if cell is None else cell,
             ways_out=_UNKNOWN_WAYS if unknown[index] else ways,
         )
+    # A place of an unknown label needs some number before the cast; NaN is put back after it.
     return _with_unknown(label, np.nan_to_num(labels), unknown=unknown)
 
 
@@ -612,10 +636,12 @@ def _with_unknown(label: Label, labels: np.ndarray, *, unknown: np.ndarray) -> n
 def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     """1 where the canonical text is `positive`, 0 elsewhere; a third text is a fault if `negative` is set."""
     texts = canonical_text(series)
+    # Through the same canonical form as the cells, so that 1 in the schema meets 1.0 in a column of floats.
     wanted = canonical_text(pl.Series([label.positive, label.negative], dtype=pl.String))
     if texts is None or wanted is None:
         raise wrong_type(series, faults.chunk, role=f"label {label.name!r}", expected="texts, numbers or booleans")
     texts = texts.str.strip_chars()
+    # A comparison with null is null, and a null label is never a positive.
     positive = (texts == wanted[0]).fill_null(False).to_numpy()
     unknown = (texts.is_null() | (texts == "")).fill_null(True).to_numpy()
     wrong = unknown.copy()
@@ -654,11 +680,13 @@ def _ways_to_name_the_positive(label: Label, series: pl.Series) -> tuple[str, ..
     """Say how a schema names the positive of a binary label of few texts, by these texts; () of other columns."""
     if series.dtype != pl.String or not label.task.has_positives or label.positive_from is not None:
         return ()
+    # A look at the beginning is enough for a way out in an error.
     texts = series.head(_LOOKED_AT).drop_nulls().str.strip_chars()
     texts = texts.filter((texts != "") & texts.cast(pl.Float64, strict=False).is_null())
     values = texts.unique().sort().to_list()
     if not 2 <= len(values) <= _FEW_TEXTS:
         return ()
+    # False sorts before True, so words like "yes" come first.
     likely = sorted(values, key=lambda text: text.lower() not in YES_WORDS)[:3]
     ways: list[str] = []
     for value in likely:
@@ -682,7 +710,9 @@ def negative_texts(label: Label, series: pl.Series) -> dict[str, int]:
     others = texts.filter(((texts != "") & (texts != positive[0])).fill_null(False)) if positive is not None else texts
     counts = others.value_counts(sort=True)
     found = {str(text): int(count) for text, count in counts.head(_MOST_TEXTS).iter_rows()}
+    # The slice is empty where there are few texts, and its sum is then 0.
     if rest := int(counts["count"][_MOST_TEXTS:].sum()):
+        # A label may really have this text, which then counts among the rest.
         found[_OTHER_TEXTS] = found.get(_OTHER_TEXTS, 0) + rest
     return found
 
@@ -697,6 +727,7 @@ def third_texts_note(label: Label, negatives: Mapping[str, int], *, num_rows: in
     """
     if len(negatives) < 2:
         return ""
+    # Ties are broken by the text, so that the note is the same on every run.
     usual = max((text for text in negatives if text != _OTHER_TEXTS), key=lambda text: (negatives[text], text))
     thirds = {text: count for text, count in negatives.items() if text != usual}
     most = sorted(thirds, key=lambda text: -thirds[text])[:3]
@@ -717,6 +748,7 @@ def _says_positive(label: Label, texts: pl.Series) -> np.ndarray:
         return np.zeros(len(texts), dtype=bool)
     wanted = label.positive.strip().lower()
     same = {wanted}
+    # Where the positive is a number, 1 may well be another class.
     if not _is_number_text(wanted):
         same |= {"1", "true"}
     same |= _SAME_WORDS.get(wanted, frozenset())
@@ -734,12 +766,14 @@ def _parse_extra(extra: Extra, series: pl.Series, faults: Faults) -> Float32[np.
     if not extra.dim:
         return read_numbers(series, faults=faults, role=role).astype(np.float32)
     vectors = read_vectors(series, dim=extra.dim, faults=faults, role=role)
+    # `read_vectors` gives zeros for a null, which a loss could not tell from true zeros.
     vectors[series.is_null().to_numpy()] = np.nan
     return vectors
 
 
 def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
     values = read_numbers(series, faults=faults, role="the weight")
+    # Written as a negation, because NaN fails every comparison and must be found too.
     for index in np.flatnonzero(~((values >= 0) & (values <= LARGEST_FLOAT32))).tolist():
         faults.add(
             index,
@@ -758,8 +792,10 @@ def _parse_groups(
     if name in chunk.spans:
         ids = Ids.of(chunk.spans[name])
     else:
+        # Ids are usually converted in one query with the features, and are then in `texts`.
         series = texts[name] if name in texts else needed_column(chunk, name, role=role.removeprefix("the "))
         ids = Ids.of(read_ids(series, faults=faults, role=role))
+    # The same 64 bits read as signed: the stored column is int64, and only equality counts.
     groups = ids.keys.view(np.int64)
     return groups if ids.missing is None else np.where(ids.missing, NO_GROUP, groups)
 

@@ -213,6 +213,7 @@ class Supervisor:
             self._private.delete()
             if self.keeper is not None:
                 self.keeper.end()
+        # Raised behind the clean-up: no child of a server that could not start is left.
         if self._failure is not None:
             raise self._failure
 
@@ -225,6 +226,7 @@ class Supervisor:
             is_closed = all(worker.closed for worker in self._workers if worker.served)
             return self._started and (is_closed or now > self._close_deadline)
         if not self._started or any(worker.state is State.SERVING for worker in self._workers):
+            # Before the start nobody is refused: connections wait in the backlog until the first worker has loaded.
             self._served_at = now
         return now - self._served_at > _UNSERVED_S
 
@@ -233,6 +235,7 @@ class Supervisor:
         paused_s = self._workers.excuse_pause()
         if paused_s:
             _log.warning("the server was stopped for %.1f s, and goes on", paused_s)
+            # Else workers that drain would be killed for time in which they could not run either.
             self._end_deadline += paused_s
 
     def _fork(self, export: Path, generation: int) -> None:
@@ -274,6 +277,7 @@ class Supervisor:
                     self.own.path,
                 )
         except OSError as problem:
+            # Once for each problem: this runs at every turn, several times a second.
             if self._own_problem != str(problem):
                 self._own_problem = str(problem)
                 _log.error("%s was deleted, and cannot be made again: %s", self.own.path, problem)
@@ -320,6 +324,7 @@ class Supervisor:
     def _promote(self, worker: _Worker) -> None:
         worker.state = State.SERVING
         worker.served = True
+        # While it waited it gave no signs of life, so silence counts from here.
         worker.last_seen = time.monotonic()
         worker.control.send(serve=True)
 
@@ -345,6 +350,7 @@ class Supervisor:
             number = message.get("number")
             if not isinstance(export, str) or not isinstance(number, int):
                 raise BrokenMessageError(f"{message!r:.80}: no swap")
+            # Nothing but a true agrees to lose answers; any other value of JSON is none.
             self._start_swap(Path(export), worker, number, accept_loss=message.get("accept_loss") is True)
         elif "alive" not in message:
             raise BrokenMessageError(f"{message!r:.80}: no message of a worker")
@@ -363,6 +369,7 @@ class Supervisor:
                 ways_out=("kill -HUP of this server: it swaps to the new version", "put the old version back"),
             )
             self._handle_load_failure(worker, error)
+            # It believes that it is ready, and would not end by itself as one that could not load does.
             worker.kill()
             return
         swap = self._swap
@@ -397,6 +404,7 @@ class Supervisor:
 
     def _delete_unused_copies(self) -> None:
         """Delete the copies of exports that no worker serves or loads any more."""
+        # The served generation counts also while it has no worker: the next one is forked onto its copy.
         used = {self._generation, *(worker.generation for worker in self._workers)}
         if self._swap is not None:
             used.add(self._swap.generation)
@@ -487,6 +495,7 @@ class Supervisor:
         for worker in old:
             if worker.state is not State.DRAINING:
                 worker.state = State.DRAINING
+                # From here on `_kill_the_hung` measures how long it drains.
                 worker.last_seen = time.monotonic()
                 worker.control.send(drain=True)
         self._generation = swap.generation
@@ -502,6 +511,7 @@ class Supervisor:
                 to=swap.asked_by,
                 number=swap.number,
                 version=version,
+                # Of one that never took connections nobody can get an old answer.
                 old=[worker for worker in old if worker.served],
                 deadline=time.monotonic() + _SWAPPED_S,
             )

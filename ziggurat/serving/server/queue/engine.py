@@ -119,6 +119,7 @@ class Engine:
         self._prepare_thread = prepare_thread
         info = answerer.info()
         self._num_candidates = info.num_candidates
+        # One step alone is never left, so that every answer has full effort.
         self.ladder = Ladder(steps=steps_for(info) if config.degrade else LADDER[:1])
         self._costs: dict[tuple[type, Effort], CostLine] = {
             (kind, effort): CostLine() for kind in (RecommendRequest, RankRequest) for effort in Effort
@@ -129,6 +130,7 @@ class Engine:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._careful_until = 0.0
         self._delivery_s = 0.0  # lately, from an answer to the event loop that gives it to its client
+        # A daemon: a batch that never ends must not keep the process from ending.
         self._thread = threading.Thread(target=self._compute_for_ever, name="engine", daemon=True)
 
     # ---- in the event loop
@@ -179,10 +181,12 @@ class Engine:
             try:
                 return self.answerer.check(request)
             except ZigguratError:
+                # Each further bad request keeps the engine careful for longer.
                 self._careful_until = time.monotonic() + _CAREFUL_S
                 raise
         if isinstance(request, RankRequest):
             return len(request.items)
+        # At least `k` items have to be found and scored, even where fewer candidates are the rule.
         return max(self._num_candidates, request.k)
 
     async def ask(
@@ -225,6 +229,7 @@ class Engine:
         )
         with self._lock:
             self._queue.jobs.append(job)
+            # Kept as sums, because an estimate is asked for at every request.
             self._queue.candidates[type(request)] += candidates
             self._queue.counts[type(request)] += 1
             # Only a thread that waits is woken: wake-ups that nobody takes would pile up.
@@ -311,6 +316,7 @@ class Engine:
     # ---- in the thread that computes
 
     def _compute_for_ever(self) -> None:
+        # The number of threads of torch is a setting of each thread, so it is made in this one.
         self._prepare_thread()
         was_idle = True
         while True:
@@ -321,6 +327,7 @@ class Engine:
                 self._queue.idle = was_idle = not batch
             if not batch:
                 with contextlib.suppress(Empty):  # without requests, too, the ladder is climbed again
+                    # At the lowest step nothing changes with time, and the thread may sleep until a request comes.
                     self._wake.get(timeout=self.ladder.hold_s if self.ladder.level else None)
                 continue
             try:
@@ -369,6 +376,7 @@ class Engine:
 
     def _compute(self, batch: list[_Job], effort: Effort) -> None:
         started = time.monotonic()
+        # Left out before they are computed: nobody waits for their answers any more.
         late = [job for job in batch if job.deadline < started or job.future.cancelled()]
         if late:
             dropped = set(map(id, late))
@@ -385,11 +393,13 @@ class Engine:
             for watch in watched:
                 about = {"requests": len(batch), "candidates": candidates, "effort": effort.value}
                 watch.batch(began_ns, stages=stages, about=about)
+        # One by one its requests took much longer than a batch, so for a while they are checked before they join one.
         if len(batch) > 1 and any(isinstance(answer, Exception) for answer in answers):
             self._careful_until = time.monotonic() + _CAREFUL_S
         self.metrics.expired.inc(sum(not job.future.cancelled() for job in late))
         errors = [self._too_late(job.deadline - job.arrived, started - job.arrived, where="queue") for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
+        # Futures belong to the event loop, and may be completed in its thread only.
         self._loop.call_soon_threadsafe(self._deliver, pairs, time.monotonic())
 
     def _deliver(self, pairs: Sequence[tuple[_Job, Answer | Exception]], done: float) -> None:
@@ -397,6 +407,7 @@ class Engine:
         now = time.monotonic()
         self._delivery_s += _NEW_DELIVERY * (now - done - self._delivery_s)
         for job, answer in pairs:
+            # Its client has gone, and the future was cancelled.
             if job.future.done():
                 continue
             if isinstance(answer, Exception):
@@ -415,6 +426,7 @@ class Engine:
             if len(requests) == 1:
                 _log.exception("an answerer failed on one request")
                 return [problem]
+        # Again one by one: a single bad request is found, and the others get their answers.
         return [self._answers([request], effort)[0] for request in requests]
 
     def _ask_answerer(self, requests: Sequence[Request], effort: Effort) -> list[Answer | Exception]:
@@ -481,6 +493,7 @@ def ways_to_more_time(config: ServerConfig, *, needed_s: float) -> tuple[str, ..
         config: of the server.
         needed_s: seconds that it would have taken; twice as many are proposed.
     """
+    # Rounded up to tenths of a second, and to no less than twice the present deadline.
     milliseconds = max(math.ceil(20 * needed_s) * 100, math.ceil(2 * config.deadline_ms))
     if milliseconds > config.max_deadline_ms:
         return ("if the server is yours, start it with more --workers, or on a machine that does less beside it",)
