@@ -46,7 +46,6 @@ SHORT_NAMES: dict[str, tuple[str, ...]] = {
     "precision": ("training.precision",),
     "threads": ("training.threads",),
     "patience": ("training.early-stop.patience",),
-    "distil": ("distil.head",),
     "self-distil": ("training.self-distil.method",),
 }
 _IN_A_FILE = "table-schema."  # a schema is a file of its own

@@ -25,7 +25,7 @@ FROZEN = {
     "demo": {"--out", "--no-ranks", "--serve", "--sequences"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
-        *("--model", "--baseline", "--hook"),
+        *("--model", "--baseline", "--hook", "--distil", "--teacher"),
         *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT_NAMES),
     },
@@ -34,6 +34,7 @@ FROZEN = {
         *("--settings", "--hook", "--follow"),
         *(f"--{name}" for name in SHORT_NAMES if name not in ("epochs", "patience")),
     },
+    "teacher": {"--out", "--name", "--example", "--vectors", "--watermark", "--bad-rows", "--step", "--model"},
     "prepare": {"--config", "--schema"},
     "evaluate": {
         *("--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", "--precision"),
@@ -134,7 +135,19 @@ def flags(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, set[st
 
 
 VERBOSE = {
-    *("demo", "train", "stream", "prepare", "evaluate", "predict", "tables", "quantise", "export", "recommend"),
+    *(
+        "demo",
+        "train",
+        "stream",
+        "teacher",
+        "prepare",
+        "evaluate",
+        "predict",
+        "tables",
+        "quantise",
+        "export",
+        "recommend",
+    ),
     *("towers partition", "compare", "scale", "cluster probe", "report"),
 }
 

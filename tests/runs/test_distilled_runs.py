@@ -86,6 +86,15 @@ def test_what_cannot_learn_from_a_teacher_is_refused(folder: Path, capsys: pytes
     assert "distil.head" in capsys.readouterr().err
 
 
+def test_a_stream_refuses_what_it_would_not_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zg.write_schema(replace(SCHEMA, time="at"), "timed.toml")
+    rows().with_columns(at=pl.int_range(600) + 1_767_225_600).write_parquet("timed.parquet")
+    given = ["--schema", "timed.toml", "--data.train", "timed.parquet", "--distil.head", "aux-head", "--out", "live"]
+    assert main(["stream", "table_dnn", *given]) == 2
+    assert "--distil.head" in capsys.readouterr().err
+    assert not (folder / "live").exists()
+
+
 def test_a_loss_of_ones_own_is_not_dropped_silently(folder: Path) -> None:
     config = zg.table_run(zg.DNNConfig(), SCHEMA)
     config = replace(config, distil=DistilConfig(head=DistilHead.SINGLE_HEAD))

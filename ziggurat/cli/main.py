@@ -24,6 +24,7 @@ from ziggurat.cli.runs.quantise_verb import QUANTISE
 from ziggurat.cli.runs.scoring_verbs import EMBEDDINGS, EVALUATE, PREDICT
 from ziggurat.cli.runs.stream_verb import STREAM
 from ziggurat.cli.runs.tables_verb import TABLES
+from ziggurat.cli.runs.teacher_verb import TEACHER
 from ziggurat.cli.serving.serve_verb import SERVE
 from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
 from ziggurat.cli.verb import Takes, Verb
@@ -50,7 +51,7 @@ EXAMPLES = """examples:
 
 # In the order of `ziggurat --help`.
 OWN_VERBS = (
-    *(DEMO, TRAIN, STREAM, PREPARE),
+    *(DEMO, TRAIN, STREAM, TEACHER, PREPARE),
     *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE, NUMERICS),
     *(EXPORT, RECOMMEND, INDEX, SERVE),
     *(DATA, TOWERS),

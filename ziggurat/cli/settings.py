@@ -39,10 +39,10 @@ _SHORT_ABOUT = {
     "precision": "auto, fp32, bf16, or products in few bits: mx9, mxfp8, fp8_rowwise, …",
     "threads": "CPU threads; 0: torch's own choice",
     "patience": "evaluations without improvement before it stops; 0: never",
-    "distil": "learn from logged scores of a teacher too: single-head, aux-head",
     "self-distil": "learn from the model's own weights of earlier steps too: smc2, smc3, smc4",
 }
 FLAGS = {
+    "distil.head": "--distil",
     "parallel.dense": "--dense",
     "parallel.wire.between-towers": "--wire",
     "parallel.tower-size": "--tower-size",

@@ -149,6 +149,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     changes = settings_from(options, rest) | _rank_overrides(options)
     if options.warm_start:
         changes["warm-start.run"] = options.warm_start
+    changes |= {} if options.distil is None else {"distil.head": options.distil}
     if options.resume and not options.config and "device" not in changes:
         stored = _on_this_machine(stored)
     if not options.resume and not options.config:
@@ -161,6 +162,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.settings:
         print_settings(stored, config)
         return 0
+    if options.teacher:
+        from ziggurat.runs.teachers.student import with_teacher
+
+        config = with_teacher(config, options.teacher)
     if options.baseline:
         check_baseline(config)
     hooks = hooks_named(options.hook)
@@ -267,7 +272,11 @@ def _train_first_model(options: argparse.Namespace, rest: list[str]) -> int:
 
     changes = settings_from(options, rest) | _rank_overrides(options)
     given = settings_of_models(changes)
-    given += [f"--{name}" for name in ("model", "towers", "compression", "plan") if getattr(options, name, None)]
+    given += [
+        f"--{name}"
+        for name in ("model", "towers", "compression", "plan", "distil", "teacher")
+        if getattr(options, name, None)
+    ]
     if given:
         raise ConfigError(
             expected="settings that all models have, where the best of several is looked for",
@@ -715,6 +724,14 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="begin from the weights of another run: its schema and model settings too, unless others are named; "
         "more: --warm-start.optimizers true, .step N, .dims cut",
+    )
+    parser.add_argument(
+        "--distil",
+        metavar="HEAD",
+        help="short for --distil.head: single-head or aux-head learns from logged scores of a teacher",
+    )
+    parser.add_argument(
+        "--teacher", metavar="FOLDER", help="learn from scores that `ziggurat teacher log` has logged; needs --distil"
     )
     parser.add_argument(
         "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"

@@ -11,6 +11,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
+from ziggurat.data.teachers.join import joined_columns
 from ziggurat.embeddings.config import PooledDtype
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
@@ -214,6 +215,16 @@ class RunConfig:
         """
         check_config_class(type(self.model))
         self.distil.check()
+        if self.data.teacher and not joined_columns(self.table_schema):
+            raise ConfigError(
+                expected="a schema with columns that the logged scores are joined as",
+                found=f"data.teacher = {self.data.teacher}, and none",
+                where="config, data.teacher",
+                ways_out=(
+                    f"--teacher {self.data.teacher} in its place, which names them",
+                    "in Python: with_teacher(config, folder) of ziggurat.runs.teachers.student",
+                ),
+            )
         check_towers(self.model, self.towers)
         schema = self.table_schema
         tables = {table_of(feature) for feature in schema.features} - {""}

@@ -65,6 +65,7 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
+from ziggurat.runs.teachers.student import coverage_lines
 from ziggurat.runs.warm_start.parent import (
     Parent,
     checkpoint_to_take,
@@ -628,6 +629,7 @@ def report_of_start(
     training = report.sections["Training"]
     if built.student is not None:
         training["distillation"] = built.student.line()
+        training |= coverage_lines(config, prepared.train)
     if built.starts_at:
         training["scores start at"] = built.starts_at
     report.sections["Machine"]["ziggurat"] = ziggurat.__version__

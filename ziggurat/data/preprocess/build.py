@@ -42,6 +42,7 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_parts import TextPart
+from ziggurat.data.teachers.join import facts_of_teacher, joined_columns
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.growing import NUM_NUMBERS
 from ziggurat.features.labels import is_number
@@ -54,7 +55,14 @@ from ziggurat.plain import as_group, as_list, as_whole
 ProgressCallback = Callable[[str, int, int | None], None]
 
 _FORMAT = 4  # raise it when the same raw rows are encoded in another way: old caches are not reused
-_NOT_COMPARED = ("train", "valid", "test", "copies", "negative_rate")  # the rate is part of the schema by then
+_NOT_COMPARED = (
+    "train",
+    "valid",
+    "test",
+    "copies",
+    "negative_rate",
+    "teacher",
+)  # the rate is part of the schema by then
 _ENCODING_THREADS = 2
 
 
@@ -115,6 +123,8 @@ def fingerprint_of(
     files = [[facts_of(path) for path in paths] for paths in sources.by_split]
     settings = {name: value for name, value in config.to_state().items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
+    if config.teacher and joined_columns(schema):
+        state["teacher"] = facts_of_teacher(config.teacher)
     if numbers is not None:
         state["numbers"] = {name: to_json(each) for name, each in sorted(numbers.items())}
     if schema.items is not None and schema.time:

@@ -41,6 +41,7 @@ class DataConfig:
         negative_rate: share of the negatives that training keeps, by a hash of the row's number; validation and test
             keep all. Scores are corrected for it; see `models/contract/losses.py`. For one binary label.
         copies: folder of this machine where whole copies of files in stores are kept and read; "" reads the stores.
+        teacher: folder of logged scores that rows are joined with (`ziggurat train --teacher`); "" joins none.
 
     Example:
         >>> zg.DataConfig(train=("day-*.parquet",), split=zg.SplitConfig(by=zg.SplitBy.TIME)).train
@@ -61,6 +62,7 @@ class DataConfig:
     rows_per_group: Count = DEFAULT_ROWS_PER_GROUP
     negative_rate: Share = 1.0
     copies: str = ""
+    teacher: str = ""
 
     def resolved(self, schema: Schema) -> DataConfig:
         """The same with the split that the schema decides; see `SplitBy.AUTO`."""
@@ -84,7 +86,7 @@ class DataConfig:
     def to_state(self) -> dict[str, JSON]:
         """Return plain data that fingerprints are made of: settings younger than the first release count when used."""
         state = to_json(self)
-        defaults = {"thousands": ThousandsMark.NONE.value, "signs": NumberSigns.REFUSE.value}
+        defaults = {"thousands": ThousandsMark.NONE.value, "signs": NumberSigns.REFUSE.value, "teacher": ""}
         return {name: value for name, value in state.items() if defaults.get(name) != value}
 
     def source(

@@ -259,7 +259,6 @@ class _Stream:
             folder=self._run.path,
             progress=self._progress,
             parallel=built.parallel,
-            loss=built.loss,
             lock=self._lock,
         )
         goes_on = has_begun and trainer.restore()

@@ -14,6 +14,7 @@ from ziggurat.features.schema import Encoding, Schema, Table, table_of
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
+from ziggurat.training.distillation import DistilHead
 
 
 def for_stream(config: RunConfig) -> RunConfig:
@@ -59,6 +60,7 @@ def for_stream(config: RunConfig) -> RunConfig:
         ("training.weight-average", training.weight_average, "--training.weight-average 0"),
         ("tables.memory-limit", config.tables.memory_limit, "name the formats: --tables.weights int8"),
         ("data.negative-rate", config.data.negative_rate if config.data.negative_rate < 1.0 else 0, "keep all rows"),
+        ("distil.head", "" if config.distil.head is DistilHead.NONE else config.distil.head.value, "ziggurat train"),
     ):
         if value:
             raise ConfigError(

@@ -23,6 +23,7 @@ from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, split_col
 from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.teachers.join import TeacherJoin, is_joined
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Schema
 
@@ -117,18 +118,32 @@ class ShardReader:
             rows: takes the number of rows of each shard, bad ones included.
             start: number of the first row.
         """
+        join: TeacherJoin | None = None
+        if any(map(is_joined, columns)):
+            order = self._config.split.date_order
+            join = TeacherJoin(self._config.teacher, schema=self._schema, date_order=order)
+        raw = [name for name in columns if not is_joined(name)]
+        if join is not None:
+            raw = list(dict.fromkeys([*raw, *join.columns]))
 
         def read() -> Iterator[RawChunk]:
             first = start
             for shard in shards:
                 source = self._config.source(shard.paths, bad_rows=self._bad_rows, part=shard.part)
-                for chunk in source.frames(columns=columns, numbers=numbers, ids=ids):
-                    yield replace(chunk, start=chunk.start + first) if first else chunk
+                if join is not None:
+                    join.check(tuple(source.columns()), where=str(source.paths[0]))
+                for chunk in source.frames(columns=raw, numbers=numbers, ids=ids):
+                    taught = chunk if join is None else join.added_to(chunk)
+                    yield replace(taught, start=taught.start + first) if first else taught
                 rows.append(source.num_read)
                 first += source.num_read
 
-        numbers = [name for name in numeric_columns(self._schema, with_extras=True) if name != self._split_column]
-        ids = [name for name in id_columns(self._schema) if name != self._split_column]
+        numbers = [
+            name
+            for name in numeric_columns(self._schema, with_extras=True)
+            if name in raw and name != self._split_column
+        ]
+        ids = [name for name in id_columns(self._schema) if name not in (self._split_column, self._schema.time)]
         done = 0
         for chunk in in_background(read(), depth=2, name="ziggurat-read"):
             self._progress(phase, done, None if self._total is None else max(self._total, done))

@@ -1,0 +1,152 @@
+"""Join raw rows with logged scores: of each example what the newest teacher said that cannot know its answer.
+
+    row of example e at time t  ◄─  the newest version of the teacher with watermark < t that has scored e
+
+Nothing leaks from the future: a version that was trained on a row as late as the example, or later, is passed over,
+whatever it says. A row without such a score has an empty cell, and so has one without a time. What is joined are
+numbers in columns of our own: `teacher:NAME:LABEL`, a probability, and `teacher:NAME:age`, the seconds between
+watermark and example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from jaxtyping import Float32
+
+from ziggurat.config import JSON
+from ziggurat.data.preprocess.splits import DateOrder
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.teachers.side_table import ExampleIndex, VersionFolder, example_ids, times_of, versions_in
+from ziggurat.errors import DataError, SchemaError
+from ziggurat.features.schema import Schema, column_of
+
+AGE = "age"
+_PREFIX = "teacher:"
+
+
+def joined_column(teacher: str, what: str) -> str:
+    """Return the name of a joined column: of a label, or of the age."""
+    return f"{_PREFIX}{teacher}:{what}"
+
+
+def is_joined(column: str) -> bool:
+    """Return whether a column is one that the join makes."""
+    return column.startswith(_PREFIX)
+
+
+def joined_columns(schema: Schema) -> list[str]:
+    """Return the columns of a schema that no raw file has, as the join makes them."""
+    return [column for column in map(column_of, schema.extras) if is_joined(column)]
+
+
+def facts_of_teacher(folder: str) -> list[JSON]:
+    """Return what changes when a side table does, for fingerprints of data that was made with it."""
+    return [
+        [str(each.path.relative_to(folder)), [[part.name, part.stat().st_size] for part in each.parts]]
+        for each in versions_in(folder)
+    ]
+
+
+class TeacherJoin:
+    """Adds logged scores to raw rows.
+
+    Args:
+        folder: the side table.
+        schema: of the rows, with extras whose columns the join makes.
+        date_order: of dates in its time column.
+
+    Raises:
+        SchemaError: the schema has no time.
+        DataError: the side table is damaged.
+    """
+
+    def __init__(self, folder: str, *, schema: Schema, date_order: DateOrder) -> None:
+        if not schema.time:
+            raise SchemaError(
+                expected="a schema that says which column is the time: only teachers of before an example may teach it",
+                found="none",
+                where="schema, [roles], time",
+                ways_out=('time = "COLUMN" under [roles] of the schema', "leave --teacher out"),
+            )
+        self._time = schema.time
+        self._date_order = date_order
+        self._wanted = [column.removeprefix(_PREFIX) for column in joined_columns(schema)]
+        teachers = {name.rpartition(":")[0] for name in self._wanted}
+        versions = [each for each in versions_in(folder) if each.facts.teacher in teachers]
+        self._versions = sorted(versions, key=lambda each: each.facts.watermark, reverse=True)
+        columns = [column for each in self._versions for column in each.facts.example_columns]
+        self.columns = tuple(dict.fromkeys([self._time, *columns]))
+
+    def check(self, known: Sequence[str], *, where: str) -> None:
+        """Refuse files without the columns that examples are known by.
+
+        Raises:
+            SchemaError: one is not there.
+        """
+        missing = [name for name in self.columns if name not in known and name != self._time]
+        if missing:
+            raise SchemaError(
+                expected=f"the columns that the teacher's examples are known by: {', '.join(self.columns[1:])}",
+                found=f"no column {', '.join(missing)}",
+                where=where,
+                ways_out=(
+                    "log the teacher with columns that both data sets have: ziggurat teacher log … --example COLUMN",
+                    "leave --teacher out",
+                ),
+            )
+
+    def added_to(self, chunk: RawChunk) -> RawChunk:
+        """Return rows with the joined columns.
+
+        Raises:
+            DataError: a teacher's watermark is a date, and the times of the rows count from a moment of their own, or
+                the other way round.
+        """
+        times_N, is_calendar = times_of(chunk, self._time, date_order=self._date_order)
+        num_rows = len(times_N)
+        ids_by_columns: dict[tuple[str, ...], np.ndarray] = {}
+        found = {name: np.full(num_rows, np.nan) for name in self._wanted}
+        is_open_by_teacher: dict[str, np.ndarray] = {}
+        for version in self._versions:
+            facts = version.facts
+            if facts.is_calendar != is_calendar and not np.isnan(times_N).all():
+                kind = "dates, or units since 1970" if facts.is_calendar else "counts"
+                raise DataError(
+                    expected=f"times as the teacher's: {kind}",
+                    found="times that count from a moment of their own" if facts.is_calendar else "dates",
+                    where=chunk.where(0, column=self._time),
+                    ways_out=("write the times as the teacher's data has them", "leave --teacher out"),
+                )
+            is_open_N = is_open_by_teacher.setdefault(facts.teacher, np.ones(num_rows, dtype=np.bool_))
+            rows_K = np.flatnonzero(is_open_N & (times_N > facts.watermark))
+            if not len(rows_K):
+                continue
+            if facts.example_columns not in ids_by_columns:
+                ids_by_columns[facts.example_columns] = example_ids(chunk, facts.example_columns)
+            index, logits = _logits(str(version.path), tuple(part.name for part in version.parts))
+            is_known_K, at_K = index.find(ids_by_columns[facts.example_columns][rows_K])
+            rows_T = rows_K[is_known_K]
+            is_open_N[rows_T] = False
+            for column, label in enumerate(facts.labels):
+                name = f"{facts.teacher}:{label}"
+                if name in found:
+                    logits_T = logits[at_K[is_known_K], column].astype(np.float64)
+                    found[name][rows_T] = 1.0 / (1.0 + np.exp(-logits_T))
+            age = f"{facts.teacher}:{AGE}"
+            if age in found:
+                found[age][rows_T] = times_N[rows_T] - facts.watermark
+        series = [pl.Series(_PREFIX + name, values).fill_nan(None) for name, values in found.items()]
+        frame = chunk.frame.with_columns(series) if chunk.frame.width else pl.DataFrame(series)
+        return replace(chunk, frame=frame)
+
+
+@lru_cache(maxsize=64)  # shards are read by several threads, and share what was logged
+def _logits(path: str, parts: tuple[str, ...]) -> tuple[ExampleIndex, Float32[np.ndarray, "N L"]]:
+    del parts  # another number of parts is another entry
+    return VersionFolder.open(Path(path)).logits()

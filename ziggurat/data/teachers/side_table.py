@@ -1,0 +1,293 @@
+"""The side table: scores and vectors of teachers by example, in Parquet files beside the data.
+
+    FOLDER/
+      large/                       a teacher
+        5f0c91ab22de/              a version of it: a digest of its weights
+          version.json             watermark, labels, columns of the example id, format of the vectors
+          part-00000.parquet       example │ teacher │ version │ watermark │ logit:click │ vector
+
+An *example* is known by a digest of some raw columns, of the schema's features and its time unless others are named: 16
+bytes of BLAKE2b of their texts. Text files and typed ones give the same digest for ids and texts; numbers with a
+fraction may be written in several ways, so example ids are best made of columns of ids. The *watermark* is the time of
+the newest row that a version was trained on: what it says of an example that is not later may know the answer.
+
+A part appears when it is complete, and its pages have checksums. Whoever logs goes on where the parts end. In memory
+are 16 bytes an example (with the scores: 16 + 4 a label), never the vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Bool, Float, Float32, Int64, UInt64
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.preprocess.splits import DateOrder
+from ziggurat.data.preprocess.values.times import readable_times
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.windows import Clock
+from ziggurat.errors import DataError, MissingFileError
+from ziggurat.files import Format, replacing
+from ziggurat.files.parquet import write_table
+
+VERSION = Format(
+    name="ziggurat.teacher",
+    what="a version of a teacher",
+    ways_out=("restore the folder from a copy", "log the teacher again into another folder: ziggurat teacher log"),
+)
+_VERSION_FILE = "version.json"
+_EXAMPLE = "example"
+_VECTOR = "vector"
+_DIGEST_BYTES = 16
+_LOGIT = "logit:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherVersion:
+    """The facts about a version of a teacher.
+
+    Args:
+        teacher: its name.
+        version: a digest of its weights and settings.
+        labels: in the order of its logits.
+        are_probabilities: for each label, whether σ of its logit is a probability.
+        example_columns: raw columns that the example id is made of.
+        watermark: time of the newest row it was trained on: seconds since 1970, or what the time column counts.
+        is_calendar: whether the watermark is in seconds since 1970.
+        vectors: row format of the vectors; "" without.
+        vector_dim: numbers of a vector.
+    """
+
+    teacher: str
+    version: str
+    labels: tuple[str, ...]
+    are_probabilities: tuple[bool, ...]
+    example_columns: tuple[str, ...]
+    watermark: float
+    is_calendar: bool
+    vectors: str = ""
+    vector_dim: int = 0
+
+
+def example_ids(chunk: RawChunk, columns: Sequence[str]) -> UInt64[np.ndarray, "N 2"]:
+    """Return a digest of each row over some columns."""
+    texts = [_texts(chunk.column(name)).alias(str(index)) for index, name in enumerate(columns)]
+    rows = pl.DataFrame(texts).select(pl.concat_str(pl.all(), separator="\x1f")).to_series().to_list()
+    digests = [hashlib.blake2b(row.encode(), digest_size=_DIGEST_BYTES).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
+
+
+def _texts(series: pl.Series) -> pl.Series:
+    """Return cells as text; an empty cell and an empty text are one."""
+    if isinstance(series.dtype, pl.List | pl.Array):
+        series = series.cast(pl.List(pl.String)).list.join("\x1e", ignore_nulls=True)
+    return series.cast(pl.String).fill_null("")
+
+
+class ExampleIndex:
+    """Finds examples by their digests; 16 bytes each."""
+
+    def __init__(self, ids: UInt64[np.ndarray, "N 2"] | None = None) -> None:
+        found = np.empty((0, 2), dtype=np.uint64) if ids is None else ids
+        self.order = np.argsort(found[:, 0], kind="stable")
+        self._sorted = found[self.order]
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def find(self, ids: UInt64[np.ndarray, "N 2"]) -> tuple[Bool[np.ndarray, "N"], Int64[np.ndarray, "N"]]:
+        """Return which examples are known, and the place of each in the order they were given in."""
+        if not len(self._sorted):
+            return np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.int64)
+        at = np.searchsorted(self._sorted[:, 0], ids[:, 0]).clip(max=len(self._sorted) - 1)
+        is_known = (self._sorted[at] == ids).all(axis=1)
+        return is_known, self.order[at]
+
+    def add(self, ids: UInt64[np.ndarray, "N 2"]) -> None:
+        """Take examples that are not known; places are not those of `find` any more."""
+        merged = np.concatenate([self._sorted, ids])
+        self._sorted = merged[np.argsort(merged[:, 0], kind="stable")]
+        self.order = np.arange(len(self._sorted))
+
+
+class VersionFolder:
+    """A version of a teacher in a side table.
+
+    Args:
+        path: FOLDER/TEACHER/VERSION.
+        facts: of the version.
+    """
+
+    def __init__(self, path: Path, facts: TeacherVersion) -> None:
+        self.path = path
+        self.facts = facts
+
+    @staticmethod
+    def begin(folder: str | Path, facts: TeacherVersion) -> VersionFolder:
+        """Return the place of a version, which is made where it is not there yet.
+
+        Raises:
+            DataError: it is there, with other example ids, vectors or watermark.
+        """
+        path = Path(folder) / facts.teacher / facts.version
+        if not (path / _VERSION_FILE).exists():
+            path.mkdir(parents=True, exist_ok=True)
+            VERSION.write(path / _VERSION_FILE, {"facts": to_json(facts)})
+            return VersionFolder(path, facts)
+        stored = VersionFolder.open(path)
+        if stored.facts != facts:
+            before, after = to_json(stored.facts), to_json(facts)
+            names = [name for name in before if before[name] != after[name]]
+            raise DataError(
+                expected=f"what the version was logged with, {', '.join(f'{name} = {before[name]}' for name in names)}",
+                found=", ".join(f"{name} = {after[name]}" for name in names),
+                where=str(path),
+                ways_out=("give the same flags again", "log into another folder: --out ANOTHER_FOLDER"),
+            )
+        return stored
+
+    @staticmethod
+    def open(path: Path) -> VersionFolder:
+        """Open a version that was logged.
+
+        Raises:
+            DataError: its description is damaged.
+        """
+        file = path / _VERSION_FILE
+        content = VERSION.read(file).get("facts")
+        return VersionFolder(path, from_json(TeacherVersion, content, where=str(file), error=DataError))
+
+    @property
+    def parts(self) -> list[Path]:
+        """The files, in the order in which they were written."""
+        return sorted(self.path.glob("part-*.parquet"))
+
+    def index(self) -> ExampleIndex:
+        """Return all examples that were logged."""
+        ids = [_ids_of(_read(path, [_EXAMPLE])) for path in self.parts]
+        return ExampleIndex(np.concatenate(ids) if ids else None)
+
+    def logits(self) -> tuple[ExampleIndex, Float32[np.ndarray, "N L"]]:
+        """Return all examples and their logits."""
+        names = [f"{_LOGIT}{label}" for label in self.facts.labels]
+        tables = [_read(path, [_EXAMPLE, *names]) for path in self.parts]
+        ids = [_ids_of(table) for table in tables]
+        columns = [np.stack([table.column(name).to_numpy() for name in names], axis=1) for table in tables]
+        if not tables:
+            return ExampleIndex(), np.empty((0, len(names)), dtype=np.float32)
+        return ExampleIndex(np.concatenate(ids)), np.concatenate(columns)
+
+    def write_part(
+        self, ids: UInt64[np.ndarray, "N 2"], logits: Float32[np.ndarray, "N L"], vectors: np.ndarray | None
+    ) -> Path:
+        """Write examples as the next file, which appears when it is complete.
+
+        Args:
+            ids: none of which is in another part.
+            logits: of each label.
+            vectors: rows in the format of the version, as bytes; None without.
+        """
+        facts = self.facts
+        columns: dict[str, pa.Array] = {_EXAMPLE: _fixed(ids.view(np.uint8).reshape(len(ids), _DIGEST_BYTES))}
+        columns["teacher"] = pa.array([facts.teacher] * len(ids)).dictionary_encode()
+        columns["version"] = pa.array([facts.version] * len(ids)).dictionary_encode()
+        columns["watermark"] = pa.array(np.full(len(ids), facts.watermark))
+        for index, label in enumerate(facts.labels):
+            columns[f"{_LOGIT}{label}"] = pa.array(np.ascontiguousarray(logits[:, index]))
+        if vectors is not None:
+            columns[_VECTOR] = _fixed(vectors)
+        existing = self.parts
+        number = int(existing[-1].stem.rpartition("-")[2]) + 1 if existing else 0
+        path = self.path / f"part-{number:05}.parquet"
+        with replacing(path) as temporary:
+            write_table(pa.table(columns), temporary)
+        return path
+
+    def vectors_of(self, part: Path) -> np.ndarray:
+        """Return the vectors of a file as they were written: (N, bytes of a row)."""
+        column = _read(part, [_VECTOR]).column(_VECTOR).combine_chunks()
+        return _bytes_of(column)
+
+
+def versions_in(folder: str | Path) -> list[VersionFolder]:
+    """Return all versions of all teachers in a side table.
+
+    Raises:
+        MissingFileError: there is none.
+        DataError: a description is damaged.
+    """
+    found = [VersionFolder.open(path.parent) for path in sorted(Path(folder).glob(f"*/*/{_VERSION_FILE}"))]
+    if not found:
+        raise MissingFileError(
+            expected="a folder with logged scores of a teacher",
+            found="none" if Path(folder).exists() else "no such folder",
+            where=str(folder),
+            ways_out=(f"ziggurat teacher log RUN FILES --out {folder}", "correct the name of the folder"),
+        )
+    return found
+
+
+def times_of(chunk: RawChunk, column: str, *, date_order: DateOrder) -> tuple[Float[np.ndarray, "N"], bool]:
+    """Return the time of each row, and whether it is in seconds since 1970; NaN where there is none.
+
+    The unit of each file is told by its first rows: a file in milliseconds beside one in seconds is in no other time.
+    """
+    series = chunk.column(column)
+    if series.null_count() == len(series):
+        return np.full(len(series), np.nan), True
+    clock = Clock.of(chunk, column, date_order=date_order)
+    times = readable_times(series, order=clock.date_order, is_date=clock.is_date)
+    return times / (clock.per_second or 1), bool(clock.per_second)
+
+
+def _read(path: Path, columns: list[str]) -> pa.Table:
+    """Return columns of a part.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        # A file and not a data set: folders named like partitions would add columns.
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return file.read(columns=columns)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            expected=f"a part of a side table with {', '.join(columns)}, as it was written",
+            found=str(error).splitlines()[0],
+            where=str(path),
+            ways_out=(
+                "restore the file from a copy",
+                "delete it, and log again: ziggurat teacher log scores what is not there",
+            ),
+        ) from error
+
+
+def _ids_of(table: pa.Table) -> UInt64[np.ndarray, "N 2"]:
+    if not table.num_rows:
+        return np.empty((0, 2), dtype=np.uint64)
+    return _bytes_of(table.column(_EXAMPLE).combine_chunks()).view("<u8").reshape(-1, 2)
+
+
+def _bytes_of(column: pa.Array) -> np.ndarray:
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    rows = [
+        np.frombuffer(each.buffers()[1], dtype=np.uint8).reshape(-1, each.type.byte_width)[
+            each.offset : each.offset + len(each)
+        ]
+        for each in chunks
+    ]
+    return np.ascontiguousarray(np.concatenate(rows))
+
+
+def _fixed(rows: np.ndarray) -> pa.Array:
+    """Return rows of bytes as an Arrow column."""
+    width = rows.shape[1]
+    content = pa.py_buffer(np.ascontiguousarray(rows).tobytes())
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, content])

@@ -1,0 +1,324 @@
+"""Log what a trained run says of examples, each once: the teacher's half of distillation.
+
+    raw files ─► example ids ─► known already? left out ─► encode ─► score ─► part of the side table, then the next
+
+What is logged is the logit of each label (of which σ is the score that `predict` gives) and the final representation
+below it, in BF16 or INT8. A version is the digest of the weights that scored; its watermark is the time of the newest
+row that training or the choice of its weights has seen. See `data/teachers/side_table.py` for the files. Whoever is
+killed goes on by the same command: complete parts stay, and an example in them is not scored again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
+from ziggurat.data.streams.windows import Clock
+from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, times_of
+from ziggurat.errors import ConfigError, FileError
+from ziggurat.features.schema import column_of
+from ziggurat.files import FileLock
+from ziggurat.models.contract.losses import numbers_of_labels
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.data_paths import located
+from ziggurat.runs.execute import raw_files
+from ziggurat.runs.load import Run
+from ziggurat.runs.scores.given_data import check_data, files_in
+from ziggurat.runs.scores.scoring import CHUNK_ROWS, collecting_bad_rows, refuse_events
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.report.progress import NoProgress, Progress
+
+VECTOR_FORMATS = ("bf16", "int8", "none")
+_ROWS_PER_PART = 262_144
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedTeacher:
+    """The results of logging.
+
+    Args:
+        path: of the version in the side table.
+        facts: of the version.
+        num_new: examples that were scored.
+        num_known: examples that had been logged before, or came twice.
+    """
+
+    path: Path
+    facts: TeacherVersion
+    num_new: int
+    num_known: int
+
+
+def log_teacher(
+    run: Run,
+    data: object,
+    *,
+    out: str | Path,
+    name: str = "",
+    example: Sequence[str] = (),
+    vectors: str = "bf16",
+    watermark: str = "",
+    bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+    progress: Progress | None = None,
+    rows_per_part: int = _ROWS_PER_PART,
+) -> LoggedTeacher:
+    """Score the examples of raw files that this version of a run has not scored yet.
+
+    Args:
+        run: on one device.
+        data: files or globs.
+        out: the side table.
+        name: of the teacher; "": that of the run's folder.
+        example: raw columns that say which example a row is; (): those of all features, and the time.
+        vectors: format of the final representation: bf16, int8, or none.
+        watermark: time of the newest row that the run has seen; "": read from its own training data.
+        bad_rows: stop at one, or put it aside.
+        progress: shows rows.
+        rows_per_part: examples of a file of the side table.
+
+    Raises:
+        ConfigError: the run has no final representation, no time, or no rows of its own that a watermark could be
+            read from.
+        DataError: the side table is damaged, or was logged with other settings.
+        FileError: another process logs the same version.
+    """
+    check_data(data)
+    refuse_events(run, data)
+    progress = progress or NoProgress()
+    name = name or run.folder.resolve().name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            expected="a name of letters, digits, dashes and underscores for the teacher",
+            found=repr(name),
+            where="ziggurat teacher log, --name",
+            ways_out=f"--name {re.sub('[^A-Za-z0-9_-]+', '_', name) or 'teacher'}",
+        )
+    schema = run.preprocessing.schema
+    maps = _closing_maps(run, vectors)
+    dim = sum(linear.in_features for linear in maps)
+    time, is_calendar = _watermark(run, watermark, progress)
+    features = [column_of(feature) for feature in schema.features]
+    columns = tuple(dict.fromkeys([*example] or [*features, *filter(None, [schema.time])]))
+    labels = run.preprocessing.inputs.labels
+    facts = TeacherVersion(
+        teacher=name,
+        version=version_of(run),
+        labels=tuple(label.name for label in labels),
+        are_probabilities=tuple(label.task.has_positives for label in labels),
+        example_columns=columns,
+        watermark=time,
+        is_calendar=is_calendar,
+        vectors="" if vectors == "none" else vectors,
+        vector_dim=dim,
+    )
+    folder = VersionFolder.begin(out, facts)
+    lock = FileLock(folder.path / "lock")
+    if not lock.take():
+        raise FileError(
+            expected="one process that logs a version of a teacher",
+            found="another one, which has not ended",
+            where=str(folder.path),
+            ways_out=("wait for it", "log into another folder: --out ANOTHER_FOLDER"),
+        )
+    try:
+        return _log(
+            run, data, folder=folder, maps=maps, bad_rows=bad_rows, progress=progress, rows_per_part=rows_per_part
+        )
+    finally:
+        lock.release()
+
+
+def _log(
+    run: Run,
+    data: object,
+    *,
+    folder: VersionFolder,
+    maps: Sequence[nn.Linear],
+    bad_rows: BadRowPolicy,
+    progress: Progress,
+    rows_per_part: int,
+) -> LoggedTeacher:
+    facts = folder.facts
+    known = folder.index()
+    num_new = 0
+    num_known = 0
+    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+
+    def write(*, least: int) -> None:
+        if sum(len(ids) for ids, _, _ in waiting) < least:
+            return
+        ids = np.concatenate([part[0] for part in waiting])
+        logits = np.concatenate([part[1] for part in waiting])
+        vectors = [part[2] for part in waiting if part[2] is not None]
+        folder.write_part(ids, logits, np.concatenate(vectors) if vectors else None)
+        waiting.clear()
+
+    progress.begin("log", total=None)
+    done = 0
+    with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
+        for chunk in _chunks(run, data, facts, collector):
+            done += chunk.num_rows
+            ids_N = example_ids(chunk, facts.example_columns)
+            is_known_N, _ = known.find(ids_N)
+            # Of an example that comes twice in these rows, the first.
+            _, first = np.unique(ids_N, axis=0, return_index=True)
+            is_first_N = np.zeros(len(ids_N), dtype=np.bool_)
+            is_first_N[first] = True
+            keep_N = is_first_N & ~is_known_N
+            num_known += int((~keep_N).sum())
+            if keep_N.any():
+                part = chunk.filter(keep_N)
+                rows, logits, vectors = _scored(run, part, maps, facts.vectors, collector)
+                # Rows that were put aside have no score.
+                ids = ids_N[keep_N][np.searchsorted(part.global_rows, rows)]
+                known.add(ids)
+                waiting.append((ids, logits, vectors))
+                num_new += len(ids)
+                write(least=rows_per_part)
+            progress.update(done, total=None)
+    write(least=1)
+    progress.end()
+    return LoggedTeacher(path=folder.path, facts=facts, num_new=num_new, num_known=num_known)
+
+
+def _chunks(run: Run, data: object, facts: TeacherVersion, collector: BadRows) -> Iterator[RawChunk]:
+    features = [column_of(feature) for feature in run.preprocessing.schema.features]
+    columns = tuple(dict.fromkeys([*features, *facts.example_columns]))
+    source = RawSource(files_in(data), format=run.reading.format, bad_rows=collector, text=run.reading.text)
+    return source.frames(columns=columns, chunk_rows=CHUNK_ROWS)
+
+
+@torch.no_grad()
+def _scored(
+    run: Run, part: RawChunk, maps: Sequence[nn.Linear], format: str, collector: BadRows
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return the global rows that could be read, their logits, and the bytes of their vectors."""
+    encoded = run.preprocessing.encode(part, bad_rows=collector, with_labels=False, needs_extras=False)
+    batch = table_to_batch(encoded.combine_chunks(), run.preprocessing.inputs)
+    device = next((parameter.device for parameter in run.model.parameters()), torch.device("cpu"))
+    seen: list[Tensor] = []
+    hooks = [linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for linear in maps]
+    try:
+        logits_BL = run.model(batch.to(device)).float()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rates = [math.log(label.negative_rate) for label in run.preprocessing.inputs.labels]
+    logits_BL = logits_BL + numbers_of_labels(rates, logits_BL)
+    vectors = None
+    if format:
+        vectors_BW = (
+            RowFormat.named(format).encode(torch.cat([each.float() for each in seen], dim=1).cpu()).contiguous()
+        )
+        vectors = vectors_BW.view(torch.uint8).reshape(len(vectors_BW), -1).numpy()
+    return batch.row_ids.numpy(), logits_BL.cpu().numpy(), vectors
+
+
+def vectors_of_part(folder: VersionFolder, part: Path) -> Tensor:
+    """Return the logged vectors of a file as FP32: (N, D)."""
+    row_format = RowFormat.named(folder.facts.vectors)
+    content = torch.from_numpy(folder.vectors_of(part).copy())
+    return row_format.decode(content.view(row_format.dtype), dim=folder.facts.vector_dim)
+
+
+def version_of(run: Run) -> str:
+    """Return a digest of the weights that a run scores with."""
+    digest = hashlib.sha256()
+    for name, value in sorted(run.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _closing_maps(run: Run, vectors: str) -> Sequence[nn.Linear]:
+    if vectors not in VECTOR_FORMATS:
+        raise ConfigError(
+            expected=f"a format of the vectors: {', '.join(VECTOR_FORMATS)}",
+            found=repr(vectors),
+            where="ziggurat teacher log, --vectors",
+            ways_out="--vectors bf16",
+        )
+    if vectors == "none":
+        return ()
+    maps = run.model.closing_maps()
+    if not maps:
+        raise ConfigError(
+            expected="a model with one final representation before its logits, which is logged as a vector",
+            found=f"{type(run.model).__name__}, which names no closing maps",
+            where=f"{run.folder}, --vectors {vectors}",
+            ways_out=("--vectors none", "in a model of your own: def closing_maps(self): return [self.output]"),
+        )
+    return maps
+
+
+def _watermark(run: Run, given: str, progress: Progress) -> tuple[float, bool]:
+    """Return the time of the newest row that a run has seen, and whether it is in seconds since 1970."""
+    schema = run.preprocessing.schema
+    if given:
+        if "-" in given:
+            return Clock(column=schema.time, per_second=1).moment(given, flag="--watermark"), True
+        return Clock(column=schema.time).moment(given, flag="--watermark"), False
+    is_stream = RunFolder(run.folder).is_stream()
+    if not schema.time or is_stream:
+        raise ConfigError(
+            expected="the time of the newest row that the teacher was trained on: nothing of later may teach",
+            found="a stream, whose rows are not kept" if is_stream else "a schema without a time",
+            where=str(run.folder),
+            ways_out=(
+                "name it: --watermark 2026-01-31T18:00",
+                "where times count from a moment of their own: --watermark 1000",
+            ),
+        )
+    progress.begin("read the watermark", total=None)
+    newest = -math.inf
+    is_calendar = True
+    for chunk, is_seen_N in _seen_rows(run):
+        times_N, is_calendar = times_of(chunk, schema.time, date_order=run.config.data.split.date_order)
+        times_N = times_N[is_seen_N & ~np.isnan(times_N)]
+        if len(times_N):
+            newest = max(newest, float(times_N.max()))
+    progress.end()
+    return newest, is_calendar
+
+
+def _seen_rows(run: Run) -> Iterator[tuple[RawChunk, np.ndarray]]:
+    """Yield the times of a run's raw rows, and which of them training or the choice of its weights has seen."""
+    config: RunConfig = located(run.config, folder=run.folder)
+    data = raw_files(config, progress=NoProgress())
+    time = [run.preprocessing.schema.time]
+    if data.split.by is SplitBy.FILES:
+        for paths in filter(None, (data.train, data.valid)):
+            for chunk in data.source(paths).frames(columns=time):
+                yield chunk, np.ones(chunk.num_rows, dtype=np.bool_)
+        return
+    seen: list[np.ndarray] = []
+    for split in ("train", "valid"):
+        try:
+            dataset = run.own_rows(split)
+        except ConfigError:  # no validation rows
+            continue
+        seen += [dataset.read_group(index).column("row:").to_numpy() for index in range(len(dataset.group_sizes))]
+    rows = np.concatenate(seen)
+    is_seen = np.zeros(int(rows.max()) + 1, dtype=np.bool_)
+    is_seen[rows] = True
+    # Bad rows were reported when the run was trained.
+    quiet = dataclasses.replace(data, bad_rows=BadRowPolicy.ERROR)
+    for chunk in quiet.source(data.train).frames(columns=time):
+        at = chunk.global_rows
+        yield chunk, np.where(at < len(is_seen), is_seen[np.minimum(at, len(is_seen) - 1)], False)
