@@ -42,6 +42,7 @@ NAMES = {
     "context": "histories divided between ranks: length at a fixed memory, speed, and the choice of what travels",
     "growing": "a growing table against a fixed hash in the same memory, over a stream whose users come and go",
     "stream": "training window after window, each scored first, against one batch run over the same rows",
+    "self_distil": "SMC-2 against labels alone on Frappe with labels turned round, and the cost of its steps",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",

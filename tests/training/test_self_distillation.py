@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,9 +96,9 @@ def pictures_model() -> Pictures:
 def without_patches(fields: Tensor, batch: Batch, *, step: int, share: float) -> Tensor:
     """The augmentation of the second channel, a picture at a time: patches are gone."""
     fields = fields.clone()
+    hashes = StepDraw(0, step).hashes(batch.row_ids.numpy(), purposes_P=(1 << 32) + np.arange(4))
     for patch in range(4):
-        hashes = StepDraw(0, step).hashes(batch.row_ids.numpy(), purpose=(1 << 32) + patch)
-        for sample, found in enumerate(hashes):
+        for sample, found in enumerate(hashes[patch]):
             kept = int(found) >= int(share * 2.0**64)
             fields[sample, 16 * patch : 16 * patch + 16] *= (1.0 / (1.0 - share)) if kept else 0.0
     return fields
@@ -291,9 +292,16 @@ def test_what_cannot_learn_from_itself_is_refused() -> None:
 
 
 def test_a_stream_says_how_long_the_weight_rises(tmp_path: Path) -> None:
-    config = zg.table_run(
-        zg.LogisticRegressionConfig(), zg.Schema(features=(zg.Categorical(name="x"),), labels=(zg.Label(name="y"),))
-    )
-    config = replace(config, training=replace(config.training, self_distil=SMC2))
+    rows = [{"x": "ab"[row % 2], "y": int(row % 3 == 0), "day": f"2026-01-{1 + row // 40:02}"} for row in range(80)]
+    pl.DataFrame(rows).write_parquet(tmp_path / "rows.parquet")
+    schema = zg.Schema(features=(zg.Categorical(name="x"),), labels=(zg.Label(name="y"),), time="day")
+    config = zg.table_run(zg.LogisticRegressionConfig(), schema)
+    training = replace(config.training, self_distil=SMC2, log_every=1)
+    config = replace(config, data=replace(config.data, train=(str(tmp_path / "rows.parquet"),)), training=training)
+    stream = StreamConfig(by="day")
     with pytest.raises(ConfigError, match="ramp_steps = 0"):
-        stream_run(config, folder=tmp_path, stream=StreamConfig(by="rows:10"))
+        stream_run(config, folder=tmp_path / "refused", stream=stream)
+    config = replace(config, training=replace(training, self_distil=replace(SMC2, ramp_steps=1)))
+    stream_run(config, folder=tmp_path / "run", stream=stream)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["self_distil_weight"] for line in lines if line["kind"] == "train"] == [0.0, 0.9]

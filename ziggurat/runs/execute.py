@@ -630,6 +630,8 @@ def report_of_start(
     if built.student is not None:
         training["distillation"] = built.student.line()
         training |= coverage_lines(config, prepared.train)
+    if trainer.step.self_distillation is not None:
+        training["self-distillation"] = trainer.step.self_distillation.line()
     if built.starts_at:
         training["scores start at"] = built.starts_at
     report.sections["Machine"]["ziggurat"] = ziggurat.__version__

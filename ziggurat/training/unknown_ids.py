@@ -57,7 +57,7 @@ class UnknownIds:
         for index, spec in enumerate(self.inputs.single):
             if spec.name not in self.shares:
                 continue
-            hashes_B = draw.hashes(batch.row_ids.numpy(), purpose=index)
+            hashes_B = draw.hashes(batch.row_ids.numpy(), purposes_P=np.array([index]))[0]
             chosen_B = hashes_B < np.uint64(int(self.shares[spec.name] * 2.0**64))
             single_SB[index, torch.from_numpy(chosen_B)] = UNKNOWN_ROW
         return replace(batch, single=single_SB)

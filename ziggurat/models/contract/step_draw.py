@@ -32,13 +32,15 @@ class StepDraw(NamedTuple):
         """
         return np.random.default_rng([self.seed, self.step, row_id & (2**63 - 1)])
 
-    def hashes(self, row_ids_B: Int64[np.ndarray, "B"], *, purpose: int) -> UInt64[np.ndarray, "B"]:
-        """Return 64 random bits for each sample.
+    def hashes(
+        self, row_ids_B: Int64[np.ndarray, "B"], *, purposes_P: Int64[np.ndarray, "P"]
+    ) -> UInt64[np.ndarray, "P B"]:
+        """Return 64 random bits for each sample and each purpose.
 
         Args:
             row_ids_B: of the samples (`Batch.row_ids`).
-            purpose: numbers of another purpose are others.
+            purposes_P: numbers of what the bits are for; two purposes have bits of their own.
         """
         of_step = mix(np.array([self.seed & (2**63 - 1)], dtype=np.uint64)) ^ np.uint64(self.step)
-        of_purpose = mix(of_step + np.uint64(purpose))
-        return mix(row_ids_B.astype(np.uint64) ^ of_purpose)
+        of_purposes_P1 = mix(of_step + purposes_P.astype(np.uint64))[:, np.newaxis]
+        return mix(row_ids_B.astype(np.uint64) ^ of_purposes_P1)

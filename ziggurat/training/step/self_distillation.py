@@ -200,6 +200,15 @@ class SelfDistillation:
             found["self_distil_agreement"] = float(self._agreement)
         return found
 
+    def line(self) -> str:
+        """Return a line for the start-up report."""
+        config = self.config
+        rise = f"in {config.ramp_steps:,} steps" if config.ramp_steps else "until the end of the run"
+        return (
+            f"{config.method.value}, α = {config.alpha:g} {rise}, T = {config.temperature:g}, "
+            f"{config.field_dropout:.0%} of fields left out"
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights of earlier steps by name, for a checkpoint; they share memory with these."""
         return {
@@ -241,10 +250,8 @@ def _kept(
     row_ids_B: Int64[Tensor, "B"], *, num_fields: int, share: float, draw: StepDraw, purpose: int
 ) -> Bool[Tensor, "B F"]:
     """Draw which fields of each sample stay; the same for a sample on any number of ranks."""
-    ids_B = row_ids_B.numpy()
-    bound = np.uint64(int(share * 2.0**64))
-    columns = [draw.hashes(ids_B, purpose=purpose + index) >= bound for index in range(num_fields)]
-    return torch.from_numpy(np.stack(columns, axis=1))
+    hashes_FB = draw.hashes(row_ids_B.numpy(), purposes_P=purpose + np.arange(num_fields))
+    return torch.from_numpy(hashes_FB >= np.uint64(int(share * 2.0**64))).T
 
 
 def _agreement(

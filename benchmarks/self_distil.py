@@ -1,0 +1,178 @@
+"""Self-distillation (SMC-2) against labels alone on Frappe, with labels of training rows turned round at random.
+
+A share of the training labels (0, 10, 20 %) is replaced by its opposite; test labels are as they are. All learn with
+the same seeds (weights, order), the same number of epochs and no early stop, on a sample of the training rows: SMC-2
+with α = 0.9, as published, and with α = 0.3.
+
+    quality     test AUC, log loss and calibration (mean score / mean label) after the last epoch, pairs of runs by seed
+    cost        seconds of a step with second views over those of one without, in turns on the same batches
+
+With noise of share p the labels' own rate moves towards 1/2, so calibration is off by construction in both.
+
+`ziggurat bench self_distil`, with Frappe in the cache (`ziggurat data fetch frappe --source FOLDER`)
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+import ziggurat as zg
+from benchmarks.harness import say
+from benchmarks.report import Case, Report
+from ziggurat.cache import cache_folder
+from ziggurat.data.encoded.loader import Loader
+from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.studies.compare_statistics import paired_difference
+from ziggurat.training.config import SelfDistil, SelfDistilConfig, TrainingConfig
+from ziggurat.training.step.train_step import TrainStep
+
+BATCH_SIZE = 512  # of a small sample, so that an epoch has 40 steps
+NOISE = (0.0, 0.1, 0.2)
+SMC2 = SelfDistilConfig(method=SelfDistil.SMC2)
+OFF = SelfDistilConfig()
+KINDS = {"off": OFF, "smc2": SMC2, "smc2_alpha_0.3": replace(SMC2, alpha=0.3)}
+METRICS = ("auc", "log_loss", "calibration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Size of the experiment.
+
+    Args:
+        num_rows: training rows that are sampled.
+        epochs: of each run.
+        seeds: runs of each kind.
+        rounds: pairs of steps that are timed.
+    """
+
+    num_rows: int
+    epochs: int
+    seeds: int
+    rounds: int
+
+
+def noisy_data(folder: Path, *, noise: float, num_rows: int) -> PreparedData:
+    """Prepare a sample of Frappe with a share of its training labels turned round."""
+    source = cache_folder() / "frappe"
+    rng = np.random.default_rng(17)
+    train = pl.read_parquet(source / "train.parquet").sample(num_rows, seed=5)
+    turned = rng.random(num_rows) < noise
+    labels = train["label"].to_numpy()
+    train = train.with_columns(label=pl.Series(np.where(turned, 1 - labels, labels)))
+    folder.mkdir()
+    train.write_parquet(folder / "train.parquet")
+    data = zg.DataConfig(
+        train=(str(folder / "train.parquet"),),
+        test=(str(source / "test.parquet"),),
+        split=SplitConfig(by=SplitBy.FILES),
+    )
+    return zg.prepare(data, schema=recipe_named("frappe_dcn_v2").table_schema, folder=folder / "prepared")
+
+
+def settings(size: Size, *, seed: int, self_distil: SelfDistilConfig) -> TrainingConfig:
+    """The recipe's own settings, for so many epochs."""
+    training = recipe_named("frappe_dcn_v2").training
+    loader = replace(training.loader, seed=seed, batch_size=BATCH_SIZE)
+    return replace(training, epochs=size.epochs, seed=seed, threads=1, self_distil=self_distil, loader=loader)
+
+
+def trained(data: PreparedData, size: Size, *, seed: int, self_distil: SelfDistilConfig) -> dict[str, float]:
+    """Test metrics after the last epoch."""
+    model = zg.build_model(recipe_named("frappe_dcn_v2").model, data.inputs, seed=seed)
+    config = settings(size, seed=seed, self_distil=self_distil)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = zg.Trainer(model, config=config, train=data.train, folder=folder)
+        for _ in range(size.epochs):
+            for _ in trainer.steps():
+                pass
+        return trainer.evaluate(data.test).metrics
+
+
+def step_seconds(data: PreparedData, size: Size) -> tuple[list[float], list[float]]:
+    """Seconds of steps with second views, and of steps without, in turns; batches are of the recipe's size."""
+    steps = {}
+    for kind in (SMC2, OFF):
+        model = zg.build_model(recipe_named("frappe_dcn_v2").model, data.inputs, seed=0)
+        steps[kind.method] = TrainStep(model, settings(size, seed=0, self_distil=kind))
+    loader = Loader(data.train, config=recipe_named("frappe_dcn_v2").training.loader)
+    batches = [batch for batch, _ in zip(loader.batches(epoch=0), range(8), strict=False)]
+    seconds: dict[SelfDistil, list[float]] = {SelfDistil.SMC2: [], SelfDistil.NONE: []}
+    for number in range(size.rounds + 3):
+        order = (SelfDistil.SMC2, SelfDistil.NONE)[:: 1 if number % 2 else -1]
+        for kind in order:
+            step = steps[kind]
+            if step.self_distillation is not None:
+                step.self_distillation.begin(step=number + 1, total_steps=size.rounds + 4)
+            begin = time.perf_counter()
+            step(batches[number % len(batches)])
+            if number >= 3:  # the first compile and page in
+                seconds[kind].append(time.perf_counter() - begin)
+    return seconds[SelfDistil.SMC2], seconds[SelfDistil.NONE]
+
+
+def run(*, quick: bool = False) -> Report:
+    """Train pairs of runs at every share of noise, and time steps."""
+    size = Size(num_rows=20_000, epochs=4, seeds=3, rounds=60)
+    if quick:
+        size = Size(num_rows=5_000, epochs=1, seeds=2, rounds=10)
+    amount = f"{size.num_rows:,} rows of Frappe, {size.epochs} epochs, {size.seeds} seeds"
+    report = Report(
+        benchmark="self_distil",
+        claim=f"SMC-2 beside labels alone: DCNv2 in batches of {BATCH_SIZE:,}, {amount}.",
+        command="ziggurat bench self_distil",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for noise in NOISE:
+            data = noisy_data(Path(folder) / f"noise_{noise}", noise=noise, num_rows=size.num_rows)
+            if noise == 0.0:
+                with_views, without = step_seconds(data, size)
+                report.cases.append(_case("cost_of_a_step", with_views, without, unit="s"))
+                say(f"cost of a step: {report.cases[-1].ratio:.3f}")
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
+            for seed in range(size.seeds):
+                for name, kind in KINDS.items():
+                    found[name].append(trained(data, size, seed=seed, self_distil=kind))
+                said = ", ".join(f"{name} {runs[-1]}" for name, runs in found.items())
+                say(f"noise {noise:g}, seed {seed}: {said}")
+            for name in list(KINDS)[1:]:
+                for metric in METRICS:
+                    ours = [each[metric] for each in found[name]]
+                    peer = [each[metric] for each in found["off"]]
+                    case = f"{name}_noise_{round(100 * noise)}_{metric}"
+                    report.cases.append(_case(case, ours, peer, unit=metric))
+                    report.notes.append(f"{case}: {_difference_line(ours, peer)}")
+                    say(report.notes[-1])
+    return report
+
+
+def _difference_line(ours: list[float], peer: list[float]) -> str:
+    difference = paired_difference(ours, peer)
+    return (
+        f"{statistics.mean(ours):.5f} ± {statistics.stdev(ours):.5f} against {statistics.mean(peer):.5f} ± "
+        f"{statistics.stdev(peer):.5f}, "
+        f"difference {difference.mean:+.5f} ± {difference.sd:.5f}, p = {difference.t_p:.3f}"
+    )
+
+
+def _case(name: str, ours: list[float], peer: list[float], *, unit: str) -> Case:
+    ratios = sorted(one / other for one, other in zip(ours, peer, strict=True))
+    return Case(
+        name=name,
+        ours=statistics.median(ours),
+        peer=statistics.median(peer),
+        ratio=statistics.median(ratios),
+        ratio_p10=ratios[len(ratios) // 10],
+        ratio_p90=ratios[-1 - len(ratios) // 10],
+        ours_name="--self-distil smc2",
+        peer_name="labels alone",
+        unit=unit,
+    )
