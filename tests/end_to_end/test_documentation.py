@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import build_parser
+from ziggurat.data.synthetic.drift import DriftConfig
 from ziggurat.serving.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +127,9 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
         if options.verb == "serve":
             given = {name.removeprefix("server."): value for name, value in settings_given(rest).items()}
             override(ServerConfig(), given)
+            continue
+        if options.verb == "drift":
+            override(DriftConfig(), settings_given(rest))
             continue
         if options.verb not in ("train", "prepare", "stream"):
             assert not rest, arguments
