@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 from ziggurat.cli.main import main
 from ziggurat.data.synthetic.drift import DriftConfig, DriftingTeacher
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema_io import read_schema
 from ziggurat.runs.drifting import write_drifting
 
@@ -45,6 +45,19 @@ def test_a_folder_of_others_is_refused_and_left_alone(tmp_path: Path) -> None:
         write_drifting(DriftConfig(window_rows=4000), folder=tmp_path / "a", windows=1)
     with pytest.raises(ConfigError, match="at least one window"):
         write_drifting(CONFIG, folder=tmp_path / "b", windows=0)
+
+
+@pytest.mark.parametrize("damage", ["", "window,name\n1,a\n", '"no table'])
+def test_a_damaged_list_of_windows_is_refused_and_its_way_out_works(damage: str, tmp_path: Path) -> None:
+    write_drifting(CONFIG, folder=tmp_path / "a", windows=2)
+    truth = tmp_path / "a" / "truth.csv"
+    whole = truth.read_text()
+    truth.write_text(damage)
+    with pytest.raises(DataError, match="a line for each window"):
+        write_drifting(CONFIG, folder=tmp_path / "a", windows=2)
+    truth.unlink()
+    assert write_drifting(CONFIG, folder=tmp_path / "a", windows=2).drawn == 2
+    assert truth.read_text() == whole
 
 
 def test_the_verb_takes_settings_and_names_the_nearest_to_a_wrong_one(

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from ziggurat.config import from_json, to_json
 from ziggurat.data.synthetic.drift import DriftConfig, DriftingTeacher, WindowTruth
 from ziggurat.data.synthetic.teacher import write_frames
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema_io import write_schema
 from ziggurat.files import write_text
 from ziggurat.files.pictures import write_figure
@@ -131,7 +131,18 @@ def _lines_of(place: Path) -> list[dict[str, object]]:
     path = place / TRUTH
     if not path.is_file():
         return []
-    return pl.read_csv(read_text(path).encode()).to_dicts()
+    try:
+        lines = pl.read_csv(read_text(path).encode()).to_dicts()
+    except pl.exceptions.PolarsError:
+        lines = [{}]
+    if [line.get("window") for line in lines] != list(range(len(lines))):
+        raise DataError(
+            expected="a line for each window, 0, 1, 2 …",
+            found="something else in it",
+            where=str(path),
+            ways_out="move this file away: the same command draws the windows again, to the same bits",
+        )
+    return lines
 
 
 def _write_window(teacher: DriftingTeacher, window: int, *, path: Path) -> WindowTruth:
