@@ -65,6 +65,7 @@ class TableOptimizer:
         self._num_steps = 0
         self._count: Tensor | None = None  # of steps that applied, on a device that the host does not wait for
         weights = self._tables.tables
+        # Before the state is made: an allocator's error would name no table.
         weights.check_room(TableUse.STATE)
         for index in range(weights.num_storages):
             weights.storage(index).add_state(self.config.optimizer, initial_sum=self.config.initial_sum)
@@ -115,6 +116,7 @@ class TableOptimizer:
         total = torch.zeros((), dtype=torch.float64, device=self._tables.tables.device)
         for gradient in self.sums(of_fixed_size=range(len(self._tables.recorded))):
             if gradient is not None:
+                # Rows behind the distinct ones are zeros, and add nothing.
                 total += torch.linalg.vector_norm(gradient.sums, dtype=torch.float64).square()
         return total
 
@@ -132,6 +134,7 @@ class TableOptimizer:
         # Made at the first such step, and changed in place from then on: a recorded graph counts there.
         if self._count is None:
             self._count = torch.full((), self._num_steps, device=applies.device)
+        # The number that the step has if it applies; the count itself moves by 0 where it does not.
         number = self._count + 1
         self._count += applies
         factor = self._scale if scale is None else scale

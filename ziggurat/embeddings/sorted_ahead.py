@@ -114,6 +114,7 @@ class SortedAhead:
             layouts: of the lookup.
         """
         kernel = self._tables.kernel
+        # Only the lookup of all pooled fields: the update of a storage needs all of its reads sorted together.
         if not self.is_within or layouts is not self._tables.layouts or self._tables.has_dense_gradients:
             return checked
         if not isinstance(kernel, SortsAhead):
@@ -139,6 +140,7 @@ class SortedAhead:
         self._is_unjoined = False  # by a recording that failed
         if self._stream is not None and self.is_on:
             computing = torch.cuda.current_stream(self._device)
+            # What the side queue reads of the batch was there at this point.
             self._begun = computing.record_event()
             if self._current is not None and self._current.made is not None:
                 computing.wait_event(self._current.made)
@@ -154,8 +156,10 @@ class SortedAhead:
             return
         lists = self._lists_of(batch)
         reads = [*lists, *(_Read(*pooled) for pooled in self._tables.reads_of(batch))]
+        # Lists that cannot be announced belong to the same updates as their tables' other reads.
         hidden = {spec.table for spec in self._tables.inputs.sequences} if not lists else set[str]()
         with self._beside([each.given for each in reads]):
+            # Made on the side queue, so its memory is the side queue's as well.
             fault = torch.zeros((), dtype=torch.bool, device=self._device)
             limits = [self._limits_of(each.given, each.layouts) for each in reads]
             checked = [
@@ -166,6 +170,7 @@ class SortedAhead:
             made = None if self._stream is None else self._stream.record_event()
         ready = [replace(lookups, sorted_reads=found) for lookups in checked]
         known = [_Known(each.given, each.layouts, one, each.lists) for each, one in zip(reads, ready, strict=True)]
+        # All that the other queue will read: `begin` tells torch's allocator of it.
         tensors = [tensor for lookups in checked for tensor in (lookups.single, lookups.values, lookups.offsets)]
         tensors += [fault, *(tensor for each in found for tensor in each.tensors)]
         self._coming = _Batch(tuple(known), fault, tuple(tensors), made)
@@ -177,6 +182,7 @@ class SortedAhead:
             return None
         for each in self._current.known:
             given = each.given
+            # By identity: equal numbers in other tensors may have been changed since.
             if each.layouts is layouts and given.single is lookups.single and given.values is lookups.values:
                 return (each.ready, self._current.fault) if given.offsets is lookups.offsets else None
         return None
@@ -244,6 +250,7 @@ class SortedAhead:
             yield
         for lookups in read:
             for tensor in (lookups.single, lookups.values, lookups.offsets):
+                # The allocator must not give this memory away while the side queue still reads it.
                 tensor.record_stream(self._stream)
 
 

@@ -190,6 +190,7 @@ class TargetAttention(DenseProducts):
             hidden_PH = layer(hidden_PH) if index else hidden_PH
             hidden_PH = self.dice[index](hidden_PH) if len(self.dice) else hidden_PH.relu()
             hidden_PH = dropout(hidden_PH, p=self.config.attention_dropout, training=self.training)
+        # Without hidden layers the first product is the output layer's.
         scores_PO = self.output(hidden_PH) if len(self.layers) else hidden_PH
         scores_P = scores_PO.squeeze(1).to(keys_PD.dtype)
         if self.config.weights is AttentionWeights.SOFTMAX:
@@ -203,6 +204,7 @@ class TargetAttention(DenseProducts):
         # W as it is written for [q, e, q − e, q ⊙ e].
         of_query, of_key, of_difference, of_product = first.weight.chunk(4, dim=1)
         from_query_BH = linear(target_BD, of_query + of_difference, first.bias)
+        # No bias: the target's part has added it.
         from_key_NH = linear(keys_ND, of_key - of_difference)
         products_PD = copies.of_samples(target_BD) * keys_PD
         # (W_q + W_d) q once a sample, (W_e − W_d) e once an event of a slice: copies share it.
@@ -225,6 +227,7 @@ def softmax_of_lists(
     highest_B = scores_P.new_full((num_samples,), -torch.inf)
     # Detached: a softmax does not depend on what is taken from all scores, so no gradient goes this way.
     highest_B = highest_B.scatter_reduce(0, samples_P, scores_P.detach(), "amax")
+    # −∞ stays only where a sample has no position, and then nobody reads it.
     powers_P = (scores_P - highest_B[samples_P]).exp()
     return powers_P / scores_P.new_zeros(num_samples).index_add(0, samples_P, powers_P)[samples_P]
 

@@ -194,6 +194,7 @@ def _packed(
     with torch.no_grad():
         for name, rows in bits.items():
             weight = asked[name].weight
+            # In place: what holds on to the parameter sees the numbers of the bits, too.
             weight.copy_(unpack(Packed(rows=rows, format=format, shape=weight.shape, axis=1)))
     left = {name: why for name, each in asked.items() if (why := each.why_left()) and why != _NOTHING}
     return PackedProducts(format=format, bits=bits, left=left | converted.native)
@@ -248,6 +249,7 @@ class _Asked(Arithmetic):
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         own = getattr(self.module, "weight", None)
+        # By identity: a padded copy or a part of the weight is another tensor.
         if weight is own and bias is getattr(self.module, "bias", None) and weight.dim() == 2:
             self._by_own_weight += 1
         else:
@@ -262,6 +264,7 @@ def _asked_of(model: Model) -> dict[str, _Asked]:
     asked = {name: _Asked(module) for name, module in products.items()}
     with exchanged(products, asked.__getitem__):
         for module, run in runs_on_shapes(model):
+            # `module=module` binds this turn's values: a closure would see the last ones.
             on_shapes(module, lambda device, module=module, run=run: _run(module, run, device))
     return asked
 

@@ -54,18 +54,22 @@ def encode(rows: Float[Tensor, "R n"], format: BlockFormat) -> Blocks:
     """Round rows of numbers to a format. Infinities must not be among them."""
     values = _filled(rows, format)
     magnitudes = values.abs()
+    # NaN if any number of the block is: `amax` passes it on.
     largest = magnitudes.amax(dim=-1)
     is_nan = (largest if format.has_scale else magnitudes).isnan()
     if format.has_scale:
         is_nan = is_nan.unsqueeze(-1).expand_as(values)
+    # 0, so that the codes of the others stay defined; decoding makes NaN of the block.
     magnitudes = torch.where(is_nan, 0.0, magnitudes)
     largest = torch.nan_to_num(largest, nan=0.0)
     scales = _scales(largest, format)
     seconds = _seconds(magnitudes, scales, format)
     each = _scale_of_each(scales, seconds, format, length=values.shape[-1])
     if format.has_power_of_two_scales:
+        # FP64 holds every FP32 number divided by a power of two exactly.
         in_units = torch.ldexp(magnitudes.double(), -each)
     else:
+        # Divided in FP32: that rounding is part of the definition.
         in_units = (magnitudes / each).double()
     elements = element_codes(in_units, format.element, format.rounding)
     return Blocks(elements=elements, signs=values.signbit(), scales=scales, seconds=seconds, is_nan=is_nan)
@@ -76,6 +80,7 @@ def decode(blocks: Blocks, format: BlockFormat, *, n: int) -> Float[Tensor, "R n
     each = _scale_of_each(blocks.scales, blocks.seconds, format, length=blocks.elements.shape[-1])
     in_units = element_magnitudes(blocks.elements, format.element)
     if format.has_power_of_two_scales:
+        # Rounding up may reach 2^128, which FP32 has no number for.
         magnitudes = torch.ldexp(in_units, each).clamp(max=LARGEST).float()
     else:
         magnitudes = (in_units.float() * each).clamp(max=LARGEST)
@@ -88,9 +93,11 @@ def decode(blocks: Blocks, format: BlockFormat, *, n: int) -> Float[Tensor, "R n
 
 def element_codes(in_units: Float[Tensor, "*B"], element: Element, rounding: Rounding) -> Int64[Tensor, "*B"]:
     """Return the codes of FP64 magnitudes in units of their scales, saturated at the largest."""
+    # Below the smallest normal binade all steps are those of the subnormal numbers.
     exponents = binades(in_units).clamp(min=element.min_exponent)
     steps = torch.ldexp(in_units, element.fraction_bits - exponents)
     steps = steps.round() if rounding is Rounding.NEAREST_EVEN else steps.floor()
+    # A step that was rounded up to the next binade carries into the exponent by itself.
     codes = steps.long() + ((exponents - element.min_exponent) << element.fraction_bits)
     return codes.clamp(max=element.code(element.largest))
 
@@ -129,10 +136,12 @@ def _scales(largest: Float[Tensor, "R m"], format: BlockFormat) -> Int64[Tensor,
     element = format.element
     if not format.has_power_of_two_scales:
         scales = largest / element.largest
+        # Factors reach up to `max_second`, so the unit below them is that much smaller.
         if format.d2:
             scales = scales / format.max_second
         return scales.clamp(min=SMALLEST_NORMAL).view(torch.int32).long()
     exponents = _scale_exponents(largest, format)
+    # `_ZERO` is below all exponents: the clamp makes the smallest scale of it.
     exponents = torch.where(largest > 0, exponents, _ZERO)
     return exponents.clamp(-format.max_scale_exponent, format.max_scale_exponent)
 
@@ -152,6 +161,7 @@ def _scale_exponents(largest: Float[Tensor, "R m"], format: BlockFormat) -> Int6
 
 
 def _ceiling_of_log2(magnitudes: Float[Tensor, "*B"]) -> Int64[Tensor, "*B"]:
+    # `frexp`'s mantissa is 0.5 for powers of two: those need no binade more.
     return binades(magnitudes) + (torch.frexp(magnitudes).mantissa > 0.5)
 
 
@@ -164,8 +174,10 @@ def _seconds(
     largest = magnitudes.unflatten(-1, (-1, format.k2)).amax(dim=-1)
     if format.has_power_of_two_scales:
         top = scales + format.element.max_exponent
+        # Binades that the largest of a pair lies below that of the block, as many as d2 bits can say.
         return (top.unsqueeze(-1) - binades(largest)).clamp(0, format.max_second)
     factors = largest / format.element.largest / scale_bits_of(scales).unsqueeze(-1)
+    # At least 1: a factor of 0 would leave nothing to divide by.
     return factors.round().clamp(1, format.max_second).long()
 
 

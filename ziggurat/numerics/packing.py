@@ -95,6 +95,7 @@ def pack_reference(x: Float[Tensor, "*B"], format: BlockFormat, axis: int, *, na
     rows = rows_along(x, format, axis) if x.numel() else x.reshape(0, 0)
     bits = _bits_of_blocks(blocks.encode(rows, format), format, n=rows.shape[1]) if x.numel() else rows
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[1] % 8)).unflatten(1, (-1, 8))
+    # Eight bits a byte, the lowest first.
     packed = (padded << torch.arange(8, device=x.device)).sum(dim=-1).to(torch.uint8)
     return Packed(rows=packed, format=format, shape=x.shape, axis=axis)
 
@@ -129,12 +130,14 @@ def _bits_of_blocks(coded: Blocks, format: BlockFormat, *, n: int) -> Tensor:
             codes = coded.scales[:, index]
             if format.has_power_of_two_scales:
                 codes = codes + format.max_scale_exponent
+            # All ones, as E8M0 has it; FP32 scales have a NaN of their own.
             nan_code = 2**format.d1 - 1 if format.has_power_of_two_scales else _NAN_BITS
             parts.append(_bits_of(torch.where(is_nan[:, :1], nan_code, codes.unsqueeze(-1)), format.d1))
         if coded.seconds is not None:
             parts.append(_bits_of(coded.seconds[:, index, : -(-count // format.k2)], format.d2))
         codes = _signed(coded.elements[:, index], coded.signs[:, index], format)
         if not format.has_scale:
+            # Without a scale the last code says NaN; formats are refused that use it for a number.
             codes = torch.where(is_nan, 2 ** (format.element.bits - 1) - 1, codes)
         parts.append(_bits_of(codes[:, :count], format.element.bits))
     return torch.cat(parts, dim=1)
@@ -154,6 +157,7 @@ def _blocks_of_bits(bits: Tensor, format: BlockFormat, *, n: int) -> Blocks:
         fields = bits[:, at : at + count * width].unflatten(1, (count, width)).long()
         at += count * width
         codes = (fields << torch.arange(width, device=bits.device)).sum(dim=-1)
+        # The last block may be shorter; all are filled up to one length.
         return torch.nn.functional.pad(codes, (0, full - count))
 
     for count in counts:
@@ -167,6 +171,7 @@ def _blocks_of_bits(bits: Tensor, format: BlockFormat, *, n: int) -> Blocks:
     signs = codes >= negative_bit
     magnitudes = codes - negative_bit * signs
     if format.element.is_twos_complement:
+        # The rest of a negative code counts up from −2^(b−1): this is its distance from zero.
         magnitudes = torch.where(signs, negative_bit - magnitudes, magnitudes)
     found = torch.cat(scales, dim=1) if scales else None
     if found is None:
@@ -189,6 +194,7 @@ def _counts(format: BlockFormat, n: int) -> list[int]:
 def _signed(magnitudes: Int64[Tensor, "R k"], signs: Tensor, format: BlockFormat) -> Int64[Tensor, "R k"]:
     bits = format.element.bits
     if format.element.is_twos_complement:
+        # `%` gives the two's complement: −1 becomes all ones.
         return torch.where(signs, -magnitudes, magnitudes) % 2**bits
     return magnitudes + 2 ** (bits - 1) * signs
 

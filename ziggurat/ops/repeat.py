@@ -124,6 +124,7 @@ def _positions(offsets_U1: Tensor, inverse_B: Tensor, *, num_rows: int | None) -
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
     num_rows = int(offsets_B1[-1]) if num_rows is None else num_rows
     at_M = torch.arange(num_rows, device=offsets_B1.device)
+    # From the place in the sample's list to that in its slice's.
     at_M += (offsets_U1[inverse_B] - offsets_B1[:-1]).repeat_interleave(lengths_B, output_size=len(at_M))
     return at_M, offsets_B1
 
@@ -154,9 +155,11 @@ def _by_position(lists: tuple[Tensor, Tensor, Tensor], num_events: int, num_copi
     copies_N = F.pad(first_U, (0, 1), value=len(order_B)).diff()[slices_N]
     offsets_N = copies_N.cumsum(0) - copies_N
     positions_M = torch.arange(num_events, device=device).repeat_interleave(copies_N, output_size=num_copies)
+    # Which of the copies of its event each is, from 0.
     copy_M = torch.arange(num_copies, device=device) - offsets_N[positions_M]
     slice_M = slices_N[positions_M]
     samples_M = order_B[first_U[slice_M] + copy_M]
+    # Where the sample's list begins, and how far into the list the event stands.
     return offsets_B1[samples_M] + positions_M - offsets_U1[slice_M], offsets_N
 
 
@@ -176,6 +179,7 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _ExpandCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         index, lists, num_rows = ctx.saved
+        # Sorted here and not in the forward pass: evaluations never need it.
         bags = _by_slice(index, num_rows) if lists is None else _by_position(lists, num_rows, len(index))
         return _sum_bags(grad, *bags), None, None
 

@@ -178,6 +178,7 @@ def parallel_dense(
 ) -> DenseForward:
     """Make a dense network parallel over all ranks; returns what to call instead of it."""
     has_weights = any(parameter.requires_grad for parameter in network.parameters())
+    # Nothing to sum: one rank, or no weight that learns.
     if topology.world.process_group is None or not has_weights:
         return network
     if how is DenseParallelism.DDP:
@@ -192,6 +193,7 @@ def parallel_dense(
             hierarchy=Hierarchy.of(topology) if by_host else None,
         )
     mesh = _mesh(how, topology, device=next(network.parameters()).device.type)
+    # None keeps the dtype of the gradients.
     reduce_dtype = torch.bfloat16 if reduction is Reduction.BF16 else None
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)
@@ -230,6 +232,7 @@ def _mesh(how: DenseParallelism, topology: Topology, *, device: str) -> DeviceMe
         _meshes.world = world
         _meshes.made = {}
     made: dict[tuple[str, str], DeviceMesh] = _meshes.made
+    # The grid says kind and ranks in one: a list of ranks is FSDP's, a list of lists HSDP's.
     key = (device, str(grid))
     if key not in made:
         made[key] = DeviceMesh(device, torch.tensor(grid), mesh_dim_names=names)
@@ -263,6 +266,7 @@ class ShardedNetwork:
 
     def reshard_for_states_of(self, model: nn.Module) -> None:
         """Go back to parts before weights of the model are named to be saved, or loaded."""
+        # Hooks of the model, since FSDP2's own are of modules that it knows, and the model is none of them.
         model.register_state_dict_pre_hook(lambda *_: self.reshard())
         model.register_load_state_dict_pre_hook(lambda *_: self.reshard())
 

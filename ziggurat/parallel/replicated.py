@@ -57,6 +57,7 @@ class _Bucket:
         first = parameters[0]
         sizes = [p.numel() for p in parameters]
         num_zeros = -sum(sizes) % num_parts
+        # Zeros at the end as well, which stay: a sum over ranks of them is zero.
         self.flat = torch.zeros(sum(sizes) + num_zeros, dtype=first.dtype, device=first.device)
         *pieces, _ = self.flat.split([*sizes, num_zeros])
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
@@ -113,9 +114,11 @@ class ReplicatedNetwork:
         for index, bucket in enumerate(self._buckets):
             for position, parameter in enumerate(bucket.parameters):
                 self._place[parameter] = (index, position)
+                # In shared memory nothing is sent before the end, so no hook has to run for each weight.
                 if is_early:
                     parameter.register_post_accumulate_grad_hook(self._arrived)
         with torch.no_grad(), communicating("first values of the dense network"):
+            # Also buffers, such as running statistics: copies have to begin alike in everything.
             for value in (*module.parameters(), *module.buffers()):
                 dist.broadcast(value.detach(), group_src=0, group=group.process_group)
 
@@ -141,6 +144,7 @@ class ReplicatedNetwork:
     def _begin(self, gradient: Tensor) -> None:
         """The backward pass has reached the network's outputs."""
         del gradient
+        # Several outputs have this hook; the first that runs begins the pass.
         if self._is_open:
             return
         self._is_open = True
@@ -170,11 +174,13 @@ class ReplicatedNetwork:
             bucket = self._buckets[self._next]
             _collect_all(bucket, sorted(bucket.missing))
             self._send(bucket)
+        # As often as a sum has stages: those that were sent last have all of them ahead.
         for _ in range(NUM_STAGES):
             _advance(self._sums)
         for each in self._sums:
             each.work.wait()
             if each.sent is not each.bucket.flat:
+                # What travelled was a rounded copy; gradients are views of the bucket.
                 each.bucket.flat.copy_(each.sent)
         self._sums.clear()
 
@@ -205,6 +211,7 @@ def _collect(bucket: _Bucket, position: int) -> None:
     if parameter.grad is None:
         # The view still holds the sum of the step before.
         view.zero_()
+    # It is the view already where a backward pass added to the gradient of the pass before.
     elif parameter.grad is not view:
         view.copy_(parameter.grad)
     parameter.grad = view
@@ -234,6 +241,7 @@ def _bucketed(module: nn.Module, *, limits: tuple[int, int]) -> list[list[nn.Par
     limit = limits[0]
     for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
         same = bool(buckets) and (buckets[-1][0].dtype, buckets[-1][0].device) == (parameter.dtype, parameter.device)
+        # One tensor holds a bucket, so all of its weights have one dtype and device.
         if not same or num_bytes >= limit:
             limit = limits[1] if buckets else limits[0]
             buckets.append([])

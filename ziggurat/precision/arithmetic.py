@@ -55,6 +55,7 @@ class Arithmetic(ABC):
         self, inputs: Float[Tensor, "*B i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None = None
     ) -> Float[Tensor, "*B o"]:
         """Compute x Wᵀ + b."""
+        # Leading dims together: one matrix, as `F.linear` multiplies it.
         outputs = self.matmul(inputs.flatten(0, -2), weight.t()).unflatten(0, inputs.shape[:-1])
         return outputs if bias is None else outputs + bias.to(outputs.dtype)
 
@@ -157,6 +158,7 @@ class _Product(torch.autograd.Function):
         ctx: _ProductCtx, left: Tensor, right: Tensor, arithmetic: ArithmeticByDirection, dtype: torch.dtype
     ) -> Tensor:
         ctx.dtypes = (left.dtype, right.dtype)
+        # Both products that read an operand may share its converted form, which is then also what is kept.
         left = arithmetic.prepared(left, Direction.FORWARD, Direction.WEIGHT_GRADIENT)
         right = arithmetic.prepared(right, Direction.FORWARD, Direction.INPUT_GRADIENT)
         ctx.save_for_backward(left, right)
@@ -191,6 +193,7 @@ def _rounded(arithmetic: RoundedArithmetic, operand: Tensor, *, dim: int) -> Ten
         return arithmetic.rounded(operand, dim=dim)
     where = f"arithmetic {arithmetic.name!r}, {kind.__module__}.{kind.__qualname__}.rounded"
     expected = f"the rounded operand, {_shown(operand)} as it was given, in a tensor of its own"
+    # Tensors of inference mode have no version counter.
     version = 0 if operand.is_inference() else operand._version
     found: object = answer_of(lambda: arithmetic.rounded(operand, dim=dim), expected=expected, where=where)
     problem = ""

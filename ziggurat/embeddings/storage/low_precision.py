@@ -163,6 +163,7 @@ class LowPrecisionStorage(TableStorage):
             self._state[key][first_row : first_row + len(values)].copy_(values)
             return
         chosen = slice(first_row, first_row + len(values))
+        # Lower halves are there for split BF16 alone, and only in training.
         for kept, new in zip(self._kept(), self._encoded(values.to(self._device), words_N=None), strict=True):
             if kept is not None and new is not None:
                 kept[chosen] = new
@@ -206,6 +207,7 @@ class LowPrecisionStorage(TableStorage):
         if self._has_fast_rows(kernel):
             apply_rows(self._packed(step), gradient=gradient, step=step)
             return
+        # Noise of this step's number: the same whenever and wherever the row is rounded in it.
         words = self.words(rows, step=step.number_on_host if step.applies is None else step.number)
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
@@ -242,6 +244,7 @@ class LowPrecisionStorage(TableStorage):
         """Replace the weights of some rows, rounded by noise or to the nearest; none where `applies` is false."""
         for kept, new in zip(self._kept(), self._encoded(values, words_N=words_N), strict=True):
             if kept is not None and new is not None:
+                # The device decides whether the step applies; a row that stays is written as it was.
                 new = new if applies is None else torch.where(applies, new, kept.index_select(0, rows_N))
                 kept.index_copy_(0, rows_N, new)
 
@@ -249,6 +252,7 @@ class LowPrecisionStorage(TableStorage):
         """Move rows and state to another device; refuse another dtype, as storages elsewhere do."""
         # What `fn` does shows only on a tensor; one without numbers costs nothing.
         device = fn(torch.empty(0, device=self._device)).device
+        # Refused there, for every storage in the same words.
         if fn(torch.empty(0, device=self._device)).dtype != self.dtype:
             super().move(fn)
         self._device = device

@@ -101,10 +101,12 @@ def draw_candidates(
     if negatives is NextItemNegatives.ALL:
         return torch.arange(NUM_RESERVED_ROWS, num_rows, device=device)
     shares = {NextItemNegatives.UNIFORM: 0, NextItemNegatives.MIXED: num_negatives // 2}
+    # An empty batch has no answers to take candidates from.
     num_own = shares.get(negatives, num_negatives) if len(answers_N) else 0
     # Drawn on the host and sent: a run draws the same candidates with and without a GPU.
     places = torch.randint(max(1, len(answers_N)), (num_draws, num_own))
     size = (num_draws, num_negatives - num_own)
+    # An upper bound above the lower one, also where a table has no items.
     uniform = torch.randint(NUM_RESERVED_ROWS, max(NUM_RESERVED_ROWS + 1, num_rows), size)
     return torch.cat([answers_N[to_device(places, device)], to_device(uniform, device)], dim=1).flatten()
 
@@ -138,6 +140,7 @@ def gbce_calibration(*, num_candidates: int, num_items: int, t: float) -> float:
         t: 0 for plain BCE, 1 for scores that are fully calibrated.
     """
     alpha = min(1.0, num_candidates / max(1, num_items - 1))
+    # At t = 1 it is α, at t = 0 it is 1.
     return alpha * (t * (1.0 - 1.0 / alpha) + 1.0 / alpha)
 
 
@@ -163,6 +166,7 @@ def next_item_losses(
     num_questions = len(rows_P)
     num_draws = candidates.num_draws
     share = -(-num_questions // num_draws)
+    # The last draw may have fewer questions; zeros fill it up, and their losses are cut off.
     missing = num_draws * share - num_questions
     scaled_PD = states_PD * scale
     own_P = (scaled_PD * answers_PD).sum(dim=1)
@@ -179,6 +183,7 @@ def next_item_losses(
         own_GS = F.pad(own_P, (0, missing)).view(num_draws, share)
         return _SoftmaxLosses.apply(states_GSD, vectors_GCD, own_GS, is_answer_GSC, log_q_GC).flatten()[:num_questions]
     scores_GSC = torch.bmm(states_GSD, vectors_GCD.transpose(1, 2)).masked_fill(is_answer_GSC, -torch.inf)
+    # −ln σ(−s) = softplus(s); of −∞ it is 0, so collisions add nothing.
     wrong_P = F.softplus(scores_GSC).sum(dim=2).flatten()[:num_questions]
     return (candidates.calibration * F.softplus(-own_P) + wrong_P) / (1 + drawn_GC.shape[1])
 
@@ -219,4 +224,5 @@ class _SoftmaxLosses(torch.autograd.Function):
         slopes_GSC = shares_GSC * grad_GS.unsqueeze(2)
         of_states = torch.bmm(slopes_GSC, vectors_GCD)
         of_vectors = torch.bmm(slopes_GSC.transpose(1, 2), states_GSD)
+        # ∂/∂s⁺ of ln Σ − s⁺ is the answer's share less 1.
         return of_states, of_vectors, (own_share_GS - 1.0) * grad_GS, None, None

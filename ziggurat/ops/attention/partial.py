@@ -111,6 +111,7 @@ def part_gradients(
     with torch.no_grad():
         if not _is_for_triton(qkv[0], qkv[2]) and why_not(qkv[0]):
             return _gradients_reference(grad, whole, qkv, layout=layout, settings=settings, bias=bias)
+        # Operations take a tensor in any case; pointwise forms do not read it.
         lse = grad.new_empty(0, 0, dtype=torch.float32) if whole.lse is None else whole.lse
         if _is_for_triton(qkv[0], qkv[2]):
             given = _triton_inputs(layout, bias, settings)
@@ -171,6 +172,7 @@ def _numbers(layout: JaggedLayout, settings: AttentionSettings) -> tuple[float, 
     is_softmax = settings.form is AttentionForm.SOFTMAX
     is_relu = settings.form is AttentionForm.RELU
     rule = layout.rule
+    # −1: the widest instructions of this processor.
     return settings.scale, settings.divisor, is_softmax, rule.context, rule.max_attention_length, -1, is_relu
 
 
@@ -225,6 +227,7 @@ def _gradients_reference(
                 weights_HMN = pointwise(settings.form, scores_HMN) / settings.divisor
             else:
                 sums_HM = whole.lse[part.queries].to(exact).T
+                # By the sum over all keys, not these alone: w of the whole result.
                 weights_HMN = (scores_HMN.masked_fill(~mask_MN, -torch.inf) - sums_HM.unsqueeze(-1)).exp()
                 mean_MH = (grad[part.queries] * gathered[part.queries]).sum(dim=-1)
                 # The whole result's share of the slope, which no part can know alone.

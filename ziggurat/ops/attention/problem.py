@@ -162,9 +162,11 @@ def attended_pairs(layout: JaggedLayout) -> int:
     for part in parts_of(layout):
         seen = visible(part, mask=layout.rule)
         columns = part.keys.stop - part.keys.start
+        # From positions in the sequence to columns among the keys that are there.
         low, high = (each.sub(part.key_start).clamp(0, columns) for each in (seen.low, seen.high))
         # Targets stand behind the interval that they see, so their own column counts in addition.
         own = seen.rows - part.key_start
+        # An interval that lies outside of the keys is empty, and must not count negatively.
         high = torch.maximum(low, high)
         total += int((high - low).sum() + (((own < low) | (own >= high)) & (own >= 0) & (own < columns)).sum())
     return total
@@ -242,6 +244,7 @@ def seen_of(rows: Int64[Tensor, "*B M"], *, history: Int64[Tensor, "*B 1"], mask
     # A sequence may be shorter than its context.
     context = history.clamp(max=mask.context)
     last = torch.minimum(rows, history)
+    # Context and targets see the whole history; a row in between sees up to itself.
     high = torch.where((rows >= context) & (rows < history), rows + 1, history)
     low = torch.zeros_like(rows)
     if mask.max_attention_length:
@@ -271,6 +274,7 @@ def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias
     lengths = _checked_offsets(layout.offsets, len(k), "offsets")
     if layout.query_offsets is not None:
         asked = _checked_offsets(layout.query_offsets, len(q), "query_offsets")
+        # With spans queries and keys are parts of their own, and may outnumber each other.
         if len(asked) != len(lengths) or (layout.spans is None and bool((asked > lengths).any())):
             raise _wrong("query_offsets with as many sequences as offsets, none longer", f"{asked}, {lengths}")
     elif len(q) != len(k):
@@ -295,6 +299,7 @@ def _check_spans(spans: Spans, *, asked: Tensor, keys: Tensor) -> Tensor:
         if getattr(spans, name).shape != keys.shape:
             raise _wrong(f"{name} of {len(keys)} numbers", str(tuple(getattr(spans, name).shape)))
     for name, starts, counts in (("queries", spans.query_starts, asked), ("keys", spans.key_starts, keys)):
+        # A piece without rows has no position that could be wrong.
         outside = (counts > 0) & ((starts < 0) | (starts + counts > spans.lengths))
         if bool(outside.any()):
             at = int(outside.nonzero()[0])

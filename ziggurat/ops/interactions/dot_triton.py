@@ -107,6 +107,7 @@ def interaction_triton(
     """
     first, second = _two(pieces)
     row_BW = first.new_empty(first.shape[0], shape.width, dtype=dtype)
+    # A grid of no programs is an error of the launch.
     if row_BW.numel():
         launch = launch or _launch_on(pieces, shape=shape, dtype=dtype, is_backward=False)
         kernels_of(DOT_KERNELS).interaction_kernel[(-(-first.shape[0] // launch.samples),)](
@@ -137,6 +138,7 @@ def interaction_backward_triton(
         launch: of the kernel; the fastest on this GPU unless given.
     """
     first, second = _two(pieces)
+    # Dense, whatever the strides of the pieces are.
     found = [torch.empty(piece.shape, dtype=piece.dtype, device=piece.device) for piece in (first, second)]
     if first.shape[0]:
         dtype = gradient_BW.dtype
@@ -152,6 +154,7 @@ def interaction_backward_triton(
             **_sizes(first, shape, dtype, launch),
         )
     if len(pieces) <= 2:
+        # One piece was handed over twice; the second gradient is nobody's.
         return found[: len(pieces)]
     # The kernel knows two pieces; the gradient of the joined ones is cut again.
     rest = found[1].split([piece.shape[1] for piece in pieces[1:]], dim=1)
@@ -185,6 +188,7 @@ def _launch_on(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype,
             return interaction_backward_triton(drawn, shape=shape, gradient_BW=gradient_BW, launch=launch)
         return interaction_triton(drawn, shape=shape, dtype=dtype, launch=launch)
 
+    # Part of the key under which the answer is kept: other pieces may have another fastest launch.
     kinds = [(piece.shape[1], piece.dtype) for piece in pieces]
     answer = fastest(
         "dots_backward_launch" if is_backward else "dots_forward_launch",

@@ -96,6 +96,7 @@ def fm_norm_reference(
         shift_P: β of the norm.
         eps: ε of the norm.
     """
+    # `field_mix` gives (Xᵀ Y)ᵀ, r fields of D numbers; X times its transpose are the products.
     products_BP = torch.bmm(fields_BFD, field_mix(fields_BFD, weight_Fr.t()).mT).flatten(1)
     return F.layer_norm(products_BP, scale_P.shape, scale_P, shift_P, eps)
 
@@ -143,6 +144,7 @@ def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:
     if fields_BFD.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"fields of {fields_BFD.dtype}"
     (_, num_fields, dim), rank = fields_BFD.shape, weight_Fr.shape[1]
+    # Xᵀ Y and X (Xᵀ Y) are in registers together, padded to powers of two.
     if power_of_two(num_fields) * max(power_of_two(dim), power_of_two(rank)) > _MAX_PADDED:
         return f"{num_fields} fields of {dim}, rank {rank}: more than one program holds"
     return ""
@@ -154,6 +156,7 @@ def _chosen(fields_BFD: Tensor, weight_Fr: Tensor, kernel: FMKernel) -> str:
     if kernel is FMKernel.TORCH or (torch.compiler.is_compiling() and not is_asked_for):
         return FMKernel.TORCH.value
     first = next(iter(_LAUNCHES)) if is_asked_for else FMKernel.TORCH.value
+    # Under the interpreter there is no time to be measured.
     if why_not_triton(fields_BFD, weight_Fr) or fields_BFD.device.type != "cuda":
         return first
     shape = (timed_size(fields_BFD.shape[0]), *fields_BFD.shape[1:])
@@ -186,6 +189,7 @@ def measured_form(shape: tuple[int, ...], rank: int, dtype: torch.dtype, device:
     def run(launch: FMLaunch | None) -> object:
         leaves, upstream = scratch()
         fields_BFD, weight_Fr, scale_P, shift_P = leaves
+        # Timed as it is used, backward included; without autocast, since operands have their dtype already.
         with torch.enable_grad(), torch.autocast(device.type, enabled=False):
             if launch is None:
                 found = fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=1e-5)
@@ -252,6 +256,7 @@ class _FusedFMNorm(torch.autograd.Function):
         ctx.save_for_backward(fields_BFD, weight_Fr, scale_P, shift_P)
         size, num_fields, _ = fields_BFD.shape
         out_BP = fields_BFD.new_empty(size, num_fields * weight_Fr.shape[1])
+        # A grid of no programs is an error of the launch.
         if size:
             inputs = [each.contiguous() for each in (fields_BFD, weight_Fr, scale_P, shift_P)]
             fm_norm_triton(inputs, out_BP, eps=eps, launch=launch)

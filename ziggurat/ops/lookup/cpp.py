@@ -50,6 +50,7 @@ class CppKernel:
     def __del__(self) -> None:
         # Not there where the constructor has failed.
         workspace = getattr(self, "_workspace", None)
+        # Forgotten before it is freed, so that it is freed once.
         self._workspace = None
         if workspace:
             self._library.ziggurat_workspace_delete(workspace)
@@ -85,6 +86,7 @@ class CppKernel:
             ctypes.byref(part),
             layout.dim,
             out.data_ptr(),
+            # The library sums in FP32 and rounds once, when it writes.
             out.dtype == torch.bfloat16,
             torch.get_num_threads(),
         )
@@ -115,6 +117,7 @@ class CppKernel:
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`."""
         if is_too_large(parts):
+            # The reference's sums, at the speed of torch: what C++ counts would overflow.
             return TorchKernel().sum_gradients(parts)
         # What was sorted stays in the workspace, where the next call finds it.
         num_unique = self._sort(parts)
@@ -157,6 +160,7 @@ class CppKernel:
     def _sort(self, parts: Sequence[GradientPart]) -> int:
         """Sort the lookups of some parts; how many distinct rows they have."""
         num_unique = ctypes.c_int64()
+        # Asked at every call: a user may change it between steps.
         threads = torch.get_num_threads()
         status = self._library.ziggurat_sort(
             self._workspace, parts_of(parts), len(parts), ctypes.byref(num_unique), threads

@@ -190,6 +190,7 @@ class FbgemmKernel:
         grad = part.grad
         if not layout.is_dense_block:
             grad = torch.cat([grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
+        # Multiplied here, since FBGEMM's update has no factor.
         if step.scale != 1.0:
             grad = grad * step.scale
         shared = (
@@ -222,6 +223,7 @@ class FbgemmKernel:
             state["sum"][plan.first_rows] = padding_sums
         else:
             torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(*shared, learning_rate)
+        # Padding reads as zeros, whatever FBGEMM has added to it.
         weight[plan.first_rows] = 0.0
 
     def _plan(self, layout: LookupLayout) -> _Plan:
@@ -237,6 +239,7 @@ def _make_plan(layout: LookupLayout) -> _Plan:
     sizes = [0, *itertools.accumulate(slot.num_rows for slot in layout.slots)]
     return _Plan(
         layout=layout,
+        # In numbers, not rows: FBGEMM sees the storage flat.
         weights_offsets=first_rows * layout.dim,
         weights_placements=torch.zeros(num_fields, dtype=torch.int32),
         output_offsets=torch.arange(num_fields + 1, dtype=torch.int32) * layout.dim,

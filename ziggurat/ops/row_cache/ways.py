@@ -67,6 +67,8 @@ class CacheSize:
         if not self.share:
             return 0
         is_lfu = self.policy is CachePolicy.LFU
+        # 4 bytes for the tag and 4 for the stamp of a place, with LFU 4 more for its count; and 4 for each row's
+        # count.
         return int(num_rows * self.share) * (row_bytes + (12 if is_lfu else 8)) + (4 * num_rows if is_lfu else 0)
 
 
@@ -162,9 +164,11 @@ class Ways:
         if self._compiled:
             return Admission(*cpp.admit_rows(self, rows_U, step=step))
         places = self.find(rows_U)
+        # Counted before ways are given: a new row is compared with its count of this step.
         if self.counts_R is not None:
             self.counts_R[rows_U] = (self.counts_R[rows_U] + 1).clamp(max=_MOST_COUNT)
         held = places >= 0
+        # First of all: rows of this step must not displace each other.
         self.stamps_SW.view(-1)[places[held]] = step
         self._measure(places[held], rows_U[held])
         left = torch.where(held, HIT, NO_WAY)
@@ -180,6 +184,7 @@ class Ways:
             rows_U: distinct. A step that admits fewer displaces none but some of these, or of `rows_U` themselves.
         """
         self._end_load()  # before copies are made: what is written back below must not be stale again
+        # Rows of other sets cannot be touched by what follows.
         sets = torch.unique(rows_U % self.num_sets)
         of_sets = [each for each in (self.tags_SW, self.stamps_SW, self.measures_SW) if each is not None]
         kept = [each[sets] for each in of_sets]
@@ -205,6 +210,7 @@ class Ways:
         free = self.tags_SW < 0
         stale = self.stamps_SW < NEVER
         order = torch.arange(NUM_WAYS)
+        # Free ways first, in order, below every key; then stale ones; `_LAST`: not to be had.
         keys_SW = torch.where(free, order - NUM_WAYS, torch.where(stale, order, _LAST))
         return self._take(rows_N, rows_N.sort().indices, keys_SW=keys_SW, stamp=NEVER)
 
@@ -259,11 +265,14 @@ class Ways:
         sets = rows[order] % self.num_sets
         touched, counts = torch.unique_consecutive(sets, return_counts=True)
         index = torch.arange(len(touched)).repeat_interleave(counts)
+        # Place of a row among those of its set that want a way.
         rank = torch.arange(len(sets)) - (counts.cumsum(0) - counts)[index]
         keys, ways = keys_SW[touched].sort(dim=1)
+        # A rank beyond the ways has no key: it reads the last one, and `can` leaves it out.
         inside = rank.clamp(max=NUM_WAYS - 1)
         can = (rank < NUM_WAYS) & (keys[index, inside] != _LAST)
         chosen = sets * NUM_WAYS + ways[index, inside]
+        # Read before tags are written below.
         gone = self.held_rows[chosen]
         if self.counts_R is not None and stamp > NEVER:
             # No row goes for one that was used less often; a load (`NEVER`) takes any stale one.

@@ -90,9 +90,11 @@ class ContextAttention:
         bias = bias or AttentionBias()
         kept = self._of(layout, layout.spans)
         widths = row_widths(q, v, form=form)
+        # Layers of one model may differ in width, and what is cheaper to send with it.
         if widths not in kept.travelling:
             kept.travelling[widths] = self.choose(kept.spread, widths)
         own_times = bias.times
+        # Times are the same for all layers: they travel once a pass.
         if own_times is not None and not kept.times:
             kept.times = _times_of_all(kept.spread, *own_times)
         times = kept.times if own_times is not None else []
@@ -111,6 +113,7 @@ class ContextAttention:
         histories = Histories(lengths, mask=layout.rule)
         if layout.num_targets is not None:
             histories = Histories(lengths, layout.num_targets[: len(lengths)].cpu(), layout.rule)
+        # Every rank computes the pieces of all: nobody has to be asked who holds what.
         pieces = [head_and_tail(lengths, rank=rank, num_ranks=self._group.size) for rank in range(self._group.size)]
         spread = Spread(histories, pieces, pieces, self._group, self._traffic)
         self._kept = _Kept(layout, spread)

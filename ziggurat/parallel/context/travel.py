@@ -67,7 +67,10 @@ class _SpreadAttention(torch.autograd.Function):
     def forward(
         ctx: _SpreadCtx, q: Tensor, k: Tensor, v: Tensor, w_pos: Tensor | None, w_time: Tensor | None, work: Work
     ) -> Tensor:
+        # Biases are inputs of the function, so their gradients come from `backward`; what it keeps is out of the
+        # graph.
         work = replace(work, w_pos=_detached(w_pos), w_time=_detached(w_time))
+        # Parts are added in FP32: rounded to BF16 at each part, the error would grow with the number of ranks.
         exact = _exact(q)
         is_softmax = work.settings.form is AttentionForm.SOFTMAX
         out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=exact, device=q.device)
@@ -77,6 +80,7 @@ class _SpreadAttention(torch.autograd.Function):
         (_keys_travel if work.travelling is Travelling.KEYS else _queries_travel)(q, k, v, work=work, whole=whole)
         result = out.to(v.dtype)
         ctx.work = work
+        # Pointwise forms need neither result nor sums for their gradient.
         ctx.save_for_backward(q, k, v, *((result, lse) if is_softmax else ()))
         return result
 
@@ -106,6 +110,7 @@ def _keys_travel(q: Tensor, k: Tensor, v: Tensor, *, work: Work, whole: Gathered
         return _send_keys(k, v, work=work, shift=shift)
 
     for shift, received in work.rounds(start):
+        # In round `shift` what comes is from the rank that many places before.
         other = (me - shift) % size
         pieces = spread.keys[me] if received is None else _needed_keys(spread, other, by=me)
         work.gather(queries, work.side_of_keys(other, pieces, received or (k, v)), whole)
@@ -143,8 +148,10 @@ def _send_keys(k: Tensor, v: Tensor, *, work: Work, shift: int) -> Coming:
     spread = work.spread
     me = work.spread.group.position
     size = work.spread.group.size
+    # Only keys that some query of the other sees: masks hide the rest.
     rows = _needed_keys(spread, me, by=(me + shift) % size).rows_within(spread.keys[me])
     count = _needed_keys(spread, (me - shift) % size, by=me).num_rows
+    # The receiver knows the sizes by the same rule as the sender, so none travels.
     wanted = [Shape((count, *each.shape[1:]), each.dtype) for each in (k, v)]
     return spread.exchange((k[rows], v[rows]), wanted, shift=shift, purpose="keys")
 

@@ -54,6 +54,7 @@ def places_of(parts: Sequence[RowsForRank], *, device: torch.device) -> WirePlac
         number = 0
         count = part.num_rows * part.wire.num_columns
         end = begin + wire.num_items(count)
+        # Scales lie behind all codes of a rank's rows, at the next multiple of 16 bytes.
         first_scale = begin + aligned(count)
         scale_pitch = SCALE_BYTES * len(wire.widths) if wire.packs_rows else 0
         for index, (column, width) in enumerate(zip(part.columns, wire.widths, strict=True)):
@@ -95,6 +96,7 @@ class HopPacking:
         self._position = position
         self._local = [replace(each, part=0) for each in moves if each.part == len(forward)]
         self._wide = [_wide_columns(moves, part=part, widths=wire.widths) for part, wire in enumerate(forward)]
+        # Where each field begins; the last sum is where all end.
         self._own = tuple(itertools.accumulate(forward[position].widths, initial=0))[:-1]
         self._is_whole = all(columns is not None for columns in self._wide)
         self._has_sums = has_sums
@@ -121,6 +123,7 @@ class HopPacking:
             num_rows: B.
             width: T.
         """
+        # All members have one format; only their fields differ.
         code = _code(self._forward[0], like)
         if code is None or self._has_sums or not self._is_whole:
             return None
@@ -202,6 +205,7 @@ def _wide_columns(moves: Sequence[Columns], *, part: int, widths: Sequence[int])
         each.part_begin + offset: each.begin + offset
         for each in moves
         if each.part == part
+        # Column by column: fields may be cut and joined by `_merge` in `blocks.py`.
         for offset in range(each.width)
     }
     found = []

@@ -96,6 +96,7 @@ class Later:
         # Shorter than `local`, whose last group, the copies, takes no part in an exchange.
         for each, kept in zip(tables.local, self.parts, strict=False):
             for recorded, parts in zip(each.recorded, kept, strict=True):
+                # The second half has to be applied alone, before another backward pass records.
                 assert not recorded, "an update between two halves of another"
                 recorded += parts
         for due, gradient, places in zip(self.due, self.gradients, self.places, strict=True):
@@ -103,6 +104,7 @@ class Later:
             for each, parts, at in zip(tables.local, due.parts(gradient, tables), places, strict=False):
                 for recorded, part, place in zip(each.recorded, parts, at, strict=True):
                     if part is not None:
+                        # Only now all of its gradient is there: cells of the first round, and those of the second.
                         recorded[place] = dataclasses.replace(recorded[place], grad=part.grad)
         self.then()
 
@@ -149,8 +151,10 @@ def split(
     for each, mine in zip(tables.local[:2], marks, strict=True):
         later.append([])
         for storage, recorded in enumerate(each.recorded):
+            # Before the rows are cut in two: a cache decides for both halves at once which rows leave.
             each.tables.storage(storage).begin_update(each.kernel, parts=recorded, number=number)
             marked = mine.storage(storage)
+            # `m=marked` binds the marks of this storage: a closure would see those of the last one.
             later[-1].append([part_of_rows(part, lambda rows, m=marked: ~m[rows]) for part in recorded])
             # In place: the tables' own list, which the update reads.
             recorded[:] = [part_of_rows(part, lambda rows, m=marked: m[rows]) for part in recorded]

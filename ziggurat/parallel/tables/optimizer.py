@@ -80,6 +80,7 @@ class ShardedTableOptimizer:
         self._rows, self._columns, self._copies = (TableOptimizer(tables) for tables in self._tables.local)
         self._all = (self._rows, self._columns, self._copies)
         self._mean_squares = self.config.optimizer.mean_squares
+        # By all ranks' shares, not this one's: the exchange of row sums needs everybody.
         self._any_cut = bool(self._mean_squares) and any(share.columns.shards for share in self._tables.shares)
         self._scale = 1.0
 
@@ -100,6 +101,7 @@ class ShardedTableOptimizer:
         if self._ahead is None or not self._ahead.is_deferring:
             return None
         largest, count = self._ahead.bound()
+        # What the exchange does not defer is there already, and counts in the same bound.
         for part in (part for tables in self._tables.local for parts in tables.recorded for part in parts):
             bound = float(part.grad.abs().amax()) if part.grad.numel() else 0.0
             largest = max(largest, bound if math.isfinite(bound) else math.inf)
@@ -108,6 +110,7 @@ class ShardedTableOptimizer:
 
     def all_finite(self) -> bool:
         """True if nothing on this rank is NaN or infinite; the step asks all ranks (`training/step/world_sums.py`)."""
+        # In this order: the sums over ranks are made of all that was recorded.
         self._complete()
         self._sum_copies()
         return all(optimizer.all_finite() for optimizer in self._all)
@@ -117,8 +120,10 @@ class ShardedTableOptimizer:
         self._complete()
         self._sum_copies()
         counted = list(zip(self._all, self._tables.local, strict=True))
+        # Copies are equal on all ranks of a tower group, so one of them counts.
         counted = counted if self._topology.tower.position == 0 else counted[:2]
         sizes = [(optimizer, tables.tables.num_storages, len(self._unasked(tables))) for optimizer, tables in counted]
+        # Only where no storage asks the host how many rows are distinct.
         late = [optimizer for optimizer, number, unasked in sizes if number and unasked == number]
         total = sum(optimizer.grad_norm_squared() for optimizer, _ in counted if optimizer not in late)
         norms = [optimizer.norm_squared_on_device() for optimizer in late]
@@ -139,6 +144,7 @@ class ShardedTableOptimizer:
         """
         if self._ahead is not None:
             scale = self._scale
+            # The number that this step gets below: both halves must be rounded and corrected by the same.
             self._ahead.split(lambda: self._step_again(lr, scale=scale), number=self._rows.num_steps + 1)
         if self._any_cut:
             # First, because it takes what is recorded of cut tables away from the ordinary optimizer.
@@ -152,6 +158,7 @@ class ShardedTableOptimizer:
     def _step_again(self, lr: float, *, scale: float) -> None:
         """Update further rows as part of the step that was made last: what `PrioritisedExchange.split` left."""
         if self._any_cut:
+            # No + 1: the step was counted when its first half was made.
             self._step_cut(lr, scale=scale, number=self._columns.num_steps)
         for optimizer in (self._rows, self._columns):
             optimizer.step_again(lr, scale=scale)
@@ -192,6 +199,7 @@ class ShardedTableOptimizer:
 
     def _sum_copies(self) -> None:
         """Sum the gradients of copied tables over the ranks that have them, once for what is recorded; collective."""
+        # A norm or a check has asked before: what is summed over ranks is not summed again.
         if self._copies.is_replaced:
             return
         tables = self._tables.local[2]
@@ -206,6 +214,7 @@ class ShardedTableOptimizer:
         by_rows = [at for at in found if at not in whole]
         as_tables = [at for at in found if at in whole]
         summed = sum_over_ranks([found[at] for at in by_rows], group=group, traffic=self._traffic)
+        # = zip|
         found |= zip(by_rows, summed, strict=True)
         sizes = [num_rows[at] for at in as_tables]
         summed = sum_whole_tables([found[at] for at in as_tables], sizes, group=group, traffic=self._traffic)
@@ -220,11 +229,14 @@ class ShardedTableOptimizer:
         cuts = self._cuts(tables, scale=scale)
         totals = self._add_up(cuts)
         step = Step(rule=self.config.rule, learning_rate=lr, number=number)
+        # The rule is applied by hand here; what is left for the kernel is a plain step of rate 1, rounded by this
+        # step's number.
         plain = replace(PLAIN_STEP, number=number)
         for cut, total in zip(cuts, totals, strict=True):
             place = tables.tables.places[cut.shard.table]
             storage = tables.tables.storage(place.storage)
             rows = torch.where(cut.part.rows > 0, cut.part.rows + place.first_row, 0)  # kernels pass padding over
+            # The mean over all columns of the table, though this rank has only some.
             accumulated = storage.gather(rows, key=self._mean_squares) + total / cut.shard.table_columns
             storage.scatter(rows, accumulated, key=self._mean_squares)
             gradient = plain_gradient(cut.part, accumulated=accumulated, step=step)
@@ -246,6 +258,7 @@ class ShardedTableOptimizer:
                 gradient = sums_without_waiting(kernel, parts)
                 taken = [(each, slice(None)) for each in rows_of_tables(gradient, of_tables, most=most)]
             else:
+                # In rising order of rows, on all ranks alike: the exchange names no rows.
                 gradient = in_order(kernel.sum_gradients(parts))
                 taken = [(gradient, span) for span in spans_of(gradient, of_tables)]
             decayed = _decayed(tables.tables.storage(index), weight_decay=self.config.weight_decay)
@@ -259,6 +272,7 @@ class ShardedTableOptimizer:
         owners = {cut.shard.table: [s.rank for s in self._tables.shards[cut.shard.table]] for cut in cuts}
         shared = [[cut for cut in cuts if rank in owners[cut.shard.table]] for rank in range(self._topology.world_size)]
         sizes = [sum(len(cut.part.rows) for cut in each) for each in shared]
+        # To every owner the same sums, so that each adds up the whole row itself.
         flat = [cut.part.squares for each in shared for cut in each]
         received = all_to_all(
             torch.cat(flat) if flat else torch.empty(0, device=self._tables.device),
@@ -273,6 +287,7 @@ class ShardedTableOptimizer:
         totals = []
         for cut in cuts:
             total = torch.zeros_like(cut.part.squares)
+            # In the order of the columns, and from zero: the same bits on every owner.
             for rank in owners[cut.shard.table]:
                 total = total + parts[rank, cut.shard.table]
             totals.append(total)

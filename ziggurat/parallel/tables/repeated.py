@@ -102,6 +102,7 @@ class RepeatedExchange:
         self._traffic = traffic
         in_groups = [(set(group.single), set(group.jagged)) for group in groups]
         plain = [at for at in range(len(inputs.single)) if not any(at in single for single, _ in in_groups)]
+        # Lists need no selection: the batch's own lists are those of plain features already.
         self._plain = Positions(torch.tensor(plain, dtype=torch.int64))
         jagged = [at for at in range(len(inputs.jagged)) if not any(at in lists for _, lists in in_groups)]
         parts = [FeatureGroup(single=tuple(plain), jagged=tuple(jagged)), *groups]
@@ -133,6 +134,7 @@ class RepeatedExchange:
 
     def start(self, batch: Batch, parts: list[Batch]) -> InFlight:
         """Look up the parts of a batch of a flat model, and send; collective."""
+        # All are sent before any is waited for.
         lookups = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
         messages = [
             Message(each.hop, one.token, one.transfer) for each, one in zip(self.exchanges, lookups, strict=True)
@@ -149,6 +151,7 @@ class RepeatedExchange:
         """Pooled embeddings of this group's towers, part by part; collective."""
         lookups = [exchange.start_lookup(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
         sizes = [list(one.ids.sizes) for one in lookups]
+        # Between the sending and the waiting: these few numbers travel beside the embeddings.
         pending = self._send_inverses(batch, sizes[PLAIN])
         pooled = [exchange.finish_lookup(one) for exchange, one in zip(self.exchanges, lookups, strict=True)]
         return PooledParts(
@@ -163,6 +166,7 @@ class RepeatedExchange:
     def _joined(self, arrived: list[Tensor], batch: Batch) -> Tensor:
         found: dict[str, Tensor] = {}
         for number, (exchange, pooled) in enumerate(zip(self.exchanges, arrived, strict=True)):
+            # Part 0 is of samples already; part g + 1 belongs to group g.
             values = expand(pooled, batch.repeated[number - 1].inverse) if number else pooled
             names = [spec.name for spec in exchange.inputs.fields]
             found |= dict(zip(names, values.split(exchange.field_dims, dim=1), strict=True))
@@ -176,6 +180,7 @@ class RepeatedExchange:
         own = self._needs[self._topology.group_index]
         inverses = [[g.inverse for g, is_needed in zip(batch.repeated, needs, strict=True) if is_needed]
                     for needs in self._needs]  # fmt: skip
+        # A number of slices fits 32 bits, and half as many bytes travel.
         pieces = [inverse.to(torch.int32) for each in inverses for inverse in each]
         return all_to_all(
             torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32, device=batch.single.device),
@@ -197,7 +202,9 @@ class RepeatedExchange:
         pieces = iter(pending.wait().split([sizes[PLAIN][rank] for rank in ranks for _ in needed]))
         by_peer = [[next(pieces) for _ in needed] for _ in ranks]
         for place, number in enumerate(needed):
+            # Slices of a peer lie behind those of the peers before it.
             begins = itertools.accumulate((sizes[number + 1][rank] for rank in ranks), initial=0)
+            # Not strict: `accumulate` gives the end of the last peer as well.
             shifted = [each[place].to(torch.int64) + begin for each, begin in zip(by_peer, begins, strict=False)]
             found[number] = torch.cat(shifted)
         return found
@@ -236,6 +243,7 @@ class Deduplicated(EmbeddingsWrapper):
         """Pooled embeddings; with towers, of a batch with slices, part by part for the samples of all peers."""
         if not batch.repeated:
             return super().forward(batch, dtype=dtype)
+        # The exchange of parts reads rows that a deferred update may still hold back.
         self.settle()
         exchange, parts = self._take_parts(batch)
         if self._towers is None:
@@ -264,6 +272,7 @@ class Deduplicated(EmbeddingsWrapper):
 
     def send_ids(self) -> None:
         """Send the ids of the batches that were announced."""
+        # Every rank in this order, plain batches first: messages are told apart by it.
         self._plain[0].send_ids()
         for each in self._exchanges():
             each.send_ids()
@@ -271,6 +280,7 @@ class Deduplicated(EmbeddingsWrapper):
     def send_ahead(self, upcoming: Batch | None) -> None:
         """Send what can be sent of the batches that were announced, before the backward pass."""
         self._plain[0].send_ahead(upcoming)
+        # Groups have no look-ahead: of them ids alone can be sent.
         for each in self._exchanges():
             each.send_ids()
 
@@ -298,6 +308,7 @@ class Deduplicated(EmbeddingsWrapper):
     def _take_parts(self, batch: Batch) -> tuple[RepeatedExchange, list[Batch]]:
         """The exchanges of a batch with slices, and its parts; those that were announced are on their way."""
         exchange = self._exchange(batch)
+        # By identity, and only the first: batches come in the order in which they were announced.
         is_next = self._announced and self._announced[0][0] is batch
         return exchange, self._announced.popleft()[1] if is_next else exchange.split(batch)
 
@@ -323,6 +334,7 @@ def _needs(
         {inputs.single[at].name for at in group.single} | {inputs.jagged[at].name for at in group.jagged}
         for group in groups
     ]
+    # Un-pooled lists are no business of towers.
     names = [each & {spec.name for spec in inputs.fields} for each in names]
     mixed = [
         [towers.towers[t] for t in topology.towers_of(group, num_towers=len(towers)) if parts[t] == MIXED]

@@ -239,6 +239,7 @@ def cut_tables(plan: Plan, inputs: InputSpec, *, dim: int) -> dict[str, tuple[Sh
 
 def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...]]) -> RankShare:
     """Return the share that a rank holds and looks up; the same on every rank that asks."""
+    # A rank has one part of a table at most.
     mine = {name: shard for name, parts in shards.items() for shard in parts if shard.rank == rank}
     columns = [shard for shard in mine.values() if shard.placement.cuts_columns]
     copies = [shard for shard in mine.values() if shard.placement.is_copied]
@@ -252,6 +253,7 @@ def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...
 def _table_group(shards: list[Shard], inputs: InputSpec, *, first_column: int) -> TableGroup:
     """Shards with everything that looks them up, columns one after the other."""
     mine = {shard.table: shard for shard in shards}
+    # Column 0 for now: places are known once single fields and lists are apart.
     shares = [FieldShare(field=f, shard=mine[f.table], column=0) for f in inputs.fields if f.table in mine]
     placed: tuple[list[FieldShare], list[FieldShare]] = ([], [])
     column = first_column
@@ -277,6 +279,7 @@ def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shar
         parts = entry.placement.parts(num_rows=table.num_rows, num_columns=columns, num_parts=len(entry.ranks))
     except PlanError as error:
         where = f"plan, table {table.name!r}, {entry.placement}"
+        # The placement knows no table's name, and a user needs it; `from None` keeps one message.
         raise PlanError(expected=error.expected, found=error.found, where=where, ways_out=error.ways_out) from None
     _check_parts(parts, table, entry, columns=columns)
     return tuple(

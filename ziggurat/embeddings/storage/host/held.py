@@ -101,6 +101,7 @@ class HeldRows:
             self._grow()
             self._move(exchange, torch.cuda.current_stream(self._device).record_event() if self._is_cuda else None)
         if self._stream is not None:
+            # On the device alone: the host goes on.
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def gather(self, rows_N: Int64[Tensor, "N"], *, key: str) -> Float[Tensor, "N *D"]:
@@ -116,6 +117,7 @@ class HeldRows:
         places = self.places.find(rows_N)
         held = (places >= 0).nonzero().view(-1)
         found = self._sent(self._rows.gather(rows_N, key=key))
+        # The host's copy of rows that are held is older, so the device's is laid over it.
         return found.index_copy_(0, self._sent(held), self.arrays[key].index_select(0, self._sent(places[held])))
 
     def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str) -> None:
@@ -150,6 +152,7 @@ class HeldRows:
         if not self._is_changed:
             return
         rows, places = self.places.held()
+        # In parts, so that what is gathered on the device stays small.
         for begin in range(0, len(rows), _FLUSHED_ROWS):
             some = slice(begin, begin + _FLUSHED_ROWS)
             at = self._sent(places[some])
@@ -174,7 +177,9 @@ class HeldRows:
         """
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             if self._stream is not None and computed is not None:
+                # Rows that leave may have been changed by the step that is still computing.
                 self._stream.wait_event(computed)
+            # Before rows are read from the host: one that left a batch ago may be entering again.
             self._land()
             if len(exchange.leaving):
                 self._return(exchange)
@@ -198,8 +203,10 @@ class HeldRows:
             # Only into locked memory does a copy go on beside the host.
             values[key] = torch.empty(leaving.shape, dtype=leaving.dtype, pin_memory=True)
             values[key].copy_(leaving, non_blocking=True)
+        # After the rows were read; from here on a lookup finds that they have no place.
         self.map.index_fill_(0, self._sent(exchange.leaving), -1)
         arrived = None if self._stream is None else self._stream.record_event()
+        # Keeps the locked memory until the copy is done.
         self._returning = _Returning(exchange.leaving, values, arrived)
 
     def _land(self) -> None:
@@ -223,6 +230,7 @@ class HeldRows:
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """A small tensor of the host on the device, without the host waiting."""
+        # A copy from memory that is not locked would make the host wait.
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._is_cuda else tensor
 
     def _grow(self) -> None:

@@ -211,12 +211,14 @@ class HSTULayer(SequenceLayer):
         inner = config.num_heads * config.value_dim
         self.norm_in = nn.LayerNorm(config.dim, eps=config.eps, elementwise_affine=affine)
         self.norm_gathered = nn.LayerNorm(inner, eps=config.eps, elementwise_affine=affine)
+        # U and V have `value_dim` numbers a head, Q and K `qk_dim`.
         width = 2 * config.num_heads * (config.qk_dim + config.value_dim)
         self.projection = Linear(config.dim, width, bias=config.projection_bias is MapBias.LEARNED)
         parts = 1 if config.output is HSTUOutput.GATED else 3
         self.output = Linear(parts * inner, config.dim, bias=config.output_bias is MapBias.LEARNED)
         wants_position = config.bias in (PositionTimeBias.POSITION, PositionTimeBias.POSITION_AND_TIME)
         wants_time = config.bias in (PositionTimeBias.TIME, PositionTimeBias.POSITION_AND_TIME)
+        # Distances from −(n − 1) to n − 1.
         self.w_pos = nn.Parameter(torch.empty(2 * config.max_length - 1)) if wants_position else None
         self.w_time = nn.Parameter(torch.empty(max(1, config.time_buckets))) if wants_time else None
         self.reset_parameters()

@@ -265,6 +265,7 @@ class History:
         lists, inverse_B = batch.lists(position)
         if inverse_B is None:
             return lists.offsets
+        # Slices are shared, so each sample takes the length of its slice.
         lengths_B = lists.offsets.diff()[inverse_B]
         return nn.functional.pad(lengths_B.cumsum(0), (1, 0))
 
@@ -282,6 +283,7 @@ class History:
         on_host = None if kept is None else self._offsets(kept, self._first)
         names = {"times": self.config.times, "asked_at": self.config.asked_at}
         times_N, asked_B = question_times(batch, offsets_B1, on_host=on_host, **names)
+        # An event later than the question counts as just now.
         return (asked_B.repeat_interleave(offsets_B1.diff(), output_size=len(times_N)) - times_N).clamp(min=0)
 
 
@@ -332,6 +334,7 @@ def append_rows(
     """
     num_samples, num_rows = rows_BT.shape[:2]
     device = values_N.device
+    # Sample b has the rows of the b samples before it in front.
     places_N = torch.arange(values_N.shape[0], device=device) + num_rows * lists.samples
     behind_B = lists.offsets[1:] + num_rows * torch.arange(num_samples, device=device)
     places_BT = behind_B.unsqueeze(1) + torch.arange(num_rows, device=device)
@@ -391,6 +394,7 @@ class PositionVectors(nn.Module):
                 where="model.positions = time",
                 ways_out=("--model.history.times FEATURE, of kind moments", "--model.positions order"),
             )
+        # One more than events: the candidate stands at 0.
         self.vectors = nn.Embedding(num_buckets if self.by_time else history.max_length + 1, dim)
         nn.init.trunc_normal_(self.vectors.weight, std=0.02)
 

@@ -154,6 +154,7 @@ class TokenLinear(nn.Module):
     def forward(self, tokens_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T O"]:
         """Each token through its own map."""
         mapped_BTO = self.maps(tokens_BTD.flatten(1))
+        # The bias in the dtype of the product: added in FP32 it would lift the result out of autocast's dtype.
         return mapped_BTO + self.bias.to(mapped_BTO.dtype)
 
 
@@ -173,6 +174,7 @@ class TokenNetworks(DenseProducts):
         hidden = config.expansion * dim
         self.wide = TokenLinear(tokens, input_dim=dim, output_dim=experts * hidden)
         self.narrow = BatchedLinear(tokens, input_dim=experts * hidden, output_dim=dim)
+        # One for each expert, since its gate scales what it adds.
         self.bias = nn.Parameter(torch.zeros(tokens, experts, dim))
         self.router = TokenLinear(tokens, input_dim=dim, output_dim=experts) if experts > 1 else None
 
@@ -184,6 +186,7 @@ class TokenNetworks(DenseProducts):
         if self.router is None:
             return self.narrow(hidden_BTH.flatten(1)) + self.bias.squeeze(1), None
         gates_BTE = self.router(tokens_BTD).relu()
+        # Gates scale hidden units, so one wide product computes all experts (module text).
         hidden_BTEH = hidden_BTH.unflatten(2, (self.config.num_experts, -1)) * gates_BTE.unsqueeze(3)
         # Each expert's bias times its gate: an expert that is off adds nothing.
         biases_TBD = self.arithmetic.matmul(gates_BTE.transpose(0, 1), self.bias.to(gates_BTE.dtype))
@@ -215,6 +218,7 @@ class RankMixerLayer(nn.Module):
 def mix_tokens(tokens_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
     """Token h of the result: head h of all T tokens side by side, each token cut into T heads."""
     num_tokens = tokens_BTD.shape[1]
+    # (B, token, head, d) to (B, head, token, d): as many heads as tokens, so the shape is the same again.
     return tokens_BTD.unflatten(2, (num_tokens, -1)).transpose(1, 2).flatten(2)
 
 
